@@ -1,0 +1,60 @@
+"""See and fix what data-parallel training does: ranks, cells and live bucket timelines in a notebook.
+
+Public names are imported when first used (PEP 562), so that the notebook side never loads torch and a rank never
+loads widgets. See ARCHITECTURE.md for which module lives on which side.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name -> module that defines it
+_PUBLIC = {
+    "CellError": "errors",
+    "CellResult": "client.cell_run",
+    "Cluster": "client.cluster",
+    "ClusterError": "errors",
+    "DdpLabError": "errors",
+    "DistributedDataParallel": "parallel.ddp",
+    "ExtensionError": "errors",
+    "RankFailure": "errors",
+    "ScheduleError": "errors",
+    "Timeline": "client.timeline",
+    "current_cluster": "client.cluster",
+}
+_MODULES = {"recording": "parallel.recording"}
+
+__all__ = [*sorted(_PUBLIC), *sorted(_MODULES), "__version__", "load_ipython_extension", "unload_ipython_extension"]
+
+if TYPE_CHECKING:
+    from .client.cell_run import CellResult
+    from .client.cluster import Cluster, current_cluster
+    from .client.timeline import Timeline
+    from .errors import CellError, ClusterError, DdpLabError, ExtensionError, RankFailure, ScheduleError
+    from .parallel import recording
+    from .parallel.ddp import DistributedDataParallel
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+    if name in _MODULES:
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Registers the magics: called by `%load_ext ddp_lab`."""
+    importlib.import_module(".client.magics", __name__).load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Stops the current cluster and removes the magics: called by `%unload_ext ddp_lab`."""
+    importlib.import_module(".client.magics", __name__).unload(shell)

@@ -1,0 +1,66 @@
+"""The exceptions of ddp_lab.
+
+    DdpLabError
+    ├── ClusterError         the cluster failed: an engine did not start, died, or can't be reached
+    ├── CellError            a cell failed on some ranks; `.failures` holds rank -> error, first in time first
+    ├── ExtensionError       the compiled extension is missing or was built for another torch (also an ImportError)
+    └── ScheduleError        a bucket was asked for a transition that its state does not allow
+
+A user's mistake in an argument is a plain `ValueError` or `TypeError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["CellError", "ClusterError", "DdpLabError", "ExtensionError", "RankFailure", "ScheduleError"]
+
+
+class DdpLabError(Exception):
+    """Something outside the caller's code failed; the message says what, where and what to do."""
+
+
+class ClusterError(DdpLabError):
+    """The cluster could not start, lost a rank, or can't be reached."""
+
+
+class ExtensionError(DdpLabError, ImportError):
+    """The compiled extension is missing or was built for another torch; the message says how to rebuild it."""
+
+
+class ScheduleError(DdpLabError, RuntimeError):
+    """A gradient or bucket was reported in a state that does not allow it."""
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How a cell ended on one rank that failed.
+
+    Attributes:
+        rank: the rank.
+        name: the exception's class name, e.g. ``"ValueError"``.
+        message: the exception's text.
+        traceback: the formatted traceback, ANSI-coloured as IPython renders it.
+        time_ns: when it was raised, on the host's monotonic axis; orders failures in time.
+        consequence: whether it only followed another rank's failure (a collective that was freed).
+    """
+
+    rank: int
+    name: str
+    message: str
+    traceback: str
+    time_ns: int
+    consequence: bool
+
+
+class CellError(DdpLabError):
+    """A cell failed on at least one rank.
+
+    Attributes:
+        failures: rank -> `RankFailure`; the first one in time comes first, consequences last.
+    """
+
+    def __init__(self, message: str, failures: Mapping[int, RankFailure]) -> None:
+        super().__init__(message)
+        self.failures = dict(failures)
