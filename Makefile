@@ -1,0 +1,70 @@
+# `make demo` and `make test` do all the set-up. Needs Linux, Python >= 3.10 with headers and venv, g++ and make.
+SHELL := /bin/bash
+.DEFAULT_GOAL := build
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH_TAG := $(subst /,_,$(subst =,-,$(TORCH)))
+INSTALLED := $(VENV)/.installed-$(TORCH_TAG)
+BUILT := $(VENV)/.built-$(TORCH_TAG)
+SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
+CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
+
+.PHONY: build demo test soak lab check format bench-record browser clean
+
+build: $(BUILT)  ## set up .venv and compile the extensions
+
+# Each line names what is missing and how to get it.
+$(VENV)/.python:
+	@[ "$$(uname -s)" = Linux ] || { echo "ddp_lab runs on Linux only; this is $$(uname -s) (on Windows, use WSL 2)"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "missing $(PYTHON): install Python >= 3.10 (Debian: apt install python3-dev python3-venv), or pass PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$$($(PYTHON) --version) is too old: ddp_lab needs Python >= 3.10; pass PYTHON=python3.11, say"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "missing Python's venv module (Debian: apt install python3-venv)"; exit 1; }
+	@[ -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || { echo "missing Python's headers (Debian: apt install python3-dev)"; exit 1; }
+	@command -v g++ >/dev/null || { echo "missing g++ (Debian: apt install g++)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@touch $@
+
+$(INSTALLED): $(VENV)/.python pyproject.toml setup.py
+	@rm -f $(VENV)/.installed-* $(VENV)/.built-*
+	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' wheel ninja 'pybind11>=2.13' || { echo "could not install $(TORCH): is that release there for this Python? pass TORCH=torch==X.Y.Z (2.11 or later)"; exit 1; }
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[notebooks,test]'
+	@touch $@
+
+$(BUILT): $(INSTALLED) $(SOURCES)
+	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+demo: build  ## the main job: train on a cluster of ranks, write build/demo/quickstart.{ipynb,html}
+	$(BIN)/ddp-lab demo
+
+lab: build  ## JupyterLab with the notebooks and tutorials
+	$(BIN)/ddp-lab lab
+
+# The browser tests drive Debian's Chromium.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }; } || \
+	  echo "missing chromium, which the browser tests drive (Debian: apt install chromium)"
+
+test: build browser  ## the whole suite (at most 25 minutes on 2 cores)
+	$(BIN)/python -m pytest -m 'not soak' $(PYTEST_ARGS)
+
+soak: build browser  ## what is too long for `make test`
+	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
+
+check: $(INSTALLED)  ## format, lint, types; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build dist *.egg-info ddp_lab/*.so ddp_lab/_built_for.py
