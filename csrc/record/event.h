@@ -38,15 +38,15 @@ struct Event {
   std::int64_t device_begin_ns = 0;  // on the host's axis, as well as device events can be placed on it
   std::int64_t device_end_ns = 0;
   std::int64_t bytes = -1;
-  std::int64_t step = -1;            // index of the synchronised backward of this reducer
-  std::int32_t reducer = -1;         // the same on all ranks of the reducer's group, never reused
-  std::int32_t process_group = -1;   // index of the process group on this rank, never reused
+  std::int64_t step = -1;           // index of the synchronised backward of this reducer
+  std::int32_t reducer = -1;        // the same on all ranks of the reducer's group, never reused
+  std::int32_t process_group = -1;  // index of the process group on this rank, never reused
   std::int32_t bucket = -1;
-  std::int32_t parameter = -1;       // index in the reducer's order of registration
+  std::int32_t parameter = -1;  // index in the reducer's order of registration
   Kind kind = Kind::kNone;
   std::uint8_t reserved = 0;
-  std::uint16_t generation = 0;      // which assignment of buckets `bucket` refers to
-  std::uint32_t thread = 0;          // small index of the recording thread on this rank
+  std::uint16_t generation = 0;  // which assignment of buckets `bucket` refers to
+  std::uint32_t thread = 0;      // small index of the recording thread on this rank
 };
 
 static_assert(sizeof(Event) == 72 && std::is_trivially_copyable_v<Event>);

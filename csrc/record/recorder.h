@@ -1,10 +1,11 @@
-// Recorder: a bounded ring of events that any thread writes and one reader drains by cursor.
+// Recorder: a bounded ring of events that any thread writes and readers drain by cursor.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "record/event.h"
@@ -14,7 +15,7 @@ namespace ddp_lab {
 class Recorder {
  public:
   // What a reader got: events with consecutive sequence numbers that end just before `next`.
-  // `dropped` were overwritten between the reader's cursor and the first of them.
+  // `dropped` were overwritten between the reader's cursor and the first of them (`next` if there are none).
   struct Batch {
     std::vector<Event> events;
     std::uint64_t dropped = 0;
@@ -30,26 +31,38 @@ class Recorder {
 
   // `capacity` is rounded up to a power of two.
   explicit Recorder(std::size_t capacity = 1 << 16);
+  ~Recorder();
 
   // Writes one event and fills in sequence, thread and (if 0) host_ns. Any thread, wait-free, no allocation.
   // Off, it is one branch.
-  void record(Event event) noexcept;
+  void record(const Event& event) noexcept {
+    if (enabled()) write(event);
+  }
 
-  // Events from `cursor` on that are completely written. Never blocks a writer.
+  // Events from `cursor` on that are completely written. Never blocks a writer. Stops at a gap (the writers
+  // lapped this call): the next call reports and skips it, so "everything" is had when a call returns neither
+  // events nor drops. Throws std::out_of_range if `cursor` is beyond the last event.
   Batch drain(std::uint64_t cursor);
 
-  void enable(bool on) noexcept;
+  void enable(bool on) noexcept { enabled_.store(on, std::memory_order_relaxed); }
   bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
-  Statistics statistics() const noexcept;
+  Statistics statistics() const;
 
  private:
   struct Slot;
-  std::size_t mask_;
-  std::unique_ptr<Slot[]> slots_;
-  std::atomic<std::uint64_t> head_{0};
-  std::atomic<std::uint64_t> drained_{0};
-  std::atomic<std::uint64_t> dropped_{0};
+  enum class Read { kDone, kNotYet, kGone };
+
+  void write(const Event& event) noexcept;
+  Read read(std::uint64_t sequence, Event& event) const noexcept;
+  std::uint64_t oldest() const noexcept;
+
+  const std::size_t mask_;
+  const std::unique_ptr<Slot[]> slots_;
   std::atomic<bool> enabled_{true};
+  alignas(64) std::atomic<std::uint64_t> head_{0};  // sequence number of the next event
+  alignas(64) mutable std::mutex readers_;          // guards what follows; writers never take it
+  std::uint64_t drained_ = 0;                       // the furthest reader's cursor
+  std::uint64_t dropped_ = 0;                       // lost among the events before drained_
 };
 
 // The process's recorder: every reducer of a rank writes to it. Never destroyed (autograd and backend threads

@@ -1,0 +1,146 @@
+#include "record/recorder.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace ddp_lab {
+
+namespace {
+
+constexpr std::size_t kWords = sizeof(Event) / sizeof(std::uint64_t);
+using Words = std::array<std::uint64_t, kWords>;
+static_assert(sizeof(Words) == sizeof(Event) && offsetof(Event, sequence) == 0);
+
+// [Note: stamps] A slot's stamp says which event it holds and whether that event is completely written; 0
+// means none yet, and a later event has a higher stamp. A writer takes the slot (being_written), stores the
+// words, then publishes (written). A word is stored with release and loaded with acquire, so a reader that
+// sees a word of a newer event also sees the newer stamp when it looks again, and discards what it read.
+//
+// A writer that stalls while the others go round the whole ring keeps its slot: the writer that comes round
+// finds it taken, gives its own event up and leaves its number in `lost`, for two events mixed in one slot
+// would be worse than one that is missing. A writer that stalls before it took the slot finds a newer event
+// there and leaves it alone: its own would have been overwritten by now.
+constexpr std::uint64_t being_written(std::uint64_t sequence) { return 2 * sequence + 1; }
+constexpr std::uint64_t written(std::uint64_t sequence) { return 2 * sequence + 2; }
+constexpr bool is_taken(std::uint64_t stamp) { return stamp % 2 == 1; }
+
+std::size_t power_of_two(std::size_t at_least) {
+  std::size_t size = 1;
+  while (size < at_least) size *= 2;
+  return size;
+}
+
+std::uint32_t thread_index() noexcept {
+  static std::atomic<std::uint32_t> threads{0};
+  thread_local const std::uint32_t index = threads.fetch_add(1, std::memory_order_relaxed);
+  return index;
+}
+
+void raise_to(std::atomic<std::uint64_t>& value, std::uint64_t at_least) noexcept {
+  std::uint64_t current = value.load(std::memory_order_relaxed);
+  while (current < at_least && !value.compare_exchange_weak(current, at_least, std::memory_order_release)) {
+  }
+}
+
+}  // namespace
+
+// The first word of an event, its sequence number, is not stored: the stamp implies it.
+struct Recorder::Slot {
+  std::atomic<std::uint64_t> stamp{0};
+  std::atomic<std::uint64_t> lost{0};  // stamp of the last event that found the slot taken
+  std::array<std::atomic<std::uint64_t>, kWords - 1> words{};
+};
+
+Recorder::Recorder(std::size_t capacity)
+    : mask_(power_of_two(capacity) - 1), slots_(std::make_unique<Slot[]>(mask_ + 1)) {}
+
+Recorder::~Recorder() = default;
+
+void Recorder::write(const Event& event) noexcept {
+  Event filled = event;
+  if (filled.host_ns == 0) filled.host_ns = now_ns();
+  filled.thread = thread_index();
+  Words words;
+  std::memcpy(words.data(), &filled, sizeof filled);
+
+  const std::uint64_t sequence = head_.fetch_add(1, std::memory_order_relaxed);
+  Slot& slot = slots_[sequence & mask_];
+  // See [Note: stamps]. A failed exchange means that another writer is here at this very moment, a lap apart.
+  std::uint64_t stamp = slot.stamp.load(std::memory_order_relaxed);
+  if (is_taken(stamp) || stamp > written(sequence) ||
+      !slot.stamp.compare_exchange_strong(stamp, being_written(sequence), std::memory_order_acq_rel)) {
+    raise_to(slot.lost, written(sequence));
+    return;
+  }
+  for (std::size_t i = 1; i < kWords; ++i) slot.words[i - 1].store(words[i], std::memory_order_release);
+  slot.stamp.store(written(sequence), std::memory_order_release);
+}
+
+Recorder::Read Recorder::read(std::uint64_t sequence, Event& event) const noexcept {
+  const Slot& slot = slots_[sequence & mask_];
+  const std::uint64_t wanted = written(sequence);
+  // `lost` first: once its number is there, this event will not come any more.
+  const bool lost = slot.lost.load(std::memory_order_acquire) >= wanted;
+  const std::uint64_t stamp = slot.stamp.load(std::memory_order_acquire);
+  if (stamp != wanted) return lost || stamp > wanted ? Read::kGone : Read::kNotYet;
+  Words words{sequence};
+  for (std::size_t i = 1; i < kWords; ++i) words[i] = slot.words[i - 1].load(std::memory_order_acquire);
+  if (slot.stamp.load(std::memory_order_relaxed) != wanted) return Read::kGone;
+  std::memcpy(static_cast<void*>(&event), words.data(), sizeof event);
+  return Read::kDone;
+}
+
+std::uint64_t Recorder::oldest() const noexcept {
+  const std::uint64_t head = head_.load(std::memory_order_acquire);
+  return head - std::min<std::uint64_t>(head, mask_ + 1);
+}
+
+Recorder::Batch Recorder::drain(std::uint64_t cursor) {
+  const std::lock_guard lock(readers_);
+  const std::uint64_t head = head_.load(std::memory_order_acquire);
+  if (cursor > head) {
+    throw std::out_of_range("cursor " + std::to_string(cursor) + " is beyond the next event, " +
+                            std::to_string(head) + ": it belongs to another recorder");
+  }
+  Batch batch;
+  batch.next = std::max(cursor, oldest());
+  batch.events.reserve(head - std::min(head, batch.next));
+  Event event;
+  while (batch.next < head) {
+    const Read read = this->read(batch.next, event);
+    if (read == Read::kNotYet || (read == Read::kGone && !batch.events.empty())) break;
+    if (read == Read::kDone) batch.events.push_back(event);
+    ++batch.next;
+  }
+  batch.dropped = batch.next - cursor - batch.events.size();
+  // Only what no reader had seen counts for the statistics.
+  const std::uint64_t first = cursor + batch.dropped;
+  if (first > drained_) dropped_ += first - std::max(cursor, drained_);
+  drained_ = std::max(drained_, batch.next);
+  return batch;
+}
+
+Recorder::Statistics Recorder::statistics() const {
+  const std::lock_guard lock(readers_);
+  const std::uint64_t oldest = this->oldest();
+  const std::uint64_t waiting_lost = oldest - std::min(oldest, drained_);
+  return {head_.load(std::memory_order_relaxed), dropped_ + waiting_lost, mask_ + 1, enabled()};
+}
+
+Recorder& recorder() {
+  static Recorder* const instance = new Recorder();
+  return *instance;
+}
+
+std::int64_t now_ns() noexcept {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+}  // namespace ddp_lab
