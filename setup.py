@@ -48,12 +48,15 @@ class Build(BuildExtension):  # type: ignore[misc]
         self.build_temp = str(Path(base, f"{sys.implementation.cache_tag}-torch{torch.__version__}"))
 
     def build_extension(self, ext: Extension) -> None:
-        base, self.build_temp = self.build_temp, str(Path(self.build_temp, ext.name))  # both compile bucket_schedule
+        base, self.build_temp = (
+            self.build_temp,
+            str(Path(self.build_temp, ext.name)),
+        )  # both compile bucket_schedule
         super().build_extension(ext)
         self.build_temp = base
 
-    def build_extensions(self) -> None:
-        super().build_extensions()
+    def run(self) -> None:
+        super().run()  # while it runs, `inplace` is off
         stamp = f'"""Written by setup.py: what the extension was compiled against."""\n\nTORCH = "{torch.__version__}"\n'
         folder = Path("ddp_lab") if self.inplace else Path(self.build_lib, "ddp_lab")
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +64,9 @@ class Build(BuildExtension):  # type: ignore[misc]
 
 
 def extension(name: str, sources: list[str], includes: list[str]) -> CppExtension:
-    made = CppExtension(name, sources, include_dirs=[str(ROOT / "csrc")], extra_compile_args=[*COMPILE, *includes])
+    made = CppExtension(
+        name, sources, include_dirs=[str(ROOT / "csrc")], extra_compile_args=[*COMPILE, *includes]
+    )
     # CppExtension adds torch's folders as ordinary includes; as system headers they raise no warnings of ours.
     ordinary = [d for d in made.include_dirs if not d.startswith(str(TORCH_INCLUDE))]
     system = [d for d in made.include_dirs if d.startswith(str(TORCH_INCLUDE))]

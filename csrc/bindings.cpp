@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "record/cost.h"
 #include "record/recorder.h"
 
 namespace py = pybind11;
@@ -61,6 +62,10 @@ void bind_recorder(py::module_& module) {
         return py::make_tuple(now.recorded, now.dropped, now.capacity, now.enabled);
       },
       "(recorded, dropped, capacity, enabled)");
+  module.def(
+      "measure_ns_per_event", [] { return ddp_lab::measure_ns_per_event(true); },
+      "What one event costs on this machine, measured with a recorder of its own.",
+      py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace

@@ -33,8 +33,8 @@ class Recorder {
   explicit Recorder(std::size_t capacity = 1 << 16);
   ~Recorder();
 
-  // Writes one event and fills in sequence, thread and (if 0) host_ns. Any thread, wait-free, no allocation.
-  // Off, it is one branch.
+  // Writes one event and fills in sequence, thread and (if 0) host_ns. Any thread; never waits, never
+  // allocates. Off, it is one branch.
   void record(const Event& event) noexcept {
     if (enabled()) write(event);
   }
@@ -50,10 +50,10 @@ class Recorder {
 
  private:
   struct Slot;
-  enum class Read { kDone, kNotYet, kGone };
+  enum class Found { kDone, kNotYet, kGone };
 
   void write(const Event& event) noexcept;
-  Read read(std::uint64_t sequence, Event& event) const noexcept;
+  Found read(std::uint64_t sequence, Event& event) const noexcept;
   std::uint64_t oldest() const noexcept;
 
   const std::size_t mask_;

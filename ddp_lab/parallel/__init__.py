@@ -1,0 +1,1 @@
+"""The data-parallel core: works in a notebook, under torchrun and in any script."""

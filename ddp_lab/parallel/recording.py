@@ -1,0 +1,176 @@
+"""Python face of the process's event recorder: on and off, marks, statistics, drain, save.
+
+Events are fixed-size facts (`ddp_lab.events.DTYPE`) that C++ writes into a bounded ring; readers take them by
+cursor. What does not fit into an event (a mark's name, which parameters a bucket holds) is a *description*: a
+JSON-able dict, appended once and read by a cursor of its own. An event may refer to a description that was
+appended before it, so a reader drains events first and descriptions second, and passes the descriptions on first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed
+
+from .. import native
+from ..events import DTYPE, SCHEMA_VERSION, Kind
+
+__all__ = [
+    "RecordingStatistics",
+    "describe",
+    "descriptions",
+    "disable",
+    "drain",
+    "enable",
+    "enabled",
+    "mark",
+    "save",
+    "statistics",
+]
+
+_C = native.load()
+
+_descriptions: list[dict[str, Any]] = []
+_marks: dict[str, int] = {}  # name -> index
+_marks_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class RecordingStatistics:
+    """What the process's recorder did so far.
+
+    Attributes:
+        recorded: events since the process started.
+        dropped: events overwritten before the furthest reader drained them.
+        capacity: events that the ring holds.
+        enabled: whether events are being recorded.
+        ns_per_event: measured cost of one event in nanoseconds; None if it was not asked for.
+    """
+
+    recorded: int
+    dropped: int
+    capacity: int
+    enabled: bool
+    ns_per_event: float | None = None
+
+
+def enable() -> None:
+    """Records events from now on (recording is on when the process starts)."""
+    _C.recorder_enable(True)
+
+
+def disable() -> None:
+    """Records nothing until `enable`: an event then costs one branch."""
+    _C.recorder_enable(False)
+
+
+def enabled() -> bool:
+    """Whether events are being recorded."""
+    return bool(_C.recorder_enabled())
+
+
+def mark(name: str) -> None:
+    """Records that this point of the program was reached, e.g. ``mark("epoch")``; shown on the timeline.
+
+    Each different name is kept for the life of the process: let there be few.
+    """
+    if not enabled():
+        return
+    with _marks_lock:
+        if name not in _marks:
+            describe({"type": "mark", "index": len(_marks), "name": name})
+            _marks[name] = len(_marks)
+    _C.record(Kind.MARK, parameter=_marks[name])
+
+
+def statistics(*, measure: bool = False) -> RecordingStatistics:
+    """How many events were recorded and dropped, and where `measure` is set what one costs here.
+
+    Args:
+        measure: time 180,000 events on a recorder of its own (about 10 ms) to fill in `ns_per_event`.
+    """
+    recorded, dropped, capacity, on = _C.recorder_statistics()
+    return RecordingStatistics(
+        recorded, dropped, capacity, on, _C.measure_ns_per_event() if measure else None
+    )
+
+
+def drain(cursor: int) -> tuple[npt.NDArray[np.void], int, int]:
+    """Takes the events from sequence number `cursor` on; never blocks who records them.
+
+    Stops at a gap (events overwritten while this call read); everything has been read when a call returns
+    neither events nor drops.
+
+    Args:
+        cursor: 0, or the third value that the previous call returned.
+
+    Returns:
+        The events (shape ``[n]``, dtype `ddp_lab.events.DTYPE`, consecutive sequence numbers), how many
+        between `cursor` and the first of them were overwritten, and the next cursor.
+
+    Raises:
+        IndexError: `cursor` lies beyond the last event.
+    """
+    raw, dropped, following = _C.drain(cursor)
+    return raw.view(DTYPE), dropped, following
+
+
+def describe(description: dict[str, Any]) -> None:
+    """Appends a description: a JSON-able dict with a ``"type"``.
+
+    Raises:
+        TypeError: it holds something that JSON can't express.
+    """
+    _descriptions.append(json.loads(json.dumps(description)))
+
+
+def descriptions(cursor: int) -> tuple[list[dict[str, Any]], int]:
+    """The descriptions from position `cursor` on, and the next cursor."""
+    found = _descriptions[cursor:]
+    return found, cursor + len(found)
+
+
+def save(path: str | os.PathLike[str]) -> Path:
+    """Writes the events that the ring still holds to an ``.npz`` file, for a script without a notebook.
+
+    Every rank writes a file of its own. Arrays in the file: ``events`` (`ddp_lab.events.DTYPE`),
+    ``descriptions`` (JSON list), ``rank`` (0 without a process group), ``dropped`` (older events that were
+    overwritten), ``schema_version``.
+
+    Returns:
+        The path written.
+    """
+    parts, dropped = _held()
+    in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    target = Path(path)
+    with target.open("wb") as file:
+        np.savez(
+            file,
+            events=np.concatenate([np.empty(0, DTYPE), *parts]),
+            descriptions=np.array(json.dumps(descriptions(0)[0])),
+            rank=np.array(torch.distributed.get_rank() if in_group else 0),
+            dropped=np.array(dropped),
+            schema_version=np.array(SCHEMA_VERSION),
+        )
+    return target
+
+
+def _held() -> tuple[list[npt.NDArray[np.void]], int]:
+    """Events recorded up to now, in as many parts as there were gaps, and how many were overwritten."""
+    end = statistics().recorded
+    parts, total_dropped, cursor = [], 0, 0
+    while cursor < end:
+        events, dropped, following = drain(cursor)
+        if following == cursor:  # a thread is in the middle of recording it
+            break
+        parts.append(events)
+        total_dropped += dropped
+        cursor = following
+    return parts, total_dropped
