@@ -1,4 +1,4 @@
-"""Builds the two extensions: `ddp_lab._schedule` (standard library only) and `ddp_lab._C` (against the installed torch).
+"""Builds `ddp_lab._schedule` (standard library only) and `ddp_lab._C` (against the installed torch).
 
 Everything else about the package is in pyproject.toml.
 """
@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     sys.exit(
         f"building ddp_lab needs {error.name}: `pip install torch==2.13.0 pybind11 ninja setuptools`, then "
-        "`pip install --no-build-isolation .` (or leave that option out: pip then installs them for the build)"
+        "`pip install --no-build-isolation .` (or leave that option out: pip installs them for the build)"
     )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
@@ -57,17 +57,15 @@ class Build(BuildExtension):  # type: ignore[misc]
 
     def run(self) -> None:
         super().run()  # while it runs, `inplace` is off
-        stamp = f'"""Written by setup.py: what the extension was compiled against."""\n\nTORCH = "{torch.__version__}"\n'
+        stamp = f'"""Written by setup.py: `_C` was compiled against it."""\n\nTORCH = "{torch.__version__}"\n'
         folder = Path("ddp_lab") if self.inplace else Path(self.build_lib, "ddp_lab")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "_built_for.py").write_text(stamp)
 
 
 def extension(name: str, sources: list[str], includes: list[str]) -> CppExtension:
-    made = CppExtension(
-        name, sources, include_dirs=[str(ROOT / "csrc")], extra_compile_args=[*COMPILE, *includes]
-    )
-    # CppExtension adds torch's folders as ordinary includes; as system headers they raise no warnings of ours.
+    made = CppExtension(name, sources, include_dirs=[str(ROOT / "csrc")], extra_compile_args=[*COMPILE, *includes])
+    # CppExtension adds torch's folders as ordinary includes; system headers raise no warnings.
     ordinary = [d for d in made.include_dirs if not d.startswith(str(TORCH_INCLUDE))]
     system = [d for d in made.include_dirs if d.startswith(str(TORCH_INCLUDE))]
     made.include_dirs = ordinary

@@ -1,8 +1,8 @@
 """PEP 517 backend: setuptools', plus the very torch that is installed as a requirement of an isolated build.
 
-`torch>=2.11` in `build-system.requires` would let an isolated build compile against the newest torch while another one
-is installed; such an extension does not load. The isolated interpreter does not see the outer site-packages on its
-path, but knows where they are.
+`torch>=2.11` in `build-system.requires` would let an isolated build compile against the newest torch while
+another one is installed; such an extension does not load. The isolated interpreter does not see the outer
+site-packages on its path, but knows where they are.
 """
 
 from __future__ import annotations

@@ -27,7 +27,23 @@ _PUBLIC = {
 }
 _MODULES = {"recording": "parallel.recording"}
 
-__all__ = [*sorted(_PUBLIC), *sorted(_MODULES), "__version__", "load_ipython_extension", "unload_ipython_extension"]
+__all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the rest)
+    "CellError",
+    "CellResult",
+    "Cluster",
+    "ClusterError",
+    "DdpLabError",
+    "DistributedDataParallel",
+    "ExtensionError",
+    "RankFailure",
+    "ScheduleError",
+    "Timeline",
+    "current_cluster",
+    "recording",
+    "__version__",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+]
 
 if TYPE_CHECKING:
     from .client.cell_run import CellResult

@@ -1,7 +1,7 @@
 """Event kinds, the numpy dtype of an event, and the encoding of event batches (shared by ranks and client).
 
-`DTYPE` is the byte layout of `csrc/record/event.h`; `tests/unit/test_events.py` compares the two. A batch travels as
-two frames: a fixed header (`_HEADER`) and the raw bytes of an array of `DTYPE`, so that the reader decodes it with one
+`DTYPE` is the byte layout of `csrc/record/event.h`; a test compares the two. A batch travels as two frames: a
+fixed header (`_HEADER`) and the raw bytes of an array of `DTYPE`, so that the reader decodes it with one
 `numpy.frombuffer`.
 """
 
