@@ -1,0 +1,1 @@
+"""`ddp-lab bench`: side-by-side measurements, one module each with a `main(argv) -> int`."""

@@ -1,0 +1,172 @@
+"""The `ddp-lab` command: run the demo, open the lab, measure."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .errors import DdpLabError
+
+__all__ = ["main"]
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
+
+# benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
+BENCHMARKS = {
+    "cell": "round trip of a trivial cell: %%distributed against %%px",
+    "events": "cost of recording an event, and its way to the client",
+    "start": "%cluster start to the first collective, against plain ipyparallel",
+    "step": "training step: our DistributedDataParallel against torch's, and torch's against itself",
+    "widget": "dashboard updates per second as seen in Chromium",
+}
+
+
+def _source_tree(needed: Path) -> Path:
+    if not needed.exists():
+        raise DdpLabError(
+            f"{needed.name} is not beside this installation ({ROOT}): "
+            "clone the project and use `make demo` or `make lab`"
+        )
+    return needed
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Runs the quickstart notebook on a cluster; writes the executed notebook and one HTML page."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    source = _source_tree(QUICKSTART)
+    folder = Path(arguments.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    notebook = nbformat.read(source, as_version=4)
+    print(f"running {source.name} on a cluster ...", flush=True)
+    # Figures carry plotly.js with them, so that the page needs no network.
+    os.environ["PLOTLY_RENDERER"] = "plotly_mimetype+notebook"
+    began = time.monotonic()
+    client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(source.parent)}})
+    try:
+        client.execute()
+    finally:
+        nbformat.write(notebook, folder / "quickstart.ipynb")
+    page = folder / "quickstart.html"
+    page.write_text(_to_html(notebook), encoding="utf-8")
+    for line in _printed(notebook, tag="summary"):
+        print(line)
+    print(f"done in {time.monotonic() - began:.1f} s; wrote {folder / 'quickstart.ipynb'} and {page}")
+    return 0
+
+
+def _to_html(notebook: Any) -> str:
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(template_name="lab", embed_images=True)  # type: ignore[no-untyped-call]
+    # The template would load these from a network; nothing in our notebooks needs them.
+    for trait in ("mathjax_url", "require_js_url", "jquery_url", "mermaid_js_url", "widget_renderer_url"):
+        if exporter.has_trait(trait):
+            setattr(exporter, trait, "")
+    body, _ = exporter.from_notebook_node(notebook)
+    return str(body)
+
+
+def _printed(notebook: Any, tag: str) -> list[str]:
+    """Returns the text lines that the cells with this tag printed."""
+    lines: list[str] = []
+    for cell in notebook["cells"]:
+        if tag in cell.get("metadata", {}).get("tags", []):
+            for output in cell.get("outputs", []):
+                text = output.get("text") or output.get("data", {}).get("text/plain", "")
+                lines += str(text).splitlines()
+    return lines
+
+
+def lab(arguments: argparse.Namespace) -> int:
+    """Opens JupyterLab on the notebooks and tutorials; never returns."""
+    if shutil.which("jupyter-lab", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") is None:
+        raise DdpLabError("JupyterLab is not installed: `pip install 'ddp_lab[notebooks]'`")
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        f"--ServerApp.root_dir={_source_tree(QUICKSTART).parent.parent}",
+    ]
+    os.execv(
+        sys.executable,
+        [*command, "--LabApp.default_url=/lab/tree/notebooks/quickstart.ipynb", *arguments.options],
+    )
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Prints what a saved timeline shows and writes its figure as one HTML page."""
+    from .client.timeline import Timeline
+
+    source = Path(arguments.file)
+    if not source.is_file():
+        raise DdpLabError(f"{source} does not exist; `lab.timeline.save({source.name!r})` writes such a file")
+    timeline = Timeline.load(source)
+    print(timeline.summary())
+    page = Path(arguments.output or source.with_suffix(".html"))
+    timeline.figure().write_html(page, include_plotlyjs=True)
+    print(f"wrote {page}")
+    return 0
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Runs one benchmark and prints its table."""
+    measured: int = importlib.import_module(f".bench.{arguments.name}", __package__).main(arguments.options)
+    return measured
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ddp-lab", description="See and fix what data-parallel training does.")
+    parser.add_argument("--version", action="version", version=f"ddp_lab {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", required=True)
+
+    made = commands.add_parser("demo", help="run the quickstart notebook on a cluster and write it as a page")
+    made.add_argument("--output", default="build/demo", help="folder for the notebook and the page (%(default)s)")
+    made.set_defaults(call=demo)
+
+    made = commands.add_parser("lab", help="open JupyterLab with the notebooks and tutorials")
+    made.set_defaults(call=lab, takes_options=True)
+
+    made = commands.add_parser("report", help="say and draw what a saved timeline shows")
+    made.add_argument("file", help="what `lab.timeline.save(path)` wrote")
+    made.add_argument("--output", help="the HTML page to write (beside FILE)")
+    made.set_defaults(call=report)
+
+    made = commands.add_parser(
+        "bench",
+        help="measure side by side",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(f"  {name:8} {what}" for name, what in BENCHMARKS.items())
+        + "\n\n`ddp-lab bench NAME --help` lists a benchmark's own options, `--json FILE` among them.",
+    )
+    made.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME", help=", ".join(sorted(BENCHMARKS)))
+    made.set_defaults(call=bench, takes_options=True)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. A `DdpLabError` is one line on stderr and exit code 1."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    # `lab` and `bench NAME` hand on every further option, --help too.
+    keep = {"lab": 1, "bench": 2}.get(given[0], len(given)) if given else 0
+    if given and given[0] == "bench" and (len(given) < 2 or given[1].startswith("-")):
+        keep = len(given)
+    arguments = parser.parse_args(given[:keep])
+    arguments.options = given[keep:]
+    try:
+        code: int = arguments.call(arguments)
+    except DdpLabError as error:
+        print(f"ddp-lab: {error}", file=sys.stderr)
+        return 1
+    return code

@@ -1,0 +1,80 @@
+"""What users may import, and what importing it must not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ddp_lab
+
+
+def run(code: str) -> str:
+    """Runs `code` in a fresh interpreter and returns what it printed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_public_names_are_frozen() -> None:
+    """`ddp_lab.__all__` is exactly the documented list."""
+    assert ddp_lab.__all__ == [
+        "CellError",
+        "CellResult",
+        "Cluster",
+        "ClusterError",
+        "DdpLabError",
+        "DistributedDataParallel",
+        "ExtensionError",
+        "RankFailure",
+        "ScheduleError",
+        "Timeline",
+        "current_cluster",
+        "recording",
+        "__version__",
+        "load_ipython_extension",
+        "unload_ipython_extension",
+    ]
+
+
+def test_every_public_name_resolves() -> None:
+    """Each name of `__all__` can be imported."""
+    for name in ddp_lab.__all__:
+        assert getattr(ddp_lab, name) is not None
+
+
+def test_client_side_loads_no_torch() -> None:
+    """Importing the package, the cluster, the magics and the widgets leaves torch out."""
+    modules = "ddp_lab, ddp_lab.client.cluster, ddp_lab.client.magics, ddp_lab.widgets.dashboard, ddp_lab.cli"
+    assert run(f"import sys, {modules}; print('torch' in sys.modules)") == "False"
+
+
+def test_rank_side_loads_no_widgets() -> None:
+    """Importing the DDP class and the rank's bootstrap leaves ipywidgets, anywidget and plotly out."""
+    code = (
+        "import sys, ddp_lab.parallel.ddp, ddp_lab.engine.bootstrap;"
+        "print({'ipywidgets', 'anywidget', 'plotly'} & set(sys.modules))"
+    )
+    assert run(code) == "set()"
+
+
+def test_core_knows_no_notebook() -> None:
+    """The DDP class alone loads neither ipyparallel nor IPython nor zmq."""
+    code = (
+        "import sys, ddp_lab; ddp_lab.DistributedDataParallel;"
+        "print({'ipyparallel', 'IPython', 'zmq'} & set(sys.modules))"
+    )
+    assert run(code) == "set()"
+
+
+def test_an_extension_for_another_torch_is_refused_with_the_remedy() -> None:
+    """A version stamp that differs from the installed torch raises an error that says how to rebuild."""
+    code = (
+        "import ddp_lab._built_for as b; b.TORCH = '2.0.0+other'\n"
+        "from ddp_lab import native, ExtensionError\n"
+        "try: native.load()\n"
+        "except ExtensionError as e: print(e)"
+    )
+    message = run(code)
+    assert "2.0.0+other" in message
+    assert "rebuild" in message
+    assert "torch==2.0.0" in message
