@@ -59,8 +59,14 @@ class CellError(DdpLabError):
 
     Attributes:
         failures: rank -> `RankFailure`; the first one in time comes first, consequences last.
+        report: the first failing rank's traceback and one line for each other rank, ANSI-coloured; IPython shows it
+            in place of the client's own traceback.
     """
 
-    def __init__(self, message: str, failures: Mapping[int, RankFailure]) -> None:
+    def __init__(self, message: str, failures: Mapping[int, RankFailure], report: str = "") -> None:
         super().__init__(message)
         self.failures = dict(failures)
+        self.report = report
+
+    def _render_traceback_(self) -> list[str]:
+        return (self.report or f"{type(self).__name__}: {self}").splitlines()

@@ -1,0 +1,1 @@
+"""Notebook side: clusters, cells, outputs and timelines. Never imports torch."""

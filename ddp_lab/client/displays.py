@@ -1,0 +1,55 @@
+"""Where a board's blocks are shown: updatable displays of a Jupyter kernel, or the lines of a terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+__all__ = ["BlockDisplay", "KernelDisplay", "kernel_shell", "write_line"]
+
+
+class BlockDisplay(Protocol):
+    """Shows and replaces mime bundles by key."""
+
+    def publish(self, key: str, data: Mapping[str, Any], metadata: Mapping[str, Any], update: bool) -> None:
+        """Shows `data` under `key`, or replaces what `key` shows now."""
+
+
+def kernel_shell() -> Any:
+    """The IPython shell of this process if it runs in a Jupyter kernel, else None."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell if getattr(shell, "kernel", None) is not None else None
+
+
+class KernelDisplay:
+    """Updatable displays below the notebook cell that was running when this was made.
+
+    Args:
+        shell: the kernel's shell.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._publisher = shell.display_pub
+        self._parent = getattr(shell.display_pub, "parent_header", None)
+
+    def publish(self, key: str, data: Mapping[str, Any], metadata: Mapping[str, Any], update: bool) -> None:
+        """See `BlockDisplay`; may be called from any thread, one at a time."""
+        transient = {"display_id": key}
+        if threading.current_thread() is threading.main_thread():
+            self._publisher.publish(data=dict(data), metadata=dict(metadata), transient=transient, update=update)
+            return
+        # Off the main thread the publisher would file the display under whichever cell runs now.
+        content = {"data": dict(data), "metadata": dict(metadata), "transient": transient}
+        kind = "update_display_data" if update else "display_data"
+        publisher = self._publisher
+        publisher.session.send(publisher.pub_socket, kind, content, parent=self._parent, ident=publisher.topic)
+
+
+def write_line(stream: str, text: str) -> None:
+    """Writes one line to this process's stdout or stderr, whatever they are redirected to at the moment."""
+    out = sys.stderr if stream == "stderr" else sys.stdout
+    out.write(text + "\n")
+    out.flush()

@@ -1,0 +1,159 @@
+"""Which rank failed first, which ones only followed, and how to say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import CellError, RankFailure
+from .outputs import label_of
+
+__all__ = ["LOST", "cell_error", "failure_of", "in_order", "interrupt_report", "lost", "timed_out"]
+
+LOST = "RankLost"
+TIMEOUT = "Timeout"
+_LONGEST_MESSAGE = 300
+
+# What a collective of torch says when its peers are gone or were freed (Gloo, NCCL, TCPStore).
+_COMMUNICATION = re.compile(
+    r"gloo|connection (?:closed|reset|refused)|broken pipe|socket closed|nccl|process ?group|\bstore\b|"
+    r"aborted|freed|timed out waiting",
+    re.IGNORECASE,
+)
+_COMMUNICATION_NAMES = {"DistBackendError", "DistNetworkError", "DistStoreError", "RankFreedError"}
+
+
+def failure_of(rank: int, report: Mapping[str, Any]) -> RankFailure:
+    """The failure that rank `rank` reported (see `ddp_lab.engine.cell.run`)."""
+    return RankFailure(
+        rank=rank,
+        name=str(report["name"]),
+        message=str(report["message"]),
+        traceback="\n".join(report["traceback"]),
+        time_ns=int(report["time_ns"]),
+        consequence=bool(report["consequence"]),
+    )
+
+
+def lost(rank: int, why: str) -> RankFailure:
+    """The failure of a rank whose process is gone: the cause of whatever its peers report."""
+    return RankFailure(rank, LOST, why, "", 0, False)
+
+
+def timed_out(rank: int, seconds: float, time_ns: int) -> RankFailure:
+    """The failure of a rank that did not end in time and does not answer the interrupt."""
+    return RankFailure(rank, TIMEOUT, f"did not end within {seconds:g} s", "", time_ns, False)
+
+
+def in_order(failures: Sequence[RankFailure]) -> dict[int, RankFailure]:
+    """Failures by rank: causes first, each group by time; later communication errors become consequences."""
+    by_time = sorted(failures, key=lambda each: (each.consequence, each.time_ns))
+    marked = by_time[:1] + [
+        each if each.consequence or not _is_communication(each) else replace(each, consequence=True)
+        for each in by_time[1:]
+    ]
+    if marked and _is_communication(marked[0]):
+        # The clocks of two ranks that fail within a microsecond do not tell who was first; what failed does.
+        causes = [each for each in marked[1:] if not _is_communication(each) and not each.consequence]
+        if causes and not marked[0].consequence:
+            marked = [*causes, replace(marked[0], consequence=True), *(m for m in marked[1:] if m not in causes)]
+    marked.sort(key=lambda each: each.consequence)
+    return {each.rank: each for each in marked}
+
+
+def cell_error(failures: Mapping[int, RankFailure], label: str, timeout: float | None = None) -> CellError:
+    """The error of a cell with these failures (in order, see `in_order`).
+
+    Args:
+        failures: rank -> failure, the first cause first.
+        label: the cell's name.
+        timeout: the time limit in seconds if that is what ended the cell.
+    """
+    first = next(iter(failures.values()))
+    same = [each for each in failures.values() if _same(each, first)]
+    who = label_of(each.rank for each in same)
+    if timeout is not None:
+        message = f"{label_of(failures)} did not end within {timeout:g} s"
+    else:
+        message = f"{who}: {_headline(first)}"
+    lines = [f"\x1b[1;31m{who} {_verb(first)}\x1b[0m" + (f" in cell {label}" if label else "")]
+    if timeout is not None:
+        lines[0] = f"\x1b[1;31m{message}\x1b[0m (cell {label}); interrupted while in:"
+    if first.traceback:
+        lines += first.traceback.splitlines()
+    elif timeout is None:
+        lines.append(_headline(first))
+    lines += [_folded(each, first) for each in failures.values() if each not in same]
+    return CellError(message, failures, "\n".join(lines))
+
+
+def interrupt_report(failures: Mapping[int, RankFailure], silent: Sequence[int], label: str) -> list[str]:
+    """What a notebook shows for a cell that the user interrupted: where each rank was."""
+    interrupted = [each for each in failures.values() if each.name == "KeyboardInterrupt"]
+    others = [each for each in failures.values() if each.name != "KeyboardInterrupt"]
+    lines = [f"\x1b[1;31mKeyboardInterrupt\x1b[0m: cell {label} was interrupted"]
+    for each in interrupted:
+        lines.append(f"rank {each.rank} was in {_place_of(each.traceback) or 'the cell'}")
+    for each in others:
+        lines.append(f"rank {each.rank} was freed from a collective ({_headline(each)})")
+        place = _place_of(each.traceback)
+        if place:
+            lines[-1] = f"rank {each.rank} was in {place}: freed ({_headline(each)})"
+    if silent:
+        lines.append(
+            f"\x1b[31m{label_of(silent)} did not answer the interrupt\x1b[0m: "
+            "`%cluster interrupt` tries again, `%cluster restart` replaces the processes"
+        )
+    return lines
+
+
+def _is_communication(failure: RankFailure) -> bool:
+    if failure.name in _COMMUNICATION_NAMES:
+        return True
+    return failure.name in ("RuntimeError", "KeyboardInterrupt") and bool(_COMMUNICATION.search(failure.message))
+
+
+def _same(one: RankFailure, other: RankFailure) -> bool:
+    return (one.name, one.message, one.consequence) == (other.name, other.message, other.consequence)
+
+
+def _verb(failure: RankFailure) -> str:
+    return "died" if failure.name == LOST else "failed"
+
+
+def _headline(failure: RankFailure) -> str:
+    lines = failure.message.strip().splitlines()
+    text = lines[0] if lines else ""
+    if len(text) > _LONGEST_MESSAGE:
+        text = text[:_LONGEST_MESSAGE] + "…"
+    if failure.name in (LOST, TIMEOUT):
+        return text
+    return f"{failure.name}: {text}" if text else failure.name
+
+
+def _folded(failure: RankFailure, first: RankFailure) -> str:
+    if failure.consequence:
+        return f"rank {failure.rank} waited for rank {first.rank} and was freed ({_headline(failure)})"
+    later = max(0, failure.time_ns - first.time_ns) / 1e6 if first.time_ns else None
+    when = f" {later:.0f} ms later" if later is not None and later >= 1 else " too"
+    return f"rank {failure.rank} failed{when}: {_headline(failure)}"
+
+
+_PLACE = re.compile(r"Cell (?P<cell>\S.*?), line (?P<line>\d+)")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _place_of(traceback: str) -> str:
+    """`"line 3: x.wait()"` of the innermost frame that is in a cell, "" if there is none."""
+    text = _ANSI.sub("", traceback)
+    places = list(_PLACE.finditer(text))
+    if not places:
+        return ""
+    line = places[-1].group("line")
+    for shown in text[places[-1].end() :].splitlines():
+        arrow = re.match(rf"-+>\s*{line}\s(.*)", shown.strip())
+        if arrow:
+            return f"line {line}: {arrow.group(1).strip()}"
+    return f"line {line}"

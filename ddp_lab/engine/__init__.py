@@ -1,0 +1,1 @@
+"""Rank side: what makes a process a rank of a cluster, and answers for it while its cell runs."""

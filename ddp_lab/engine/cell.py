@@ -1,0 +1,216 @@
+"""Rank side: runs one cell as IPython would and reports how it ended.
+
+The client sends one request per rank that calls `run`. The cell goes through `shell.run_cell`: magics, `!cmd`,
+top-level `await`, displays and the shell's events behave as in a plain notebook. What else has to happen around a
+cell hangs on three lists of hooks: `before_cell`, `on_failure`, `on_done`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import values
+from .await_runner import run_to_end
+
+__all__ = ["CellEnd", "before_cell", "on_done", "on_failure", "run", "running"]
+
+
+@dataclass
+class CellEnd:
+    """How a cell ended on this rank.
+
+    Attributes:
+        cell_id: the client's id of the cell run.
+        label: the cell's name in tracebacks, e.g. ``"%%distributed [3]"``.
+        error: what was raised, None if the cell succeeded.
+        time_ns: when it was raised, or when the cell ended, on the host's monotonic clock.
+        consequence: set by a hook when the error only followed another rank's.
+        freed_by: set by a hook: the rank whose failure freed this one's collective.
+    """
+
+    cell_id: str
+    label: str
+    error: BaseException | None = None
+    time_ns: int = 0
+    consequence: bool = False
+    freed_by: int | None = None
+
+
+before_cell: list[Callable[[str, str], None]] = []
+"""Called with cell id and label before a cell's first line."""
+on_failure: list[Callable[[CellEnd], None]] = []
+"""Called when an exception reaches the cell's top, before its traceback is formatted: peers are freed here."""
+on_done: list[Callable[[CellEnd], None]] = []
+"""Called after the cell and before its reply leaves: the last flush."""
+
+_running: str | None = None
+
+
+def running() -> str | None:
+    """The id of the cell that runs now, None between cells; any thread may ask."""
+    return _running
+
+
+def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, args: Any = (), kwargs: Any = None) -> Any:
+    """Runs one cell, or one function, in the rank's namespace.
+
+    Args:
+        cell: ``id``, ``label``, and ``code`` where no function is given; ``sources`` (file name -> text) lets
+            tracebacks show the lines of a function that was defined on the client.
+        function: what to call instead of a cell's text, with `args` and `kwargs`.
+
+    Returns:
+        A dict of plain data: ``ok``, ``seconds``, ``end_ns``, ``blob`` (the pickled value) or None, ``kind`` (the
+        value's type), and for a failure ``name``, ``message``, ``traceback`` (lines), ``time_ns``, ``consequence``,
+        ``freed_by``.
+    """
+    global _running
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    end = CellEnd(str(cell["id"]), str(cell["label"]))
+    begin = time.monotonic_ns()
+    _prepare(shell, end.label)
+    try:
+        for begun in before_cell:
+            begun(end.cell_id, end.label)
+        _running = end.cell_id
+        with _watching(shell, end):
+            if function is None:
+                value = _run_text(shell, str(cell["code"]), end)
+            else:
+                _remember_sources(cell.get("sources") or {})
+                value = _run_function(shell, end, function, args, kwargs or {})
+    finally:
+        _running = None
+        end.time_ns = end.time_ns or time.monotonic_ns()
+        for done in on_done:
+            done(end)
+    return _report(shell, end, value, begin, always=function is not None)
+
+
+def _run_text(shell: Any, code: str, end: CellEnd) -> Any:
+    result = shell.run_cell(code, store_history=True, silent=False)
+    error = result.error_before_exec or result.error_in_exec
+    if error is None and getattr(shell, "_last_traceback_during_displayhook", False):
+        error = RuntimeError("the value's display failed")
+    if error is None:
+        # A nested run (%%capture, %run) may have shown a traceback without failing the cell.
+        end.error, end.time_ns = None, 0
+    else:
+        _note_failure(end, error)
+    return result.result
+
+
+def _run_function(shell: Any, end: CellEnd, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001  the rank answers whatever was raised, SystemExit too
+        _note_failure(end, error)
+        trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        shell.showtraceback((type(error), error, trace), tb_offset=0)
+        return None
+
+
+def _note_failure(end: CellEnd, error: BaseException) -> None:
+    """Takes the time of the first failure and runs the hooks once."""
+    if end.error is not None:
+        end.error = error
+        return
+    end.error, end.time_ns = error, time.monotonic_ns()
+    for failed in on_failure:
+        failed(end)
+
+
+@contextlib.contextmanager
+def _watching(shell: Any, end: CellEnd) -> Iterator[None]:
+    """Sees an exception as the shell does: before 20-100 ms of formatting its traceback."""
+    show = shell.showtraceback
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        error = sys.exc_info()[1]
+        if kwargs.get("running_compiled_code") and error is not None:
+            _note_failure(end, error)
+        return show(*args, **kwargs)
+
+    shell._last_traceback = None
+    shell._last_traceback_during_displayhook = False
+    shell.showtraceback = watched
+    try:
+        yield
+    finally:
+        del shell.showtraceback
+
+
+def _report(shell: Any, end: CellEnd, value: Any, begin: int, always: bool) -> dict[str, Any]:
+    now = time.monotonic_ns()
+    report: dict[str, Any] = {"ok": end.error is None, "seconds": (now - begin) / 1e9, "end_ns": now}
+    report.update(blob=None, kind=type(value).__name__)
+    if end.error is None and (always or values.is_small(value)):
+        try:
+            report["blob"] = values.to_bytes(value)
+        except values.NotPortableError as error:
+            if always:
+                report["unsent"] = str(error)
+    if end.error is not None:
+        report.update(
+            name=type(end.error).__name__,
+            message=_text_of(end.error),
+            traceback=list(shell._last_traceback or traceback.format_exception(end.error)),
+            time_ns=end.time_ns,
+            consequence=end.consequence,
+            freed_by=end.freed_by,
+        )
+    return report
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001  a user's __str__ may raise anything; the failure must still arrive
+        return f"<str() of it raised {type(broken).__name__}>"
+
+
+def _prepare(shell: Any, label: str) -> None:
+    """Gives the shell our loop runner and a compiler that knows the cell's label; cheap when already done."""
+    if shell.loop_runner is not run_to_end:
+        shell.loop_runner = run_to_end
+    if not hasattr(shell.compile, "ddp_lab_label"):
+        shell.compile.__class__ = _labelled(type(shell.compile))
+    shell.compile.ddp_lab_label = label
+
+
+def _labelled(compiler: type) -> type:
+    class LabelledCompiler(compiler):  # type: ignore[misc]
+        """Names a cell's code after the client's cell, not after the rank's own execution count."""
+
+        ddp_lab_label = ""
+        ddp_lab_raw: str | None = None
+
+        def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+            if not self.ddp_lab_label:
+                return str(super().get_code_name(raw_code, transformed_code, number))
+            name = f"<cell {self.ddp_lab_label}>"
+            lines = linecache.cache.get(name)
+            # The same label twice (a cell that runs a nested cell): both keep their own lines.
+            return name if lines is None else f"<cell {self.ddp_lab_label} #{number}>"
+
+        def format_code_name(self, name: str) -> tuple[str, str] | None:
+            if name.startswith("<cell "):
+                return "Cell", name[len("<cell ") : -1]
+            found: tuple[str, str] | None = super().format_code_name(name)
+            return found
+
+    return LabelledCompiler
+
+
+def _remember_sources(sources: Mapping[str, str]) -> None:
+    for name, text in sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
