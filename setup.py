@@ -30,7 +30,7 @@ except ImportError as error:
     )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-COMPILE = ["-O3", "-fvisibility=hidden", *WARNINGS]
+COMPILE = ["-O3", "-g0", "-fvisibility=hidden", *WARNINGS]
 # Headers that are not ours are system headers, so that -Werror speaks of our sources alone.
 PYBIND11 = ["-isystem", pybind11.get_include()]
 TORCH_INCLUDE = Path(torch.__file__).parent / "include"

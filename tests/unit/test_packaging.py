@@ -1,0 +1,101 @@
+"""The project installs from what it ships, in an environment that has nothing of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SMOKE = """
+import torch, ddp_lab, ddp_lab._schedule, ddp_lab._C
+import torch.distributed as dist
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+model = ddp_lab.DistributedDataParallel(torch.nn.Linear(3, 2))
+model(torch.ones(1, 3)).sum().backward()
+assert torch.equal(model.module.weight.grad, torch.ones(2, 3))
+dist.destroy_process_group()
+print("works with torch", torch.__version__)
+"""
+
+
+def call(*command: str | Path, cwd: Path) -> str:
+    """Runs a command that must succeed and returns what it printed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "TORCH"))}
+    done = subprocess.run(
+        [str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=1500
+    )
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source distribution built from this tree."""
+    out = tmp_path_factory.mktemp("sdist")
+    call(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", out, cwd=ROOT)
+    (made,) = out.glob("*.tar.gz")
+    return made
+
+
+def clean_environment(folder: Path) -> Path:
+    """Makes a virtual environment with nothing but pip and returns its interpreter."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    call(python, "-m", "pip", "install", "--quiet", "--upgrade", "pip", cwd=folder)
+    return python
+
+
+def test_the_source_distribution_holds_what_a_build_needs(sdist: Path) -> None:
+    """Sources, headers, the build backend and the widgets' front end are in the archive, no binary is."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    expected = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.*") if p.suffix in (".h", ".cpp", ".py")}
+    expected |= {str(p.relative_to(ROOT)) for p in (ROOT / "ddp_lab").rglob("*.js")}
+    expected |= {"pyproject.toml", "setup.py", "LICENSE", "README.md", "ddp_lab/py.typed"}
+    assert expected - names == set()
+    assert [name for name in names if name.endswith(".so")] == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_installs_from_the_source_distribution_with_build_isolation(sdist: Path, tmp_path: Path) -> None:
+    """`pip install ddp_lab.tar.gz` in a clean environment gives a working package, for the torch that was there."""
+    import torch
+
+    python = clean_environment(tmp_path / "venv")
+    call(python, "-m", "pip", "install", "--quiet", f"torch=={torch.__version__.split('+')[0]}", cwd=tmp_path)
+    call(python, "-m", "pip", "install", "--quiet", sdist, cwd=tmp_path)
+    assert "works with torch" in call(python, "-c", SMOKE, cwd=tmp_path)
+    assert f"torch=={torch.__version__.split('+')[0]}" in call(
+        python, "-c", "import importlib.metadata as m; print(m.requires('ddp_lab'))", cwd=tmp_path
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_installs_without_build_isolation(sdist: Path, tmp_path: Path) -> None:
+    """`pip install --no-build-isolation` builds against the torch of the environment itself."""
+    import torch
+
+    python = clean_environment(tmp_path / "venv")
+    build_tools = ["setuptools>=77", "wheel", "ninja", "pybind11>=2.13"]
+    call(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        f"torch=={torch.__version__.split('+')[0]}",
+        *build_tools,
+        cwd=tmp_path,
+    )
+    call(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", sdist, cwd=tmp_path)
+    assert "works with torch" in call(python, "-c", SMOKE, cwd=tmp_path)
