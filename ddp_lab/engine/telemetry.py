@@ -1,0 +1,261 @@
+"""Rank side of the wire: drains the recorder and publishes events, answers control messages.
+
+Two threads of a rank, both idle while nothing happens:
+
+- the *flusher* drains the recorder every 15 ms (without the GIL) and sends one batch; when nothing is recorded it
+  looks less and less often;
+- the *control thread* sleeps in its socket until a control message comes, and runs the message's handler.
+
+Nothing here ever waits for the client. While the client does not read, nothing is drained: the recorder's ring is
+the bounded buffer, it overwrites the oldest events, and the next batch says how many were dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import zmq
+
+from .. import events
+from ..parallel import recording
+
+__all__ = ["Telemetry", "process_session"]
+
+INTERVAL = 0.015  # seconds between two drains while events come
+IDLE_INTERVAL = 0.12  # at most, while none come
+MAX_BATCH = 8_192  # events; 590 kB
+QUEUE = 64  # batches that wait in the socket before draining stops: 38 MB at most
+LINGER_MS = 200
+
+_log = logging.getLogger(__name__)
+_Handler = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+_session_of: dict[int, int] = {}  # by process: a rank may be forked from one that has imported this module
+
+
+def process_session() -> int:
+    """A number that no other process, before or after, has; sequence numbers count from its process's start."""
+    return _session_of.setdefault(os.getpid(), time.time_ns())
+
+
+
+class Telemetry:
+    """Publishes what this rank records, and receives what the client tells it.
+
+    Args:
+        endpoint: what the client's `Wire.endpoint()` returned.
+        rank: this rank.
+        session: identifies the life of this process; None for `process_session()`. It must not change while the
+            process lives.
+    """
+
+    def __init__(self, endpoint: Mapping[str, str], rank: int, session: int | None = None) -> None:
+        self.rank = rank
+        self.session = process_session() if session is None else session
+        self.error: Exception | None = None
+        self._endpoint = dict(endpoint)
+        self._handlers: dict[str, _Handler] = {"ping": lambda _: {}}
+        self._lock = threading.Lock()  # guards the data socket and everything below it
+        self._outbox: deque[list[bytes]] = deque()
+        self._status: dict[str, Any] | None = None
+        self._cursor = 0
+        self._described = 0
+        self._wake = threading.Event()
+        self._stopping = False
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._threads: list[threading.Thread] = []
+
+    # ---- life -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connects, says hello and starts the threads; returns at once, whether the client is there or not."""
+        if self._context is not None:
+            raise RuntimeError("this Telemetry has been started already")
+        self._stopping = False
+        self._context = zmq.Context(io_threads=1)
+        self._data = self._connect(zmq.PUSH, "data")
+        self._control = self._connect(zmq.DEALER, "control")
+        self._stop_read, self._stop_write = os.pipe()
+        self._say({"type": "hello", "pid": os.getpid()})
+        for run, name in ((self._flush_for_ever, "flusher"), (self._answer_for_ever, "control")):
+            thread = threading.Thread(target=run, name=f"ddp_lab-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _connect(self, kind: int, name: str) -> zmq.Socket[bytes]:
+        assert self._context is not None
+        socket = self._context.socket(kind)
+        socket.linger = LINGER_MS
+        socket.set_hwm(QUEUE)
+        socket.reconnect_ivl = 100
+        socket.reconnect_ivl_max = 2_000
+        socket.curve_serverkey = self._endpoint["server_public"].encode()
+        socket.curve_publickey = self._endpoint["client_public"].encode()
+        socket.curve_secretkey = self._endpoint["client_secret"].encode()
+        socket.connect(self._endpoint[name])
+        return socket
+
+    def stop(self) -> None:
+        """Sends what is left (for 0.2 s at most), ends the threads and closes the sockets."""
+        if self._context is None:
+            return
+        self.flush()
+        self._stopping = True
+        self._wake.set()
+        os.write(self._stop_write, b"x")
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        self._data.close()
+        self._context.term()
+        self._context = None
+        os.close(self._stop_write)
+        os.close(self._stop_read)
+
+    # ---- publishing -------------------------------------------------------------------------------------
+
+    def flush(self, cell: str | None = None, timeout: float = 0.05) -> bool:
+        """Hands over everything recorded until now: call it at the end of a cell, from the cell's thread.
+
+        Args:
+            cell: id of the cell run that ended; the client's `Wire.wait_for(cell, ...)` returns when everything
+                sent before has been handled.
+            timeout: seconds to wait at most while the client does not read.
+
+        Returns:
+            Whether everything was handed to the socket.
+        """
+        deadline = time.monotonic() + timeout
+        marker = None if cell is None else self._json("flushed", cell=cell)
+        while True:
+            with self._lock:
+                if self._context is None:
+                    return False
+                if self._publish():
+                    if marker is not None:
+                        self._outbox.append(marker)
+                    return self._send_outbox()
+            if time.monotonic() >= deadline:
+                return False
+            self._data_writable(deadline)
+
+    def send_status(self, status: Mapping[str, Any]) -> None:
+        """Sends this rank's state; of several between two drains the last is sent."""
+        with self._lock:
+            self._status = {"rank": self.rank, "session": self.session, "pid": os.getpid(), **status}
+        self.wake()
+
+    def wake(self) -> None:
+        """Drains now, and every 15 ms from now on while events come: call it when a cell begins."""
+        self._wake.set()
+
+    def _json(self, kind: str, **fields: Any) -> list[bytes]:
+        return [b"j", json.dumps({"type": kind, "rank": self.rank, **fields}).encode()]
+
+    def _data_writable(self, deadline: float) -> None:
+        # Polling a socket is using it, so it is done under the lock, and briefly.
+        with self._lock:
+            if self._context is not None:
+                self._data.poll(max(1, min(5, int((deadline - time.monotonic()) * 1e3))), zmq.POLLOUT)
+
+    def _publish(self) -> bool:
+        """Drains and sends; returns whether nothing is left. Needs the lock."""
+        while self._send_outbox():
+            batch, dropped, following = recording.drain(self._cursor)
+            # After the events, before they are sent: they may refer to the newest description.
+            described, self._described = recording.descriptions(self._described)
+            if described:
+                self._outbox.append(self._json("describe", descriptions=described))
+            if len(batch) or dropped:
+                first = following - len(batch)
+                for start in range(0, max(1, len(batch)), MAX_BATCH):
+                    part = batch[start : start + MAX_BATCH]
+                    made = events.Batch(self.rank, self.session, first + start, 0 if start else dropped, part)
+                    self._outbox.append([b"e", *events.encode(made)])
+            if self._status is not None:
+                self._outbox.append(self._json("status", status=self._status))
+                self._status = None
+            self._cursor = following
+            if not self._outbox:
+                return True
+        return False
+
+    def _send_outbox(self) -> bool:
+        """Sends without waiting; returns whether everything has been handed to the socket. Needs the lock."""
+        while self._outbox:
+            try:
+                self._data.send_multipart(self._outbox[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._outbox.popleft()
+        return True
+
+    def _flush_for_ever(self) -> None:
+        interval = INTERVAL
+        while not self._stopping:
+            woken = self._wake.wait(interval)
+            self._wake.clear()
+            try:
+                with self._lock:
+                    before = self._cursor
+                    self._publish()
+                    moved = self._cursor != before
+            except Exception as error:  # noqa: BLE001 - the thread's top: stored and shown by the client
+                self._fail(error)
+                return
+            interval = INTERVAL if woken or moved else min(IDLE_INTERVAL, interval * 1.25)
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        _log.error("telemetry of rank %d: %s", self.rank, error, exc_info=error)
+        with self._lock, contextlib.suppress(zmq.ZMQError):
+            text = f"its telemetry ended: {type(error).__name__}: {error}"
+            self._data.send_multipart(self._json("error", text=text), zmq.NOBLOCK)
+
+    # ---- control ----------------------------------------------------------------------------------------
+
+    def on_control(self, op: str, handler: _Handler) -> None:
+        """Calls `handler(message)` on the control thread when the client sends ``{"op": op, ...}``.
+
+        What it returns (a JSON-able mapping, or None for an empty one) is the reply to a `Wire.request`; an
+        exception is replied as ``{"error": text}``. Later messages wait for it: let it be short.
+        """
+        self._handlers[op] = handler
+
+    def _say(self, message: dict[str, Any]) -> None:
+        self._control.send(json.dumps({"rank": self.rank, "session": self.session, **message}).encode())
+
+    def _answer_for_ever(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._stop_read, zmq.POLLIN)
+        try:
+            while not self._stopping:
+                if self._control in dict(poller.poll()):
+                    self._answer(json.loads(self._control.recv()))
+            with contextlib.suppress(zmq.Again):
+                self._control.setsockopt(zmq.SNDTIMEO, 0)
+                self._say({"type": "bye"})
+        except Exception as error:  # noqa: BLE001 - the thread's top: stored and shown by the client
+            self._fail(error)
+        finally:
+            self._control.close()
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        handler = self._handlers.get(message["op"])
+        try:
+            if handler is None:
+                raise ValueError(f"rank {self.rank} knows no control message {message['op']!r}")
+            reply = dict(handler(message) or {})
+        except Exception as error:  # noqa: BLE001 - goes to who asked
+            _log.warning("control message %s: %s", message, error, exc_info=error)
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        if "id" in message:
+            self._say({"type": "reply", "id": message["id"], "reply": reply})
