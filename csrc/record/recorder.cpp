@@ -39,14 +39,14 @@ Words pack(const Event& event, std::int64_t host_ns, std::uint32_t thread) noexc
 }
 
 // [Note: stamps] A slot's stamp says which event it holds and whether that event is completely written; 0
-// means none yet, and a later event has a higher stamp. A writer takes the slot (being_written), stores the
-// words, then publishes (written). A word is stored with release and loaded with acquire, so a reader that
-// sees a word of a newer event also sees the newer stamp when it looks again, and discards what it read.
+// means none yet, and a later event has a higher stamp. A writer takes the slot (being_written), then fills
+// it and publishes (written). A word is stored with release and loaded with acquire: a reader that sees a
+// word of a newer event also sees the newer stamp when it looks again, and discards what it read.
 //
-// A writer that stalls while the others go round the whole ring keeps its slot: the writer that comes round
-// finds it taken, gives its own event up and leaves its number in `lost`, for two events mixed in one slot
-// would be worse than one that is missing. A writer that stalls before it took the slot finds a newer event
-// there and leaves it alone: its own would have been overwritten by now.
+// A writer that stalls in a slot while the others go round the whole ring keeps it: the writer that comes
+// round gives its own event up and leaves its stamp in `lost`. One missing event is better than two mixed
+// ones. A writer that stalls before it takes the slot finds a newer event there and gives up too: its own
+// would be overwritten by now.
 constexpr std::uint64_t being_written(std::uint64_t sequence) { return 2 * sequence + 1; }
 constexpr std::uint64_t written(std::uint64_t sequence) { return 2 * sequence + 2; }
 constexpr bool is_taken(std::uint64_t stamp) { return stamp % 2 == 1; }
@@ -84,17 +84,24 @@ Recorder::~Recorder() = default;
 
 void Recorder::write(const Event& event) noexcept {
   const std::int64_t host_ns = event.host_ns != 0 ? event.host_ns : now_ns();
-  const std::uint32_t thread = thread_index();
   const std::uint64_t sequence = head_.fetch_add(1, std::memory_order_relaxed);
+  if (Slot* const slot = take(sequence)) fill(*slot, sequence, event, host_ns);
+}
+
+Recorder::Slot* Recorder::take(std::uint64_t sequence) noexcept {
   Slot& slot = slots_[sequence & mask_];
-  // See [Note: stamps]. A failed exchange means that another writer is here at this very moment, a lap apart.
   std::uint64_t stamp = slot.stamp.load(std::memory_order_relaxed);
-  if (is_taken(stamp) || stamp > written(sequence) ||
-      !slot.stamp.compare_exchange_strong(stamp, being_written(sequence), std::memory_order_acq_rel)) {
-    raise_to(slot.lost, written(sequence));
-    return;
+  // A failed exchange means that a writer one lap apart is here at this very moment.
+  if (!is_taken(stamp) && stamp < written(sequence) &&
+      slot.stamp.compare_exchange_strong(stamp, being_written(sequence), std::memory_order_acq_rel)) {
+    return &slot;
   }
-  const Words words = pack(event, host_ns, thread);
+  raise_to(slot.lost, written(sequence));
+  return nullptr;
+}
+
+void Recorder::fill(Slot& slot, std::uint64_t sequence, const Event& event, std::int64_t host_ns) noexcept {
+  const Words words = pack(event, host_ns, thread_index());
   for (std::size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
   slot.stamp.store(written(sequence), std::memory_order_release);
 }
@@ -122,8 +129,8 @@ Recorder::Batch Recorder::drain(std::uint64_t cursor) {
   const std::lock_guard lock(readers_);
   const std::uint64_t head = head_.load(std::memory_order_acquire);
   if (cursor > head) {
-    throw std::out_of_range("cursor " + std::to_string(cursor) + " is beyond the next event, " +
-                            std::to_string(head) + ": it belongs to another recorder");
+    throw std::out_of_range("cursor " + std::to_string(cursor) + " is beyond the next event, " + std::to_string(head) +
+                            ": it belongs to another recorder");
   }
   Batch batch;
   batch.next = std::max(cursor, oldest());

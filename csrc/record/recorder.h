@@ -52,7 +52,11 @@ class Recorder {
   struct Slot;
   enum class Found { kDone, kNotYet, kGone };
 
+  friend struct RecorderSteps;  // tests stop a writer between two steps
+
   void write(const Event& event) noexcept;
+  Slot* take(std::uint64_t sequence) noexcept;  // null: this event is lost
+  void fill(Slot& slot, std::uint64_t sequence, const Event& event, std::int64_t host_ns) noexcept;
   Found read(std::uint64_t sequence, Event& event) const noexcept;
   std::uint64_t oldest() const noexcept;
 

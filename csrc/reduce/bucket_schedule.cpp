@@ -6,9 +6,7 @@ namespace ddp_lab {
 
 namespace {
 
-std::string name(const char* what, std::size_t index) {
-  return std::string(what) + " " + std::to_string(index);
-}
+std::string name(const char* what, std::size_t index) { return std::string(what) + " " + std::to_string(index); }
 
 }  // namespace
 
@@ -35,8 +33,8 @@ BucketSchedule::BucketSchedule(const std::vector<std::vector<std::size_t>>& buck
       if (parameter >= parameters_.size()) parameters_.resize(parameter + 1);
       Parameter& entry = parameters_[parameter];
       if (entry.known) {
-        throw ScheduleError(name("parameter", parameter) + " is in " + name("bucket", entry.bucket) +
-                            " and in " + name("bucket", index));
+        throw ScheduleError(name("parameter", parameter) + " is in " + name("bucket", entry.bucket) + " and in " +
+                            name("bucket", index));
       }
       entry.known = true;
       entry.bucket = index;
@@ -59,10 +57,10 @@ BucketSchedule::Range BucketSchedule::mark_ready(std::size_t parameter) {
   Parameter& arrived = parameters_[checked_parameter(parameter)];
   Bucket& bucket = buckets_[arrived.bucket];
   if (arrived.ready) {
-    throw ScheduleError(
-        "the gradient of " + name("parameter", parameter) + " is ready a second time since arm(); its " +
-        name("bucket", arrived.bucket) + " is " + to_string(bucket.state) + " and waits for " +
-        std::to_string(bucket.waiting) + " of " + std::to_string(bucket.parameters.size()) + " gradients");
+    throw ScheduleError("the gradient of " + name("parameter", parameter) +
+                        " is ready a second time since arm(); its " + name("bucket", arrived.bucket) + " is " +
+                        to_string(bucket.state) + " and waits for " + std::to_string(bucket.waiting) + " of " +
+                        std::to_string(bucket.parameters.size()) + " gradients");
   }
   arrived.ready = true;
   if (--bucket.waiting > 0) return {launched_, launched_};
@@ -78,11 +76,10 @@ BucketSchedule::Range BucketSchedule::mark_ready(std::size_t parameter) {
 void BucketSchedule::mark_reduced(std::size_t bucket) {
   Bucket& reduced = buckets_[checked_bucket(bucket)];
   if (reduced.state != BucketState::kLaunched) {
-    throw ScheduleError(name("bucket", bucket) + " can't be reduced: it is " + to_string(reduced.state) +
-                        " and " + std::to_string(reduced.waiting) + " of its " +
-                        std::to_string(reduced.parameters.size()) + " gradients have not arrived; " +
-                        std::to_string(launched_) + " of " + std::to_string(buckets_.size()) +
-                        " buckets have been launched");
+    throw ScheduleError(name("bucket", bucket) + " can't be reduced: it is " + to_string(reduced.state) + " and " +
+                        std::to_string(reduced.waiting) + " of its " + std::to_string(reduced.parameters.size()) +
+                        " gradients have not arrived; " + std::to_string(launched_) + " of " +
+                        std::to_string(buckets_.size()) + " buckets have been launched");
   }
   reduced.state = BucketState::kReduced;
   ++reduced_;

@@ -3,7 +3,7 @@
 Events are fixed-size facts (`ddp_lab.events.DTYPE`) that C++ writes into a bounded ring; readers take them by
 cursor. What does not fit into an event (a mark's name, which parameters a bucket holds) is a *description*: a
 JSON-able dict, appended once and read by a cursor of its own. An event may refer to a description that was
-appended before it, so a reader drains events first and descriptions second, and passes the descriptions on first.
+appended before it, so a reader drains first the events, then the descriptions, and hands the latter on first.
 """
 
 from __future__ import annotations

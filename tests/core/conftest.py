@@ -1,0 +1,79 @@
+"""Builds the C++ test programs of this folder: `test_x.cpp` is run by `test_x.py` through the `program` fixture."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BUILT = ROOT / "build" / "tests"
+# What each program is linked with, besides its own file; standard library only.
+SOURCES = {
+    "test_events": [],
+    "test_recorder": [ROOT / "csrc/record/recorder.cpp", ROOT / "csrc/record/cost.cpp"],
+    "test_schedule": [ROOT / "csrc/reduce/bucket_schedule.cpp"],
+}
+HEADERS = [*sorted(ROOT.glob("csrc/record/*.h")), ROOT / "csrc/reduce/bucket_schedule.h", HERE / "check.h"]
+FLAGS = ["-std=c++20", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{ROOT / 'csrc'}", f"-I{HERE}"]
+VARIANTS = {
+    "plain": ["-O2"],
+    "address": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-O1", "-fsanitize=thread"],
+}
+
+# Machines differ in speed: an example may take as long as it takes.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> str:
+    """Plain, or under address and undefined-behaviour sanitizers, or under the thread sanitizer."""
+    return str(request.param)
+
+
+def build(name: str, variant: str) -> Path:
+    """Returns the compiled program; compiles it if a source or a flag has changed."""
+    sources = [HERE / f"{name}.cpp", *SOURCES[name]]
+    command = ["g++", *FLAGS, *VARIANTS[variant], *map(str, sources)]
+    digest = hashlib.sha256(" ".join(command).encode())
+    for path in [*sources, *HEADERS]:
+        digest.update(path.read_bytes())
+    target = BUILT / f"{name}-{variant}-{digest.hexdigest()[:16]}"
+    if not target.exists():
+        BUILT.mkdir(parents=True, exist_ok=True)
+        for stale in BUILT.glob(f"{name}-{variant}-*"):
+            stale.unlink()
+        partial = target.with_suffix(".partial")
+        done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        partial.rename(target)
+    return target
+
+
+@pytest.fixture
+def program() -> Callable[..., bytes]:
+    """`program(name, variant)` runs a test program and returns its output; a failed check fails the test."""
+
+    def run(name: str, variant: str = "plain") -> bytes:
+        # The thread sanitizer of older compilers can't start where the kernel randomises addresses widely.
+        fixed = ["setarch", "-R"] if variant == "thread" and _can_fix_addresses() else []
+        done = subprocess.run([*fixed, str(build(name, variant))], capture_output=True, timeout=120)
+        output = (done.stdout + done.stderr).decode(errors="replace")
+        assert done.returncode == 0, f"exit code {done.returncode}\n{output}"
+        return done.stdout
+
+    return run
+
+
+def _can_fix_addresses() -> bool:
+    if shutil.which("setarch") is None:
+        return False
+    return subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0

@@ -1,0 +1,10 @@
+"""The recorder in C++; the claims are those of `test_recorder.cpp`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def test_recorder(program: Callable[..., bytes], variant: str) -> None:
+    """Every claim of the C++ program holds, plain and under the sanitizers."""
+    assert program("test_recorder", variant).endswith(b" 0 failed\n")

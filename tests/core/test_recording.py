@@ -1,0 +1,186 @@
+"""The Python face of the recorder. All tests share the process's recorder, so each reads from its own cursor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddp_lab import native, recording
+from ddp_lab.events import DTYPE, SCHEMA_VERSION, Kind
+
+_C = native.load()
+
+
+@pytest.fixture
+def cursor() -> Iterator[int]:
+    """The position of the next event; recording is on before and after the test."""
+    recording.enable()
+    yield recording.statistics().recorded
+    recording.enable()
+
+
+def test_an_event_is_drained_as_it_was_recorded(cursor: int) -> None:
+    """Every field given to record() arrives; what was not given says that it does not apply."""
+    before = _C.now_ns()
+    _C.record(
+        Kind.GRAD_READY,
+        reducer=3,
+        step=1 << 40,
+        bucket=2,
+        parameter=5,
+        bytes=1 << 35,
+        process_group=1,
+        generation=7,
+    )
+    _C.record(Kind.BACKWARD_BEGIN)
+    events, dropped, following = recording.drain(cursor)
+    assert (len(events), dropped, following, events.dtype) == (2, 0, cursor + 2, DTYPE)
+    names = ("kind", "reducer", "step", "bucket", "parameter", "bytes", "process_group", "generation")
+    assert [events[0][name] for name in names] == [Kind.GRAD_READY, 3, 1 << 40, 2, 5, 1 << 35, 1, 7]
+    assert [events[1][name] for name in names] == [Kind.BACKWARD_BEGIN, -1, -1, -1, -1, -1, -1, 0]
+    assert list(events["sequence"]) == [cursor, cursor + 1]
+    assert before <= events["host_ns"][0] <= events["host_ns"][1] <= _C.now_ns()
+
+
+def test_the_events_of_a_batch_outlive_the_ring(cursor: int) -> None:
+    """A drained array is a copy of its own: writable, and unchanged when the ring is overwritten."""
+    _C.record(Kind.MARK, step=17)
+    events, _, _ = recording.drain(cursor)
+    for _ in range(recording.statistics().capacity):
+        _C.record(Kind.NONE)
+    assert events["step"][0] == 17
+    assert events.flags.writeable
+
+
+def test_drops_are_counted_exactly(cursor: int) -> None:
+    """A reader that comes too late learns how many events it missed, and the statistics count them once."""
+    recording.drain(cursor)
+    before = recording.statistics()
+    for number in range(before.capacity + 1000):
+        _C.record(Kind.MARK, step=number)
+    events, dropped, following = recording.drain(cursor)
+    assert dropped == 1000
+    assert list(events["step"]) == list(range(1000, 1000 + before.capacity))
+    assert following == cursor + before.capacity + 1000
+    after = recording.statistics()
+    assert after.dropped - before.dropped == 1000
+    assert after.recorded - before.recorded == before.capacity + 1000
+
+
+def test_off_nothing_is_recorded(cursor: int) -> None:
+    """Between disable() and enable() neither events nor marks nor descriptions appear."""
+    _, described = recording.descriptions(0)
+    recording.disable()
+    assert not recording.enabled()
+    assert not recording.statistics().enabled
+    _C.record(Kind.MARK)
+    recording.mark("while off")
+    assert recording.drain(cursor)[2] == cursor
+    assert recording.descriptions(described) == ([], described)
+    recording.enable()
+    recording.mark("on again")
+    assert recording.drain(cursor)[2] == cursor + 1
+
+
+def test_a_mark_is_an_event_and_its_name_is_described_once(cursor: int) -> None:
+    """Marks of one name share an index, which one description translates into the name."""
+    _, position = recording.descriptions(0)
+    for name in ("load", "train", "load"):
+        recording.mark(name)
+    events, _, _ = recording.drain(cursor)
+    found, following = recording.descriptions(position)
+    assert set(events["kind"]) == {Kind.MARK}
+    names = {description["index"]: description["name"] for description in found}
+    assert [description["type"] for description in found] == ["mark", "mark"]
+    assert [names[index] for index in events["parameter"]] == ["load", "train", "load"]
+    assert recording.descriptions(following) == ([], following)
+
+
+def test_marks_of_many_threads_get_one_index_for_each_name(cursor: int) -> None:
+    """Threads that mark the same new names at once register each name once and lose no event."""
+    _, position = recording.descriptions(0)
+    names = [f"phase {number}" for number in range(20)]
+    together = threading.Barrier(4)
+
+    def mark_all() -> None:
+        together.wait(timeout=30)
+        for name in names:
+            recording.mark(name)
+
+    threads = [threading.Thread(target=mark_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    events, dropped, _ = recording.drain(cursor)
+    found, _ = recording.descriptions(position)
+    assert sorted(description["name"] for description in found) == sorted(names)
+    assert (len(events), dropped, len(set(events["thread"]))) == (80, 0, 4)
+    assert sorted(events["parameter"]) == sorted(4 * [description["index"] for description in found])
+
+
+def test_a_description_is_a_copy_that_json_can_express() -> None:
+    """What is appended later to the caller's dict is not in the description; what JSON lacks is refused."""
+    _, position = recording.descriptions(0)
+    mine = {"type": "assignment", "buckets": [{"bucket": 0}]}
+    recording.describe(mine)
+    mine["buckets"].append({"bucket": 1})  # type: ignore[attr-defined]
+    with pytest.raises(TypeError):
+        recording.describe({"type": "assignment", "tensor": object()})
+    found, following = recording.descriptions(position)
+    assert found == [{"type": "assignment", "buckets": [{"bucket": 0}]}]
+    assert following == position + 1
+
+
+def test_a_cursor_of_another_process_is_refused(cursor: int) -> None:
+    """A cursor beyond the last event raises instead of waiting for an event that has its number by chance."""
+    with pytest.raises(IndexError, match="beyond the next event"):
+        recording.drain(cursor + 1)
+
+
+def test_the_cost_is_measured_on_demand(cursor: int) -> None:
+    """statistics(measure=True) reports nanoseconds for an event without recording one."""
+    assert recording.statistics().ns_per_event is None
+    cost = recording.statistics(measure=True).ns_per_event
+    assert cost is not None
+    assert cost > 0
+    assert recording.statistics().recorded == cursor
+
+
+def test_save_writes_what_the_ring_holds(cursor: int, tmp_path: Path) -> None:
+    """The file holds events, descriptions and rank, at exactly the path given, readable without pickle."""
+    recording.mark("saved")
+    path = recording.save(tmp_path / "events.rank0")
+    assert path == tmp_path / "events.rank0"
+    with np.load(path, allow_pickle=False) as saved:
+        assert saved["events"].dtype == DTYPE
+        assert saved["events"]["sequence"][-1] == cursor
+        assert saved["dropped"] + len(saved["events"]) == cursor + 1
+        assert "saved" in [d.get("name") for d in json.loads(str(saved["descriptions"]))]
+        assert (int(saved["rank"]), int(saved["schema_version"])) == (0, SCHEMA_VERSION)
+
+
+def test_save_knows_its_rank(tmp_path: Path) -> None:
+    """In a process group the file says which rank wrote it, also when nothing has been recorded."""
+    code = (
+        "import sys, torch.distributed as dist\n"
+        "from ddp_lab import recording\n"
+        "store = dist.HashStore()\n"
+        "dist.init_process_group('fake', store=store, rank=3, world_size=4)\n"
+        "recording.save(sys.argv[1])\n"
+        "dist.destroy_process_group()\n"
+    )
+    code = "import torch.testing._internal.distributed.fake_pg\n" + code
+    path = tmp_path / "rank3.npz"
+    done = subprocess.run([sys.executable, "-c", code, os.fspath(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with np.load(path) as saved:
+        assert (int(saved["rank"]), len(saved["events"])) == (3, 0)

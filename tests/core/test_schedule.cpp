@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "reduce/bucket_schedule.h"
+
+using ddp_lab::BucketSchedule;
+using ddp_lab::BucketState;
+using ddp_lab::ScheduleError;
+
+namespace {
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST("every order of arrival launches the buckets in bucket order, each once, as early as that order allows") {
+  const std::vector<std::vector<std::size_t>> buckets = {{5, 2}, {0}, {4, 1, 3}};
+  BucketSchedule schedule(buckets);
+  std::vector<std::size_t> order(6);
+  std::iota(order.begin(), order.end(), 0);
+  do {
+    schedule.arm();
+    std::vector<bool> arrived(order.size());
+    std::size_t expected = 0;  // launched up to here
+    for (const std::size_t parameter : order) {
+      const BucketSchedule::Range now = schedule.mark_ready(parameter);
+      arrived[parameter] = true;
+      CHECK(now.begin == expected);
+      const auto complete = [&](std::size_t b) {
+        return std::all_of(buckets[b].begin(), buckets[b].end(), [&](std::size_t p) { return arrived[p]; });
+      };
+      while (expected < buckets.size() && complete(expected)) ++expected;
+      CHECK(now.end == expected);
+      CHECK(schedule.launched() == expected);
+    }
+    CHECK(schedule.all_launched());
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST("a bucket is pending, ready, launched, reduced in this order") {
+  BucketSchedule schedule({{0}, {1}});
+  schedule.arm();
+  CHECK(schedule.state(1) == BucketState::kPending);
+  CHECK(schedule.mark_ready(1).empty());
+  CHECK(schedule.state(1) == BucketState::kReady);
+  const BucketSchedule::Range both = schedule.mark_ready(0);
+  CHECK(both.begin == 0 && both.end == 2);
+  CHECK(schedule.state(0) == BucketState::kLaunched && schedule.state(1) == BucketState::kLaunched);
+  schedule.mark_reduced(1);  // collectives may complete in another order
+  CHECK(schedule.state(1) == BucketState::kReduced && !schedule.finished());
+  schedule.mark_reduced(0);
+  CHECK(schedule.finished());
+}
+
+TEST("before the first arm() a schedule is finished and takes no gradient") {
+  BucketSchedule schedule({{0}, {1}});
+  CHECK(schedule.finished() && schedule.missing().empty());
+  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_ready(0); }), "parameter 0"));
+}
+
+TEST("arm() in the middle of a backward discards it") {
+  BucketSchedule schedule({{0}, {1, 2}});
+  schedule.arm();
+  schedule.mark_ready(0);
+  schedule.mark_ready(2);
+  schedule.arm();
+  CHECK((schedule.missing() == std::vector<std::size_t>{0, 1, 2}));
+  CHECK(schedule.launched() == 0 && schedule.state(0) == BucketState::kPending);
+  CHECK(schedule.mark_ready(0).end == 1);
+}
+
+TEST("missing() names the parameters without a gradient, in bucket order") {
+  BucketSchedule schedule({{7, 3}, {1}});
+  schedule.arm();
+  schedule.mark_ready(3);
+  CHECK((schedule.missing() == std::vector<std::size_t>{7, 1}));
+  CHECK(schedule.bucket_of(7) == 0 && schedule.bucket_of(1) == 1);
+}
+
+TEST("an impossible transition says which parameter or bucket, and in which state it is") {
+  BucketSchedule schedule({{0, 2}, {3}});
+  schedule.arm();
+  schedule.mark_ready(2);
+  const std::string twice = check::thrown<ScheduleError>([&] { schedule.mark_ready(2); });
+  CHECK(has(twice, "parameter 2") && has(twice, "bucket 0") && has(twice, "pending") && has(twice, "1 of 2"));
+  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_ready(1); }), "parameter 1 is in none of the 2"));
+  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_ready(99); }), "parameter 99"));
+  const std::string early = check::thrown<ScheduleError>([&] { schedule.mark_reduced(0); });
+  CHECK(has(early, "bucket 0") && has(early, "pending") && has(early, "1 of its 2"));
+  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_reduced(2); }), "no bucket 2"));
+  schedule.mark_ready(0);
+  schedule.mark_reduced(0);
+  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_reduced(0); }), "reduced"));
+}
+
+TEST("a refused transition changes nothing") {
+  BucketSchedule schedule({{0, 1}, {2}});
+  schedule.arm();
+  schedule.mark_ready(0);
+  check::thrown<ScheduleError>([&] { schedule.mark_ready(0); });
+  check::thrown<ScheduleError>([&] { schedule.mark_reduced(0); });
+  CHECK((schedule.missing() == std::vector<std::size_t>{1, 2}));
+  CHECK(schedule.mark_ready(1).end == 1);
+}
+
+TEST("a bucket without parameters and a parameter in two buckets are refused") {
+  CHECK(has(check::thrown<ScheduleError>([] { BucketSchedule({{0}, {}}); }), "bucket 1"));
+  const std::string shared = check::thrown<ScheduleError>([] { BucketSchedule({{4}, {1, 4}}); });
+  CHECK(has(shared, "parameter 4") && has(shared, "bucket 0") && has(shared, "bucket 1"));
+}
+
+TEST("a model without buckets is finished at once") {
+  BucketSchedule schedule(std::vector<std::vector<std::size_t>>{});
+  schedule.arm();
+  CHECK(schedule.finished() && schedule.all_launched());
+}
+
+int main() { return check::run(); }

@@ -1,0 +1,145 @@
+"""The bucket schedule: the C++ program, and properties of `ddp_lab._schedule` over random schedules and orders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ddp_lab import ScheduleError, _schedule
+
+BucketSchedule = _schedule.BucketSchedule
+STATES = ["pending", "ready", "launched", "reduced"]
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> list[list[int]]:
+    """Buckets of parameters; some indices belong to none."""
+    parameters = draw(st.lists(st.integers(0, 40), min_size=1, max_size=20, unique=True))
+    cuts = draw(st.sets(st.integers(1, len(parameters))).map(lambda some: sorted({*some, len(parameters)})))
+    return [parameters[begin:end] for begin, end in zip([0, *cuts], cuts, strict=False)]
+
+
+def test_schedule_program(program: Callable[..., bytes], variant: str) -> None:
+    """Every claim of the C++ program holds, plain and under the sanitizers."""
+    assert program("test_schedule", variant).endswith(b" 0 failed\n")
+
+
+@given(buckets=partitions(), data=st.data())
+def test_any_order_of_arrival_launches_in_bucket_order_as_early_as_possible(
+    buckets: list[list[int]], data: st.DataObject
+) -> None:
+    """Launches are 0, 1, 2, ..., each once, each with the gradient that completes it or a bucket before it."""
+    schedule = BucketSchedule(buckets)
+    schedule.arm()
+    arrived: set[int] = set()
+    launched: list[int] = []
+    for parameter in data.draw(st.permutations([p for bucket in buckets for p in bucket])):
+        launched += schedule.mark_ready(parameter)
+        arrived.add(parameter)
+        complete = [arrived.issuperset(bucket) for bucket in buckets]
+        assert launched == list(range([*complete, False].index(False)))
+    assert launched == list(range(len(schedule)))
+    assert schedule.missing() == []
+
+
+@given(buckets=partitions(), data=st.data())
+def test_a_schedule_replays(buckets: list[list[int]], data: st.DataObject) -> None:
+    """The recorded order of arrival gives the same launches again: in a fresh schedule, and in an abandoned one."""
+    order = data.draw(st.permutations([p for bucket in buckets for p in bucket]))
+    used = BucketSchedule(buckets)
+    used.arm()
+    for parameter in order[: data.draw(st.integers(0, len(order)))]:
+        used.mark_ready(parameter)
+
+    def replay(schedule: _schedule.BucketSchedule) -> list[list[int]]:
+        schedule.arm()
+        return [schedule.mark_ready(parameter) for parameter in order]
+
+    assert replay(used) == replay(BucketSchedule(buckets))
+
+
+class AnyCaller(RuleBasedStateMachine):
+    """Calls in any order: what the state allows happens, anything else raises and changes nothing."""
+
+    @initialize(buckets=partitions())
+    def start(self, buckets: list[list[int]]) -> None:
+        self.buckets = buckets
+        self.schedule = BucketSchedule(buckets)
+        self.arrived = {p for bucket in buckets for p in bucket}  # finished until it is armed
+        self.reduced = set(range(len(buckets)))
+
+    def launched(self) -> int:
+        complete = [self.arrived.issuperset(bucket) for bucket in self.buckets]
+        return [*complete, False].index(False)
+
+    @rule()
+    def arm(self) -> None:
+        self.schedule.arm()
+        self.arrived, self.reduced = set(), set()
+
+    @rule(parameter=st.integers(0, 41))
+    def mark_ready(self, parameter: int) -> None:
+        bucket = next((b for b, members in enumerate(self.buckets) if parameter in members), None)
+        if bucket is None or parameter in self.arrived:
+            with pytest.raises(ScheduleError, match=rf"parameter {parameter}\b"):
+                self.schedule.mark_ready(parameter)
+            return
+        before = self.launched()
+        self.arrived.add(parameter)
+        assert self.schedule.mark_ready(parameter) == list(range(before, self.launched()))
+
+    @rule(bucket=st.integers(0, 20))
+    def mark_reduced(self, bucket: int) -> None:
+        if bucket >= self.launched() or bucket in self.reduced:
+            with pytest.raises(ScheduleError, match=rf"bucket {bucket}\b"):
+                self.schedule.mark_reduced(bucket)
+            return
+        self.schedule.mark_reduced(bucket)
+        self.reduced.add(bucket)
+
+    @invariant()
+    def agrees(self) -> None:
+        for index, bucket in enumerate(self.buckets):
+            stages = [self.arrived.issuperset(bucket), index < self.launched(), index in self.reduced]
+            assert self.schedule.state(index) == STATES[sum(stages)]
+        assert self.schedule.finished == (len(self.reduced) == len(self.buckets))
+        assert self.schedule.launched == self.launched()
+        assert self.schedule.missing() == [p for b in self.buckets for p in b if p not in self.arrived]
+
+
+TestAnyCaller = AnyCaller.TestCase
+
+
+def test_impossible_transitions_tell_the_story() -> None:
+    """The message names parameter, bucket and state, and the exception is ddp_lab's."""
+    schedule = BucketSchedule([[1, 2], [0]])
+    schedule.arm()
+    schedule.mark_ready(1)
+    with pytest.raises(ScheduleError, match=r"parameter 1 .* bucket 0 is pending .* 1 of 2 gradients"):
+        schedule.mark_ready(1)
+    with pytest.raises(ScheduleError, match=r"bucket 1 can't be reduced: it is pending .* 0 of 2 buckets"):
+        schedule.mark_reduced(1)
+    with pytest.raises(ScheduleError, match="parameter 1 is in bucket 0 and in bucket 1"):
+        BucketSchedule([[1], [1]])
+
+
+def test_the_schedule_needs_no_torch() -> None:
+    """`_schedule` imports, works and raises its own exception in a process where torch can't be imported."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from ddp_lab import ScheduleError, _schedule\n"
+        "schedule = _schedule.BucketSchedule([[0]])\n"
+        "schedule.arm()\n"
+        "assert schedule.mark_ready(0) == [0]\n"
+        "try: schedule.mark_ready(0)\n"
+        "except ScheduleError: print('no torch needed')\n"
+        "assert not any('torch' in line for line in open('/proc/self/maps'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "no torch needed\n", done.stderr
