@@ -1,0 +1,130 @@
+#include "reduce/device_spans.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "record/recorder.h"
+
+namespace ddp_lab {
+namespace {
+
+// More than any training loop has in flight; older ones are given up (a stream that is never reached).
+constexpr std::size_t kMostPending = 4096;
+
+c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+// All living objects: one call at drain time resolves what has completed.
+std::mutex& living_mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+std::vector<DeviceSpans*>& living() {
+  static auto* spans = new std::vector<DeviceSpans*>;
+  return *spans;
+}
+
+std::int64_t nanoseconds(double milliseconds) { return static_cast<std::int64_t>(milliseconds * 1e6); }
+
+}  // namespace
+
+std::unique_ptr<DeviceSpans> DeviceSpans::make(c10::Device device) {
+  if (device.is_cpu()) return nullptr;
+  try {
+    return std::make_unique<DeviceSpans>(device);
+  } catch (const c10::Error&) {
+    return nullptr;  // a device whose events carry no time
+  }
+}
+
+DeviceSpans::DeviceSpans(c10::Device device) : device_(device) {
+  auto first = std::make_shared<Anchor>(device.type());
+  first->event.record(current_stream(device));
+  first->event.synchronize();
+  first->recorded_ns = first->placed_ns = now_ns();
+  placed_ = std::move(first);
+  const std::lock_guard<std::mutex> lock(living_mutex());
+  living().push_back(this);
+}
+
+DeviceSpans::~DeviceSpans() {
+  const std::lock_guard<std::mutex> lock(living_mutex());
+  living().erase(std::remove(living().begin(), living().end(), this), living().end());
+}
+
+void DeviceSpans::resolve_all() {
+  const std::lock_guard<std::mutex> lock(living_mutex());
+  for (DeviceSpans* spans : living()) spans->resolve();
+}
+
+void DeviceSpans::anchor() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!works_) return;
+  auto next = std::make_shared<Anchor>(device_.type());
+  next->recorded_ns = now_ns();
+  next->event.record(current_stream(device_));
+  anchors_.push_back(std::move(next));
+}
+
+std::shared_ptr<DeviceSpans::Span> DeviceSpans::begin(const Event& event) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!works_) return nullptr;
+  auto span = std::make_shared<Span>(device_.type(), event);
+  span->anchor = anchors_.empty() ? placed_ : anchors_.back();
+  span->begin.record(current_stream(device_));
+  if (spans_.size() == kMostPending) spans_.pop_front();
+  spans_.push_back(span);
+  return span;
+}
+
+void DeviceSpans::end(Span& span) {
+  span.end.record(current_stream(span.begin.device()));
+  span.ended.store(true, std::memory_order_release);
+}
+
+bool DeviceSpans::place(Anchor& anchor) {
+  if (!anchor.event.query()) return false;
+  const std::int64_t seen = now_ns();
+  const std::int64_t placed = placed_->placed_ns + nanoseconds(placed_->event.elapsedTime(anchor.event));
+  anchor.placed_ns = std::min(std::max(placed, anchor.recorded_ns), seen);
+  return true;
+}
+
+void DeviceSpans::resolve() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!works_) return;
+  try {
+    while (!anchors_.empty() && place(*anchors_.front())) {
+      placed_ = std::move(anchors_.front());
+      anchors_.pop_front();
+    }
+    while (!spans_.empty()) {
+      Span& span = *spans_.front();
+      const bool complete = span.ended.load(std::memory_order_acquire) && span.anchor->placed_ns != 0 &&
+                            span.begin.query() && span.end.query();
+      if (!complete) break;
+      Event event = span.event;
+      const std::int64_t base = span.anchor->placed_ns;
+      event.kind = Kind::kDeviceSpan;
+      event.host_ns = 0;
+      event.device_begin_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.begin));
+      event.device_end_ns = base + nanoseconds(span.anchor->event.elapsedTime(span.end));
+      recorder().record(event);
+      spans_.pop_front();
+    }
+  } catch (const c10::Error&) {
+    // Events of a captured graph can't be asked; the host's events are still recorded.
+    works_ = false;
+    spans_.clear();
+    anchors_.clear();
+  }
+}
+
+void DeviceSpans::forget() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  spans_.clear();
+}
+
+}  // namespace ddp_lab

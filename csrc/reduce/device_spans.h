@@ -1,0 +1,72 @@
+// When a device really ran each bucket's collective: pairs of events, placed on the host's time axis.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "record/event.h"
+
+namespace ddp_lab {
+
+// [Note: device time on the host's axis]
+// Events of a device tell only differences. One anchor is placed exactly, when the reducer is made: recorded,
+// then waited for. Each later anchor (one an arm) is placed by its distance from the one before, so that the
+// few bits of a single elapsed time never span more than one step. The two clocks drift apart by some parts
+// in a million; what we know for certain corrects it: an event can't have run before it was recorded, nor
+// after it was seen to be complete. Nothing waits for the device during training.
+class DeviceSpans {
+ public:
+  struct Anchor {
+    explicit Anchor(c10::DeviceType type) : event(type, c10::EventFlag::BACKEND_DEFAULT) {}
+    c10::Event event;
+    std::int64_t recorded_ns = 0;
+    std::int64_t placed_ns = 0;  // 0: not yet
+  };
+  struct Span {
+    Span(c10::DeviceType type, const Event& what)
+        : begin(type, c10::EventFlag::BACKEND_DEFAULT), end(type, c10::EventFlag::BACKEND_DEFAULT), event(what) {}
+    c10::Event begin;
+    c10::Event end;
+    Event event;  // what is recorded once both are placed
+    std::shared_ptr<Anchor> anchor;
+    std::atomic<bool> ended{false};
+  };
+
+  // Null for the CPU. Waits for the device once.
+  static std::unique_ptr<DeviceSpans> make(c10::Device device);
+  // resolve() of every living object: for the thread that drains the recorder.
+  static void resolve_all();
+
+  explicit DeviceSpans(c10::Device device);
+  ~DeviceSpans();
+  DeviceSpans(const DeviceSpans&) = delete;
+  DeviceSpans& operator=(const DeviceSpans&) = delete;
+
+  // At arm: a new anchor on the device's current stream.
+  void anchor();
+  // At launch, on the current stream; `end` on the stream that is current in the future's callback.
+  std::shared_ptr<Span> begin(const Event& event);
+  static void end(Span& span);
+  // Records kDeviceSpan for every span that the device has completed. Never waits. Any thread.
+  void resolve();
+  // Spans of a backward that was abandoned never end.
+  void forget();
+
+ private:
+  bool place(Anchor& anchor);
+
+  std::mutex mutex_;
+  const c10::Device device_;
+  std::shared_ptr<Anchor> placed_;  // the newest that has been placed
+  std::deque<std::shared_ptr<Anchor>> anchors_;
+  std::deque<std::shared_ptr<Span>> spans_;
+  bool works_ = true;
+};
+
+}  // namespace ddp_lab

@@ -1,0 +1,52 @@
+#include "reduce/inspection.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <cstring>
+
+namespace ddp_lab {
+namespace {
+
+constexpr std::uint64_t kPrime = 0x9E3779B97F4A7C15ULL;
+
+std::uint64_t mix(std::uint64_t state, std::uint64_t word) {
+  state = (state ^ word) * kPrime;
+  return state ^ (state >> 29);
+}
+
+std::uint64_t checksum(std::uint64_t state, const unsigned char* bytes, std::size_t size) {
+  std::size_t i = 0;
+  for (; i + sizeof(std::uint64_t) <= size; i += sizeof(std::uint64_t)) {
+    std::uint64_t word;
+    std::memcpy(&word, bytes + i, sizeof word);
+    state = mix(state, word);
+  }
+  std::uint64_t tail = 0;
+  std::memcpy(&tail, bytes + i, size - i);
+  return mix(state, tail ^ (static_cast<std::uint64_t>(size) << 1));
+}
+
+}  // namespace
+
+Inspection inspect(const std::vector<at::Tensor>& gradients) {
+  const at::NoGradGuard no_grad;
+  Inspection found;
+  double squares = 0;
+  for (const at::Tensor& gradient : gradients) {
+    if (!gradient.defined()) {
+      found.checksum = mix(found.checksum, 1);
+      continue;
+    }
+    const at::Tensor host = gradient.detach().to(at::kCPU).contiguous();
+    const double norm = host.is_complex() ? at::view_as_real(host).norm(2, at::kDouble).item<double>()
+                                          : host.norm(2, at::kDouble).item<double>();
+    squares += norm * norm;
+    found.checksum = checksum(found.checksum, static_cast<const unsigned char*>(host.const_data_ptr()), host.nbytes());
+  }
+  found.norm = std::sqrt(squares);
+  return found;
+}
+
+}  // namespace ddp_lab

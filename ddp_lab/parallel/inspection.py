@@ -1,0 +1,76 @@
+"""On demand: are the averaged gradients equal on all ranks? Norm and checksum of each bucket."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from . import recording
+
+if TYPE_CHECKING:
+    from .ddp import DistributedDataParallel
+
+__all__ = ["inspect_gradients", "install", "request"]
+
+# A model that has done nothing for so long is not between two steps of a running loop.
+_IDLE_SECONDS = 1.0
+
+
+def inspect_gradients(model: DistributedDataParallel) -> list[dict[str, Any]]:
+    """See `DistributedDataParallel.inspect_gradients`."""
+    found = model._reducer.inspect(anyway=True)
+    if found is None:
+        raise RuntimeError("inspect_gradients() was called during a backward: call it when backward() has returned")
+    return _as_dicts(found)
+
+
+def install(model: DistributedDataParallel) -> None:
+    """Makes the reducer report here when it has carried out a request."""
+    reducer_id = model.reducer_id
+    model._reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
+
+
+def request(model: DistributedDataParallel, step: int) -> None:
+    """Inspects at the end of the first backward from `step` on, or now if the model has gone idle.
+
+    Any thread may ask. What is found is appended to the process's descriptions.
+    """
+    reducer = model._reducer
+    reducer.request_inspection(step)
+    idle_since = time.monotonic()
+    at_step = reducer.step()
+    watch = threading.Timer(_IDLE_SECONDS, _if_idle, (weakref.ref(model), at_step, idle_since))
+    watch.daemon = True
+    if step < at_step:
+        _if_idle(weakref.ref(model), at_step, idle_since)
+    if reducer.inspection_pending():
+        watch.start()
+
+
+def _if_idle(reference: weakref.ref[DistributedDataParallel], at_step: int, since: float) -> None:
+    model = reference()
+    if model is None or not model._reducer.inspection_pending() or model._reducer.step() != at_step:
+        return  # gone, done, or still training: the end of a backward will do it
+    found = model._reducer.inspect(anyway=False)
+    if found is not None:
+        model._reducer.request_inspection(_NEVER)
+        _describe(model.reducer_id, at_step - 1, found)
+
+
+_NEVER = 2**63 - 1
+
+
+def _describe(reducer_id: int, step: int, found: list[tuple[float, int]]) -> None:
+    recording.describe(
+        {"type": "inspection", "reducer": reducer_id, "step": step, "buckets": _as_dicts(found, as_text=True)}
+    )
+
+
+def _as_dicts(found: list[tuple[float, int]], *, as_text: bool = False) -> list[dict[str, Any]]:
+    # JSON's numbers can't hold 64 bits
+    return [
+        {"bucket": index, "norm": norm, "checksum": f"{checksum:016x}" if as_text else checksum}
+        for index, (norm, checksum) in enumerate(found)
+    ]

@@ -1,0 +1,136 @@
+"""What ranks agree on before a model is trained: the same parameters, and a number that names the reducer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["agree", "model_description", "process_group_index"]
+
+Entry = list[Any]
+
+_next_reducer = 0
+_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+_group_count = 0
+
+
+def process_group_index(group: dist.ProcessGroup) -> int:
+    """This rank's number for a process group: the same for the same group, never reused."""
+    global _group_count
+    if group not in _groups:
+        _groups[group] = _group_count
+        _group_count += 1
+    return _groups[group]
+
+
+def model_description(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    buffers: Iterable[tuple[str, torch.Tensor]],
+    options: dict[str, Any],
+) -> list[Entry]:
+    """What must be equal on all ranks, in order: one entry for each option, parameter and buffer."""
+    entries: list[Entry] = [["option", name, value] for name, value in sorted(options.items())]
+    for name, parameter in parameters:
+        entries.append(
+            [
+                "parameter",
+                name,
+                list(parameter.shape),
+                str(parameter.dtype).removeprefix("torch."),
+                "trained" if parameter.requires_grad else "frozen",
+                list(parameter.stride()),
+            ]
+        )
+    entries += [
+        ["buffer", name, list(buffer.shape), str(buffer.dtype).removeprefix("torch.")] for name, buffer in buffers
+    ]
+    return entries
+
+
+def agree(entries: list[Entry], group: dist.ProcessGroup, device: torch.device, *, collective: bool) -> int:
+    """Checks that all ranks hold the same model; returns the reducer's number, equal on all of them.
+
+    One small all-gather if they do; a second one, of the whole descriptions, names what differs if not.
+
+    Args:
+        entries: of `model_description`.
+        group: the process group of the model.
+        device: where tensors of this group's collectives live.
+        collective: False checks nothing, and takes the number from this rank alone.
+
+    Raises:
+        RuntimeError: the ranks' models differ; raised on all of them, naming parameter and ranks.
+    """
+    global _next_reducer
+    size = dist.get_world_size(group)
+    counter = _next_reducer
+    if collective:
+        text = json.dumps(entries).encode()
+        digest = int.from_bytes(hashlib.sha256(text).digest()[:8], "little", signed=True)
+        mine = torch.tensor([counter, digest, len(text)], dtype=torch.int64, device=device)
+        rows = [torch.empty_like(mine) for _ in range(size)]
+        dist.all_gather(rows, mine, group=group)
+        table = [row.tolist() for row in rows]
+        if len({tuple(row[1:]) for row in table}) > 1:
+            gathered = _gather(text, [row[2] for row in table], group, device)
+            raise RuntimeError(_difference([json.loads(raw) for raw in gathered], dist.get_process_group_ranks(group)))
+        counter = max(row[0] for row in table)
+    number = _first_free(counter, dist.get_process_group_ranks(group))
+    _next_reducer = number + 1
+    return number
+
+
+def _first_free(counter: int, ranks: Sequence[int]) -> int:
+    """The reducer's number: unique among all groups.
+
+    Groups that share a rank get different numbers because that rank's counter grows; groups that share none,
+    because each only takes numbers that leave its own lowest rank as the remainder.
+    """
+    world = dist.get_world_size()
+    if len(ranks) == world:
+        return counter
+    return counter + (min(ranks) - counter) % world
+
+
+def _gather(text: bytes, lengths: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    mine = padded.to(device)
+    rows = [torch.empty_like(mine) for _ in lengths]
+    dist.all_gather(rows, mine, group=group)
+    return [bytes(row.cpu().numpy().tobytes()[:length]) for row, length in zip(rows, lengths, strict=True)]
+
+
+def _difference(models: Sequence[list[Entry]], ranks: Sequence[int]) -> str:
+    """Says which entry differs first, which ranks have what, and how many more differ."""
+    places = range(max(len(model) for model in models))
+    different = [i for i in places if len({json.dumps(model[i]) if i < len(model) else "" for model in models}) > 1]
+    holders: dict[str, list[int]] = {}
+    for model, rank in zip(models, ranks, strict=True):
+        text = _text(model[different[0]]) if different[0] < len(model) else "nothing"
+        holders.setdefault(text, []).append(rank)
+    found = "; ".join(f"rank{'s' if len(on) > 1 else ''} {_join(on)}: {text}" for text, on in holders.items())
+    more = f" ({len(different) - 1} more entries differ.)" if len(different) > 1 else ""
+    return (
+        f"DDP expects same model across all ranks, but entry {different[0]} (in the order of registration) differs. "
+        f"{found}.{more} Gradients are averaged by position, so build the same model, in the same order, on every rank."
+    )
+
+
+def _text(entry: Entry) -> str:
+    kind, name = entry[:2]
+    if kind == "option":
+        return f"argument {name}={entry[2]}"
+    if kind == "buffer":
+        return f"buffer '{name}' of shape {entry[2]}, {entry[3]}"
+    return f"parameter '{name}' of shape {entry[2]}, {entry[3]}, {entry[4]}, strides {entry[5]}"
+
+
+def _join(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
