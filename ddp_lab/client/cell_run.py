@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
-import pickle
 import threading
 import time
 from collections import deque
@@ -23,20 +22,22 @@ from typing import Any
 from ipyparallel import Reference
 from ipyparallel.serialize import pack_apply_message
 
-from ..errors import ClusterError, RankFailure
+from ..errors import ClusterError
 from . import failures as reports
-from .outputs import Board, default_board, label_of
+from .outputs import Board, OutputBoard, default_board, label_of
+from .rank_states import RankStates
 from .results import CellResult, CellStatus, RemoteValue
 
 __all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "RemoteValue"]
 
 _RUN = Reference("__import__('ddp_lab.engine.cell', fromlist=['run']).run")
-_FIRST_REFRESH_S = 0.05  # a short cell is shown once, complete
+_NEVER = float("inf")
+_FIRST_REFRESH_S = 0.04  # a short cell is shown once, complete
 _REFRESH_S = 0.08
-_REFRESH_SHARE = 5  # at most a fifth of the time goes into showing
-_IDLE_S = 0.2  # how often a silent cell looks for lost ranks
+_REFRESH_SHARE = 5  # at most a sixth of the time goes into showing
+_LOOK_S = 0.2  # how often a silent cell looks for lost ranks
+_ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is announced
 _GRACE_S = 5.0  # how long an interrupted rank may take to end
-_TRAILING_S = 2.0  # how long to wait for the last outputs of a rank that has replied
 
 _OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
@@ -62,21 +63,6 @@ class CellOptions:
     interrupt: Callable[[Sequence[int]], None] | None = None
     lost_ranks: Callable[[], Mapping[int, str]] | None = None
     timeout: float | None = None
-
-
-@dataclass
-class _Rank:
-    """What is known of the cell on one rank."""
-
-    report: Mapping[str, Any] | None = None
-    failure: RankFailure | None = None
-    idle: bool = False
-    replied_at: float = 0.0
-    outputs: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def ended(self) -> bool:
-        return self.report is not None or self.failure is not None
 
 
 class CellRun:
@@ -111,17 +97,17 @@ class CellRun:
         self._engine_of_rank = dict(engine_of_rank)
         self._code = code
         self._board = self.options.board or default_board(self.ranks)
-        self._ranks = {rank: _Rank() for rank in self.ranks}
+        self._states = RankStates(self.ranks)
         self._inbox: deque[tuple[int, str, Any]] = deque()
         self._unshown: list[tuple[int, str, Any]] = []
         self._wake = threading.Event()
         self._begin = 0.0
         self._end: float | None = None
-        self._refresh_at = float("inf")
+        self._refresh_at = _NEVER
         self._refresh_after = 0.0
-        self._timed_out: set[int] | None = None
+        self._timed_out: tuple[int, ...] | None = None
         self._silent: tuple[int, ...] = ()
-        self._abandoned = False
+        self._announced = False
         self._follower: threading.Thread | None = None
         self._follower_error: BaseException | None = None
 
@@ -197,14 +183,15 @@ class CellRun:
         try:
             if self._follower is not None:
                 while self._follower.is_alive():
-                    self._follower.join(_IDLE_S)
+                    self._follower.join(_LOOK_S)
                     if tick is not None:
                         tick()
                 if self._follower_error is not None:
                     raise self._follower_error
-                self._board.refresh(final=True)
+                if isinstance(self._board, OutputBoard):
+                    self._board.show_again()
             else:
-                self._pump(tick, until=None)
+                self._pump(tick)
         except KeyboardInterrupt:
             self._abort(tick)
             raise self._interrupted() from None
@@ -215,7 +202,7 @@ class CellRun:
 
         def main() -> None:
             try:
-                self._pump(None, until=None)
+                self._pump(None)
             except BaseException as error:  # noqa: BLE001  the thread's top: kept for `wait`
                 self._follower_error = error
 
@@ -225,7 +212,7 @@ class CellRun:
 
     def interrupt(self) -> None:
         """Interrupts the ranks that have not ended; returns at once."""
-        open_ranks = self._open()
+        open_ranks = self._states.open()
         if open_ranks and self.options.interrupt is not None:
             self.options.interrupt(open_ranks)
 
@@ -242,95 +229,69 @@ class CellRun:
             ClusterError: the cell still runs.
         """
         if self._end is None:
-            raise ClusterError(f"cell {self.options.label} still runs on {label_of(self._open())}")
+            raise ClusterError(f"cell {self.options.label} still runs on {label_of(self._states.open())}")
         result = self._collected()
-        failed = self._failures()
-        if failed:
-            limit = self.options.timeout if self._timed_out is not None else None
-            if limit is not None:
-                failed = {rank: failed[rank] for rank in failed if rank in (self._timed_out or ())} or failed
-            error = reports.cell_error(failed, self.options.label, limit)
-            error.result = result  # type: ignore[attr-defined]
-            raise error
-        return result
+        failed = self._states.failures()
+        if not failed:
+            return result
+        if self._timed_out:
+            error = reports.timeout_error(failed, self._timed_out, self.options.label, self.options.timeout or 0.0)
+        else:
+            error = reports.cell_error(failed, self.options.label)
+        error.result = result  # type: ignore[attr-defined]
+        raise error
 
     def status(self) -> CellStatus:
         """Which ranks still run, ended or failed, and since when."""
-        states = {}
-        for rank, each in self._ranks.items():
-            failed = each.failure is not None or (each.report is not None and not each.report["ok"])
-            states[rank] = "failed" if failed else "done" if each.ended else "running"
         seconds = (self._end or time.monotonic()) - self._begin
-        return CellStatus(self.cell_id, self.options.label, states, seconds)
+        return CellStatus(self.cell_id, self.options.label, self._states.words(), seconds)
 
     # -- the loop
 
-    def _pump(self, tick: Callable[[], None] | None, until: float | None) -> None:
+    def _pump(self, tick: Callable[[], None] | None, until: float = _NEVER) -> None:
         """Takes messages and shows them until all ranks have ended, or until the time `until`."""
-        look_at = time.monotonic() + _IDLE_S
+        look_at = time.monotonic() + _LOOK_S
         while True:
             self._wake.clear()
             self._take()
             now = time.monotonic()
-            if self._finished(now) or (until is not None and now >= until):
+            if self._states.finished() or now >= until:
                 break
             if now >= self._refresh_at:
                 self._show()
-                if tick is not None:
-                    tick()
-            elif now >= look_at:
-                look_at = now + _IDLE_S
+            if now >= look_at:
+                look_at = now + _LOOK_S
                 self._look(now)
-                if tick is not None:
-                    tick()
-            deadline = min(self._refresh_at, look_at, float("inf") if until is None else until)
-            self._wake.wait(max(0.0, deadline - time.monotonic()))
+            if tick is not None:
+                tick()
+            self._wake.wait(max(0.0, min(self._refresh_at, look_at, until) - time.monotonic()))
         self._feed_board()
         self._board.refresh(final=True)
-        if until is None or not self._open():
+        if not self._states.open():
             self._end = self._end or time.monotonic()
 
     def _take(self) -> None:
         while self._inbox:
             rank, kind, content = self._inbox.popleft()
-            state = self._ranks[rank]
-            if kind == "reply":
-                state.replied_at = time.monotonic()
-                self._take_reply(rank, state, content)
-            elif kind == "idle":
+            state = self._states[rank]
+            if kind == "idle":
                 state.idle = True
+            elif kind == "reply":
+                state.ended_s = time.monotonic()
+                if isinstance(content, Mapping):
+                    state.report = content
+                elif not state.ended:
+                    self._states.take_error(rank, content, self._lost())
             else:
                 state.outputs.append({"output_type": kind, **content})
                 if kind != "error":
                     self._unshown.append((rank, kind, content))
-        if self._unshown and self._refresh_at == float("inf"):
+        if self._unshown and self._refresh_at == _NEVER:
             self._refresh_at = max(time.monotonic() + _FIRST_REFRESH_S, self._refresh_after)
-
-    def _take_reply(self, rank: int, state: _Rank, content: Any) -> None:
-        if isinstance(content, Mapping):
-            state.report = content
-            return
-        name = getattr(content, "ename", type(content).__name__)
-        text = getattr(content, "evalue", str(content))
-        state.idle = True
-        if name == "EngineError":
-            why = self._lost().get(rank) or "its process ended while the cell ran"
-            state.failure = reports.lost(rank, f"rank {rank} is gone: {why}")
-        else:
-            trace = "\n".join(getattr(content, "traceback", None) or ())
-            state.failure = RankFailure(rank, name, text, trace, time.monotonic_ns(), False)
-
-    def _finished(self, now: float) -> bool:
-        for state in self._ranks.values():
-            if not state.ended:
-                return False
-            if not state.idle and now - state.replied_at < _TRAILING_S:
-                return False
-        return True
 
     def _show(self) -> None:
         begin = time.monotonic()
-        self._refresh_at = float("inf")
+        self._refresh_at = _NEVER
         self._feed_board()
         self._board.refresh()
         now = time.monotonic()
@@ -343,22 +304,30 @@ class CellRun:
             self._board.feed(rank, kind, content)
 
     def _look(self, now: float) -> None:
-        """Looks for lost ranks and the time limit."""
+        """Looks for lost ranks, for ranks that go on after another one failed, and at the time limit."""
         gone = self._lost()
-        for rank, state in self._ranks.items():
-            if not state.ended and rank in gone:
-                state.idle = True
-                state.failure = reports.lost(rank, f"rank {rank} is gone: {gone[rank]}")
+        for rank in self._states.open():
+            if rank in gone:
+                self._states.give_up(reports.lost(rank, gone[rank]))
+        self._announce_failure(now)
         limit = self.options.timeout
         if limit is None or now - self._begin < limit:
             return
         if self._timed_out is None:
-            self._timed_out = set(self._open())
+            self._timed_out = self._states.open()
             self.interrupt()
         elif now - self._begin > limit + _GRACE_S:
-            for rank in self._open():
-                self._ranks[rank].idle = True
-                self._ranks[rank].failure = reports.timed_out(rank, limit, time.monotonic_ns())
+            for rank in self._states.open():
+                self._states.give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
+
+    def _announce_failure(self, now: float) -> None:
+        """Says at once that a rank failed when others go on, so that nobody waits for them unaware."""
+        failed = self._states.failed_before(now - _ANNOUNCE_S) if not self._announced else None
+        if failed is not None and self._states.open():
+            self._announced = True
+            text = reports.announcement(failed, self._states.open())
+            self._unshown.append((failed.rank, "stream", {"name": "stderr", "text": text}))
+            self._refresh_at = min(self._refresh_at, max(now, self._refresh_after))
 
     def _abort(self, tick: Callable[[], None] | None) -> None:
         """After the user's interrupt: stops the ranks and collects what they still say, for a bounded time."""
@@ -368,48 +337,22 @@ class CellRun:
                 self._follower.join(_GRACE_S)
             else:
                 self._pump(tick, until=time.monotonic() + _GRACE_S)
-        self._silent = self._open()
-        self._abandoned = bool(self._silent)
+        self._silent = self._states.open()
         self._end = self._end or time.monotonic()
 
     def _interrupted(self) -> KeyboardInterrupt:
         error = KeyboardInterrupt(f"cell {self.options.label} on {label_of(self.ranks)}")
-        lines = reports.interrupt_report(self._failures(), self._silent, self.options.label)
+        lines = reports.interrupt_report(self._states.failures(), self._silent, self.options.label)
         error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
         error.result = self._collected()  # type: ignore[attr-defined]
         return error
 
-    # -- what came
-
-    def _open(self) -> tuple[int, ...]:
-        return tuple(rank for rank, state in self._ranks.items() if not state.ended)
-
     def _lost(self) -> Mapping[int, str]:
         return self.options.lost_ranks() if self.options.lost_ranks is not None else {}
 
-    def _failures(self) -> dict[int, RankFailure]:
-        found = [state.failure for state in self._ranks.values() if state.failure is not None]
-        for rank, state in self._ranks.items():
-            if state.failure is None and state.report is not None and not state.report["ok"]:
-                found.append(reports.failure_of(rank, state.report))
-        return reports.in_order(found)
-
     def _collected(self) -> CellResult:
-        values = {rank: _value_of(rank, state) for rank, state in self._ranks.items() if state.report is not None}
         seconds = (self._end or time.monotonic()) - self._begin
-        outputs = {rank: state.outputs for rank, state in self._ranks.items()}
-        return CellResult(self.cell_id, self.options.label, values, outputs, seconds)
-
-
-def _value_of(rank: int, state: _Rank) -> Any:
-    report = state.report or {}
-    if report.get("blob") is not None:
-        return pickle.loads(report["blob"])
-    if not report.get("ok"):
-        return None
-    shown = [each for each in state.outputs if each["output_type"] == "execute_result"]
-    text = str(shown[-1]["data"].get("text/plain", "")) if shown else ""
-    return RemoteValue(rank, str(report["kind"]), text, str(report.get("unsent", "")))
+        return CellResult(self.cell_id, self.options.label, self._states.values(), self._states.outputs(), seconds)
 
 
 def _sources_of(function: Callable[..., Any]) -> dict[str, str]:

@@ -10,11 +10,22 @@ from typing import Any
 from ..errors import CellError, RankFailure
 from .outputs import label_of
 
-__all__ = ["LOST", "cell_error", "failure_of", "in_order", "interrupt_report", "lost", "timed_out"]
+__all__ = [
+    "LOST",
+    "announcement",
+    "cell_error",
+    "failure_of",
+    "in_order",
+    "interrupt_report",
+    "lost",
+    "timed_out",
+    "timeout_error",
+]
 
 LOST = "RankLost"
 TIMEOUT = "Timeout"
 _LONGEST_MESSAGE = 300
+_HELP = "`%cluster interrupt` tries again, `%cluster restart` replaces the processes"
 
 # What a collective of torch says when its peers are gone or were freed (Gloo, NCCL, TCPStore).
 _COMMUNICATION = re.compile(
@@ -63,30 +74,44 @@ def in_order(failures: Sequence[RankFailure]) -> dict[int, RankFailure]:
     return {each.rank: each for each in marked}
 
 
-def cell_error(failures: Mapping[int, RankFailure], label: str, timeout: float | None = None) -> CellError:
-    """The error of a cell with these failures (in order, see `in_order`).
+def cell_error(failures: Mapping[int, RankFailure], label: str) -> CellError:
+    """The error of a cell with these failures.
 
     Args:
-        failures: rank -> failure, the first cause first.
+        failures: rank -> failure, the first cause first (see `in_order`).
         label: the cell's name.
-        timeout: the time limit in seconds if that is what ended the cell.
     """
     first = next(iter(failures.values()))
     same = [each for each in failures.values() if _same(each, first)]
     who = label_of(each.rank for each in same)
-    if timeout is not None:
-        message = f"{label_of(failures)} did not end within {timeout:g} s"
-    else:
-        message = f"{who}: {_headline(first)}"
-    lines = [f"\x1b[1;31m{who} {_verb(first)}\x1b[0m" + (f" in cell {label}" if label else "")]
-    if timeout is not None:
-        lines[0] = f"\x1b[1;31m{message}\x1b[0m (cell {label}); interrupted while in:"
-    if first.traceback:
-        lines += first.traceback.splitlines()
-    elif timeout is None:
-        lines.append(_headline(first))
+    verb = "died" if first.name == LOST else "failed"
+    lines = [f"\x1b[1;31m{who} {verb}\x1b[0m in cell {label}"]
+    lines += first.traceback.splitlines() or [_headline(first)]
     lines += [_folded(each, first) for each in failures.values() if each not in same]
+    return CellError(f"{who} {verb}: {_headline(first)}", failures, "\n".join(lines))
+
+
+def timeout_error(failures: Mapping[int, RankFailure], ranks: Sequence[int], label: str, seconds: float) -> CellError:
+    """The error of a cell whose `ranks` had not ended after `seconds` and were interrupted."""
+    message = f"{label_of(ranks)} did not end within {seconds:g} s"
+    lines = [f"\x1b[1;31m{message}\x1b[0m (cell {label}); where it was when it was interrupted:"]
+    for each in failures.values():
+        if each.name == TIMEOUT:
+            lines.append(f"\x1b[31mrank {each.rank} does not answer the interrupt\x1b[0m: {_HELP}")
+        elif each.rank in ranks:
+            lines.append(f"rank {each.rank} was in {_place_of(each.traceback) or 'code outside the cell'}")
+        else:
+            lines.append(f"rank {each.rank} failed: {_headline(each)}")
+    shown = next((each for each in failures.values() if each.rank in ranks and each.traceback), None)
+    if shown is not None:
+        lines += shown.traceback.splitlines()
     return CellError(message, failures, "\n".join(lines))
+
+
+def announcement(failure: RankFailure, others: Sequence[int]) -> str:
+    """One line for a cell that goes on after a rank failed."""
+    verb = "go on" if len(others) > 1 else "goes on"
+    return f"✗ {_headline(failure)} ({label_of(others)} {verb}; interrupt the cell to stop)\n"
 
 
 def interrupt_report(failures: Mapping[int, RankFailure], silent: Sequence[int], label: str) -> list[str]:
@@ -102,10 +127,7 @@ def interrupt_report(failures: Mapping[int, RankFailure], silent: Sequence[int],
         if place:
             lines[-1] = f"rank {each.rank} was in {place}: freed ({_headline(each)})"
     if silent:
-        lines.append(
-            f"\x1b[31m{label_of(silent)} did not answer the interrupt\x1b[0m: "
-            "`%cluster interrupt` tries again, `%cluster restart` replaces the processes"
-        )
+        lines.append(f"\x1b[31m{label_of(silent)} did not answer the interrupt\x1b[0m: {_HELP}")
     return lines
 
 
@@ -117,10 +139,6 @@ def _is_communication(failure: RankFailure) -> bool:
 
 def _same(one: RankFailure, other: RankFailure) -> bool:
     return (one.name, one.message, one.consequence) == (other.name, other.message, other.consequence)
-
-
-def _verb(failure: RankFailure) -> str:
-    return "died" if failure.name == LOST else "failed"
 
 
 def _headline(failure: RankFailure) -> str:

@@ -29,10 +29,12 @@ class CellEnd:
     Attributes:
         cell_id: the client's id of the cell run.
         label: the cell's name in tracebacks, e.g. ``"%%distributed [3]"``.
-        error: what was raised, None if the cell succeeded.
+        error: what the cell failed with, None if it succeeded. An `on_failure` hook may put another exception with the
+            same traceback in its place (an interrupt instead of what a freed collective raised).
         time_ns: when it was raised, or when the cell ended, on the host's monotonic clock.
         consequence: set by a hook when the error only followed another rank's.
         freed_by: set by a hook: the rank whose failure freed this one's collective.
+        raised: what was raised, whatever `error` became.
     """
 
     cell_id: str
@@ -41,6 +43,7 @@ class CellEnd:
     time_ns: int = 0
     consequence: bool = False
     freed_by: int | None = None
+    raised: BaseException | None = None
 
 
 before_cell: list[Callable[[str, str], None]] = []
@@ -103,7 +106,7 @@ def _run_text(shell: Any, code: str, end: CellEnd) -> Any:
         error = RuntimeError("the value's display failed")
     if error is None:
         # A nested run (%%capture, %run) may have shown a traceback without failing the cell.
-        end.error, end.time_ns = None, 0
+        end.error, end.raised, end.time_ns = None, None, 0
     else:
         _note_failure(end, error)
     return result.result
@@ -114,19 +117,22 @@ def _run_function(shell: Any, end: CellEnd, function: Callable[..., Any], args: 
         return function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001  the rank answers whatever was raised, SystemExit too
         _note_failure(end, error)
-        trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        shell.showtraceback((type(error), error, trace), tb_offset=0)
+        shown = end.error or error
+        trace = shown.__traceback__.tb_next if shown.__traceback__ is not None else None
+        shell.showtraceback((type(shown), shown, trace), tb_offset=0)
         return None
 
 
 def _note_failure(end: CellEnd, error: BaseException) -> None:
     """Takes the time of the first failure and runs the hooks once."""
-    if end.error is not None:
-        end.error = error
+    if end.raised is error:
         return
-    end.error, end.time_ns = error, time.monotonic_ns()
-    for failed in on_failure:
-        failed(end)
+    first = end.raised is None
+    end.error = end.raised = error
+    if first:
+        end.time_ns = time.monotonic_ns()
+        for failed in on_failure:
+            failed(end)
 
 
 @contextlib.contextmanager
@@ -138,6 +144,8 @@ def _watching(shell: Any, end: CellEnd) -> Iterator[None]:
         error = sys.exc_info()[1]
         if kwargs.get("running_compiled_code") and error is not None:
             _note_failure(end, error)
+            if end.error is not error and end.error is not None:
+                return show((type(end.error), end.error, end.error.__traceback__), **kwargs)
         return show(*args, **kwargs)
 
     shell._last_traceback = None
