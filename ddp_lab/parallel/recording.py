@@ -97,9 +97,7 @@ def statistics(*, measure: bool = False) -> RecordingStatistics:
         measure: time 180,000 events on a recorder of its own (about 10 ms) to fill in `ns_per_event`.
     """
     recorded, dropped, capacity, on = _C.recorder_statistics()
-    return RecordingStatistics(
-        recorded, dropped, capacity, on, _C.measure_ns_per_event() if measure else None
-    )
+    return RecordingStatistics(recorded, dropped, capacity, on, _C.measure_ns_per_event() if measure else None)
 
 
 def drain(cursor: int) -> tuple[npt.NDArray[np.void], int, int]:
