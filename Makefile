@@ -68,3 +68,8 @@ format: $(INSTALLED)
 
 clean:
 	rm -rf build dist *.egg-info ddp_lab/*.so ddp_lab/_built_for.py
+
+bench-record:  ## nanoseconds an event costs
+	@mkdir -p build
+	g++ -std=c++20 -O3 -Icsrc tests/core/bench_record.cpp csrc/record/*.cpp -o build/bench_record -pthread
+	build/bench_record
