@@ -1,0 +1,457 @@
+"""Cluster: ranks that cells run on.
+
+A cluster is a controller, a fork server and one engine per rank on this machine, an ipyparallel client, and a wire
+for events and control. What the ranks do is in `ddp_lab.engine`; this side reaches it by name only, and never
+imports torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CellError, ClusterError
+from . import namespace
+from .cell_run import CellOptions, CellResult, CellRun
+from .devices import place
+from .launchers import in_words
+from .outputs import Board
+from .startup import Processes, Progress
+from .timeline import Timeline
+from .wire import Wire
+
+if TYPE_CHECKING:
+    from ..widgets.dashboard import Dashboard
+
+__all__ = ["Cluster", "RankRecord", "current_cluster", "set_current"]
+
+_BACKENDS = ("auto", "nccl", "gloo", "shm", "mpi")
+_ANSWER_SECONDS = 1.0
+
+_current: Cluster | None = None
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank as it is now.
+
+    Attributes:
+        rank: its rank.
+        engine: id of its ipyparallel engine; not the rank.
+        pid: its process id.
+        host: the machine.
+        device: the device it is pinned to.
+        backend: the default group's backends.
+        state: ``"idle"``, ``"running"`` a cell, ``"freed"`` (its groups were shut down; the next cell rejoins),
+            ``"silent"`` (it does not answer) or ``"dead"``.
+        cell: id of the cell it runs, None between cells.
+        exit_code: of a dead rank; minus the signal's number if a signal ended it.
+    """
+
+    rank: int
+    engine: int | None
+    pid: int
+    host: str
+    device: str
+    backend: str
+    state: str
+    cell: str | None
+    exit_code: int | None
+
+
+class Cluster:
+    """Ranks on this machine: one per GPU, or CPU ranks where there is none.
+
+    Use it as a context manager in scripts; in notebooks `%cluster start` makes one. All processes end with this
+    one, however it ends.
+
+    Args:
+        n: number of ranks; None for one per device, or 2 CPU ranks.
+        backend: of the default process group; ``"auto"`` is NCCL for CUDA tensors and Gloo for CPU ones.
+        devices: which of the visible GPUs, by index; None for all.
+        env: environment variables of the ranks, set before torch is imported there.
+
+    Raises:
+        ValueError: an argument makes no sense here.
+
+    Example:
+        with ddp_lab.Cluster(2) as lab:
+            lab.run("t = torch.ones(1); dist.all_reduce(t); t.item()").values    # {0: 2.0, 1: 2.0}
+    """
+
+    def __init__(
+        self,
+        n: int | None = None,
+        *,
+        backend: str = "auto",
+        devices: Sequence[int] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        if backend not in _BACKENDS:
+            raise ValueError(f"backend={backend!r}: choose one of {', '.join(_BACKENDS)}")
+        self._placement = place(n, devices, {k: str(v) for k, v in (env or {}).items()}, backend)
+        self._backend = backend
+        self._processes: Processes | None = None
+        self._wire: Wire | None = None
+        self._owner = 0
+        self._cells = itertools.count(1)
+        self._lock = threading.Lock()
+        self._told: set[str] = set()  # cells whose ranks have been told that one was freed
+        self._suspect = False  # a group may be broken: ask the ranks before the next cell
+        self._joined: dict[int, dict[str, Any]] = {}
+        self.timeline = Timeline()
+        self.last_result: CellResult | None = None
+
+    # Life
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started and not stopped."""
+        return self._processes is not None
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._placement.world_size
+
+    @property
+    def client(self) -> Any:
+        """The connected `ipyparallel.Client`."""
+        return self._up().client
+
+    @property
+    def engine_of_rank(self) -> dict[int, int]:
+        """rank -> ipyparallel engine id."""
+        return dict(self._up().engine_of_rank)
+
+    @property
+    def wire(self) -> Wire:
+        """The channel for events and control."""
+        self._up()
+        assert self._wire is not None
+        return self._wire
+
+    def start(self, progress: Progress | None = None) -> Cluster:
+        """Starts the processes and joins the ranks; returns once every rank has finished an all-reduce.
+
+        Args:
+            progress: called with a fraction from 0 to 1 and what is being waited for, in the calling thread.
+
+        Raises:
+            ClusterError: it runs already, or a rank failed to start; the message holds the end of its log.
+        """
+        if self._processes is not None:
+            raise ClusterError("the cluster runs already")
+        show = progress or _ignore
+        self._owner = os.getpid()
+        self._processes = Processes(self._placement)
+        atexit.register(self.stop)
+        try:
+            self._wire = Wire()
+            self._wire.on_batch(self.timeline.extend)
+            self._wire.on_description(self.timeline.describe)
+            self._wire.on_status(self._on_status)
+            self._processes.open(show)
+            self._processes.fork_server.on_exit = self._on_exit
+            self._join("join", show)
+        except BaseException:
+            self.stop()
+            raise
+        show(1.0, "ready")
+        set_current(self)
+        return self
+
+    def stop(self) -> None:
+        """Ends every process of the cluster and waits for them; without effect on a stopped one."""
+        if self._processes is None or self._owner != os.getpid():
+            return
+        self._processes.fork_server.on_exit = None
+        try:
+            self._processes.close()
+        finally:
+            self._processes = None
+            if self._wire is not None:
+                self._wire.close()
+            self._wire = None
+            atexit.unregister(self.stop)
+            if current_cluster() is self:
+                set_current(None)
+
+    def restart(self, progress: Progress | None = None) -> None:
+        """Replaces every rank's process by a new one: variables are gone, groups are new."""
+        processes, show = self._up(), progress or _ignore
+        if processes.fork_server.failed:
+            self.stop()
+            self.start(progress)
+            return
+        processes.fork_server.on_exit = None
+        try:
+            processes.end_engines()
+            processes.fork_engines(show)
+            processes.fork_server.on_exit = self._on_exit
+            self._join("join", show)
+        except BaseException:
+            self.stop()
+            raise
+        show(1.0, "ready")
+
+    def rejoin(self) -> None:
+        """Gives the ranks new process groups; variables are kept, and models and names follow to the new groups.
+
+        Raises:
+            ClusterError: a rank is dead or still runs a cell.
+        """
+        processes = self._up()
+        self._check_alive()
+        for rank, answer in self.wire.request(None, "ping", _ANSWER_SECONDS).items():
+            if answer.get("cell") is not None:
+                raise ClusterError(f"rank {rank} still runs a cell: wait for it, or interrupt it (%cluster interrupt)")
+        engines = processes.engine_of_rank
+        answers = processes.call("prepare", {engine: () for engine in engines.values()}, "rejoining", _ignore)
+        processes.first_answers = {answer["rank"]: answer for answer in answers.values()}
+        self._join("rejoin", _ignore)
+
+    def __enter__(self) -> Cluster:
+        return self if self.running else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # Cells
+
+    def run(
+        self,
+        code: str | Callable[..., Any],
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        wait: bool = True,
+        timeout: float | None = None,
+        label: str | None = None,
+        board: Board | None = None,
+        tick: Callable[[], None] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Runs a cell, or calls a function, on ranks.
+
+        Args:
+            code: the cell's text, or a function.
+            args: the function's arguments.
+            ranks: where; None for all.
+            wait: False returns the `CellRun` at once.
+            timeout: seconds after which the ranks are interrupted.
+            label: the cell's name in tracebacks.
+            board: shows the outputs; None for the one that fits this process.
+            tick: called now and then while waiting.
+            kwargs: the function's keyword arguments.
+
+        Returns:
+            `CellResult`; with `wait=False`, the `CellRun`.
+
+        Raises:
+            CellError: it failed on a rank; peers that waited for that rank have ended too, variables are kept.
+            ClusterError: a rank is dead, or the cluster does not run.
+        """
+        chosen = self._chosen(ranks)
+        self._ensure_ready(chosen)
+        number = next(self._cells)
+        options = CellOptions(
+            label=label or f"cell {number}",
+            args=args,
+            kwargs=kwargs,
+            board=board,
+            interrupt=self.interrupt,
+            lost_ranks=self._lost,
+            timeout=timeout,
+        )
+        cell_id = f"{os.getpid()}-{number}"
+        cell_run = CellRun(self.client, self.engine_of_rank, code, chosen, cell_id=cell_id, options=options).submit()
+        if not wait:
+            return cell_run.follow()
+        try:
+            self.last_result = cell_run.wait(tick)
+        except (CellError, KeyboardInterrupt):
+            self._suspect = True
+            self._settle()
+            raise
+        self.wire.wait_for(cell_id, chosen)
+        return self.last_result
+
+    def interrupt(self, ranks: Iterable[int] | None = None) -> None:
+        """Raises KeyboardInterrupt in the cells that run, also in a collective that waits; returns at once."""
+        self._suspect = True
+        self.wire.send(ranks, {"op": "interrupt"})
+
+    def push(self, mapping: Mapping[str, Any], ranks: Iterable[int] | None = None) -> None:
+        """Sets variables on ranks (None: all)."""
+        namespace.push(self, mapping, self._chosen(ranks))
+
+    def pull(self, name: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+        """Returns rank -> value of a variable or expression (None: all ranks); tensors come as numpy arrays."""
+        return namespace.pull(self, name, self._chosen(ranks))
+
+    # Looks
+
+    def status(self) -> tuple[RankRecord, ...]:
+        """Every rank as it is now."""
+        processes, lost = self._up(), self._up().fork_server.exits
+        living = [rank for rank in range(self.world_size) if rank not in lost]
+        answers = self.wire.request(living, "ping", _ANSWER_SECONDS)
+        records = []
+        for rank in range(self.world_size):
+            answer, known = answers.get(rank, {}), self._joined.get(rank, {})
+            records.append(
+                RankRecord(
+                    rank=rank,
+                    engine=processes.engine_of_rank.get(rank),
+                    pid=processes.fork_server.pids[rank],
+                    host=known.get("host", ""),
+                    device=known.get("device", ""),
+                    backend=known.get("backend", ""),
+                    state="dead" if rank in lost else answer.get("state", "silent"),
+                    cell=answer.get("cell"),
+                    exit_code=lost.get(rank),
+                )
+            )
+        return tuple(records)
+
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of every process of the cluster; empty when it is stopped."""
+        return {} if self._processes is None else self._processes.pids
+
+    def dashboard(self) -> Dashboard:
+        """Returns a widget that shows the timeline live."""
+        from ..widgets.dashboard import Dashboard
+
+        def request_inspection(reducer: int, step: int) -> None:
+            self.wire.send(None, {"op": "inspect", "reducer": reducer, "step": step})
+
+        return Dashboard(self.timeline, status=self.status, request_inspection=request_inspection)
+
+    # Behind the scenes
+
+    def _up(self) -> Processes:
+        if self._processes is None:
+            raise ClusterError("the cluster does not run: start it with `%cluster start` or `.start()`")
+        return self._processes
+
+    def _chosen(self, ranks: Iterable[int] | None) -> list[int]:
+        chosen = list(range(self.world_size)) if ranks is None else sorted(set(ranks))
+        for rank in chosen:
+            if not 0 <= rank < self.world_size:
+                raise ValueError(f"there is no rank {rank}: the cluster has ranks 0 to {self.world_size - 1}")
+        if not chosen:
+            raise ValueError("no rank was chosen")
+        return chosen
+
+    def _join(self, function: str, progress: Progress) -> None:
+        """Calls `bootstrap.join` or `rejoin` on all ranks with what `prepare` said."""
+        processes = self._up()
+        answers = processes.first_answers
+        found = {group["name"]: group for rank in sorted(answers) for group in answers[rank]["groups"]}
+        common = {
+            "world_size": self.world_size,
+            "local_world_size": self.world_size,
+            "backend": self._c10d_backend(),
+            "port": answers[0]["port"],
+            "endpoint": self.wire.endpoint(),
+            "groups": sorted(found.values(), key=_in_order_of_creation),
+            "group_count": max(answer["group_count"] for answer in answers.values()),
+        }
+        specs = {
+            engine: ({**common, "rank": rank, "local_rank": rank, "device": self._placement.devices[rank]},)
+            for rank, engine in processes.engine_of_rank.items()
+        }
+        joined = processes.call(function, specs, "joining, first collective", progress)
+        for rank, engine in processes.engine_of_rank.items():
+            self._joined[rank] = {**self._joined.get(rank, {}), **answers[rank], **joined[engine]}
+        self._suspect = False
+        self._told.clear()
+
+    def _c10d_backend(self) -> str:
+        if self._backend != "auto":
+            return self._backend
+        return "cpu:gloo,cuda:nccl" if self._placement.devices[0] != "cpu" else "gloo"
+
+    def _ensure_ready(self, ranks: Sequence[int]) -> None:
+        """Rejoins if an earlier cell left groups broken; says which rank is dead if one is."""
+        self._up()
+        self._check_alive()
+        if self._suspect:
+            self._settle()
+        if self._suspect:
+            self.rejoin()
+
+    def _check_alive(self) -> None:
+        lost = self._lost()
+        if lost:
+            rank, why = next(iter(sorted(lost.items())))
+            raise ClusterError(f"rank {rank} {why}: `%cluster restart` (or .restart()) gives new ranks")
+
+    def _settle(self) -> None:
+        """Asks the ranks whether all groups are whole and equally far; if so the next cell needs no rejoin."""
+        living = [rank for rank in range(self.world_size) if rank not in self._lost()]
+        answers = self.wire.request(living, "settle", _ANSWER_SECONDS)
+        whole = len(answers) == self.world_size and not any(answer.get("freed", True) for answer in answers.values())
+        if whole and _equally_far(answers.values()):
+            self._suspect = False
+
+    def _lost(self) -> dict[int, str]:
+        exits = self._up().fork_server.exits
+        return {rank: in_words(code) for rank, code in exits.items()}
+
+    def _on_status(self, rank: int, status: dict[str, Any]) -> None:
+        """On the wire's thread: a freed rank's peers are freed too, whichever group they wait on."""
+        self.timeline.set_status(rank, status)
+        cell = status.get("freed")
+        if cell is None:
+            return
+        self._suspect = True
+        with self._lock:
+            new = cell not in self._told
+            self._told.add(cell)
+        if new and self._wire is not None:
+            others = [other for other in range(self.world_size) if other != rank]
+            self._wire.send(others, {"op": "free", "by": rank, "cell": cell})
+
+    def _on_exit(self, rank: int) -> None:
+        """On the fork server's reader thread: a rank's process has ended."""
+        self._suspect = True
+        processes, wire = self._processes, self._wire
+        if processes is None or wire is None:
+            return
+        wire.send([other for other in range(self.world_size) if other != rank], {"op": "free", "by": rank})
+        processes.unregister(processes.engine_of_rank[rank])
+
+
+def current_cluster() -> Cluster | None:
+    """The cluster that was started last and still runs; None if there is none."""
+    return _current
+
+
+def set_current(cluster: Cluster | None) -> None:
+    """Makes `cluster` the one that magics use."""
+    global _current
+    _current = cluster
+
+
+def _equally_far(answers: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether every group's members have entered as many collectives."""
+    counts: dict[str, set[int]] = {}
+    for answer in answers:
+        for name, count in answer["sequences"].items():
+            counts.setdefault(name, set()).add(count)
+    return all(len(found) == 1 for found in counts.values())
+
+
+def _in_order_of_creation(group: Mapping[str, Any]) -> tuple[int, str]:
+    name = group["name"]
+    return (int(name), "") if name.isdigit() else (1 << 62, name)
+
+
+def _ignore(fraction: float, text: str) -> None:
+    """Progress that nobody watches."""

@@ -1,0 +1,261 @@
+"""Starts and ends the processes of a local cluster: ipyparallel's controller, and the fork server that makes engines.
+
+Each gets this process's id and ends when this process does, however it does; see `ddp_lab.engine.watch`. Only
+processes started here, whose ids are held here, are ever signalled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ClusterError
+
+__all__ = ["Controller", "ForkServer", "tail"]
+
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+_TAIL_LINES = 15
+# An engine counts as registered after its first heartbeat. A missed one means nothing: the fork server
+# reports the end of a rank, and a machine that pauses for a minute must kill none.
+_HEARTBEAT_MS = 50
+_NEVER = 1_000_000_000
+_TERM_SECONDS = 1.0
+
+
+class Controller:
+    """ipyparallel's controller: one process and its heart monitor, CurveZMQ on, loopback only."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._profile = run_dir / "profile"
+        self._log = run_dir / "controller.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Starts it and returns at once."""
+        (self._profile / "security").mkdir(parents=True, mode=0o700)
+        options = [
+            f"--profile-dir={self._profile}",
+            "--usethreads",
+            "--ip=127.0.0.1",
+            "--IPController.enable_curve=True",
+            f"--HeartMonitor.period={_HEARTBEAT_MS}",
+            f"--HeartMonitor.max_heartmonitor_misses={_NEVER}",
+            "--IPController.registration_timeout=600000",
+            "--log-level=WARN",
+        ]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ddp_lab.engine.controller", str(os.getpid()), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment({}),
+                start_new_session=True,
+            )
+
+    def connection(self) -> dict[str, dict[str, Any]] | None:
+        """How a ``"client"`` and an ``"engine"`` connect; None while the controller has not said it yet.
+
+        Raises:
+            ClusterError: the controller ended.
+        """
+        if self._process is not None and (code := self._process.poll()) is not None:
+            raise ClusterError(f"the controller {in_words(code)}; the end of its log:\n{tail(self._log)}")
+        found = {}
+        for kind in ("client", "engine"):
+            try:
+                text = (self._profile / "security" / f"ipcontroller-{kind}.json").read_text()
+                found[kind] = json.loads(text)
+            except (FileNotFoundError, ValueError):  # not there, or half written
+                return None
+        return found
+
+    def stop(self) -> None:
+        """Ends it and waits for it."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_TERM_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+class ForkServer:
+    """The process that imports torch once and forks the ranks' engines; see `ddp_lab.engine.fork_server`."""
+
+    def __init__(self, run_dir: Path, environment: Mapping[str, str]) -> None:
+        self._run_dir = run_dir
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.stage = "starting"
+        self.ready = False
+        self.pids: dict[int, int] = {}
+        self.exits: dict[int, int] = {}
+        self.on_exit: Callable[[int], None] | None = None
+        self._failure: str | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended or could not import what ranks need."""
+        return self._failure is not None
+
+    def start(self) -> None:
+        """Starts it and returns at once; it imports torch meanwhile."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ddp_lab.engine.fork_server", str(os.getpid()), str(self._run_dir)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_environment(self._environment),
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, name="ddp_lab-fork-server", daemon=True)
+        self._reader.start()
+
+    def fork(self, connection: Mapping[str, Any], environments: Mapping[int, Mapping[str, str]]) -> None:
+        """Asks for one engine a rank; they come when torch is imported.
+
+        Args:
+            connection: how an engine connects to the controller.
+            environments: rank -> variables of that rank's process alone.
+        """
+        with self._lock:
+            for rank in environments:
+                self.exits.pop(rank, None)
+                self.pids.pop(rank, None)
+        ranks = [
+            {"rank": rank, "env": dict(variables), "log": str(self.log_of(rank))}
+            for rank, variables in environments.items()
+        ]
+        self._send({"op": "fork", "connection": connection, "ranks": ranks})
+
+    def signal(self, rank: int, number: int) -> None:
+        """Sends a signal to one rank's process; SIGKILL also to what it has started."""
+        self._send({"op": "signal", "rank": rank, "signal": int(number)})
+
+    def log_of(self, rank: int) -> Path:
+        """The file with what the rank's process wrote outside cells."""
+        return self._run_dir / f"rank-{rank}.log"
+
+    def check(self, ranks: Sequence[int] = ()) -> None:
+        """Raises `ClusterError` with the end of the log if the fork server or one of `ranks` has ended."""
+        if self._failure is not None:
+            raise ClusterError(f"the ranks could not start:\n{self._failure}")
+        for rank in ranks:
+            if rank in self.exits:
+                code, log = self.exits[rank], tail(self.log_of(rank))
+                raise ClusterError(f"rank {rank} {in_words(code)} while it started; the end of its log:\n{log}")
+
+    def stop(self) -> None:
+        """Ends every rank, then the fork server, and waits for it."""
+        if self._process is None or self._reader is None:
+            return
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self._process.wait(_TERM_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its ranks end with it
+            self._process.wait()
+        self._reader.join()
+        self._process.stdout.close()
+        self._process = None
+
+    @property
+    def _log(self) -> Path:
+        return self._run_dir / "fork_server.log"
+
+    def _send(self, command: Mapping[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:  # it ended; `check` says why
+            pass
+
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line)
+            gone = None
+            with self._lock:
+                if event["event"] == "stage":
+                    self.stage = event["name"]
+                elif event["event"] == "ready":
+                    self.stage, self.ready = "forking", True
+                elif event["event"] == "forked":
+                    self.pids[event["rank"]] = event["pid"]
+                elif event["event"] == "exited":
+                    if self.pids.get(event["rank"]) == event["pid"]:
+                        gone = event["rank"]
+                        self.exits[gone] = event["code"]
+                elif event["event"] == "failed":
+                    self._failure = _last_lines(event["error"])
+            if gone is not None and self.on_exit is not None:
+                self.on_exit(gone)
+        code = self._process.wait()
+        with self._lock:
+            for rank in self.pids:
+                self.exits.setdefault(rank, -signal.SIGKILL)
+            if self._failure is None:
+                self._failure = f"the fork server {in_words(code)}; the end of its log:\n{tail(self._log)}"
+
+
+def tail(path: Path) -> str:
+    """The last lines of a log file."""
+    try:
+        return _last_lines(path.read_text(errors="replace"))
+    except FileNotFoundError:
+        return "(no log)"
+
+
+def in_words(code: int) -> str:
+    """An exit code as subprocess counts it: ``ended with exit code 1``, ``was killed by SIGKILL (signal 9)``."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "a signal"
+    return f"was killed by {name} (signal {-code})"
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's variables and `extra`; ddp_lab stays importable wherever this process found it."""
+    environment = {**os.environ, **extra}
+    path = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, _PACKAGE_ROOT]))
+    return environment

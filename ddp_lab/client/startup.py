@@ -1,0 +1,192 @@
+"""The processes of one local cluster as a whole: brings them up together, connects, replaces engines, takes all down.
+
+What takes long runs side by side: the fork server imports torch while the controller starts and this process imports
+ipyparallel. Every wait here looks at the processes it waits for, and ends with the end of a log when one is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ClusterError
+from .devices import Placement
+from .launchers import Controller, ForkServer
+
+__all__ = ["Processes", "Progress"]
+
+Progress = Callable[[float, str], None]
+
+_POLL_SECONDS = 0.004
+_LIMIT_SECONDS = 180.0  # a start that waits for something else than a process that ended
+_IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
+_BOOTSTRAP = "__import__('ddp_lab.engine.bootstrap', fromlist=['join'])."
+
+
+class Processes:
+    """Controller, fork server and engines of one cluster, and the ipyparallel client connected to them.
+
+    Args:
+        placement: how many ranks, where, with which variables.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.client: Any = None
+        self.engine_of_rank: dict[int, int] = {}
+        self.first_answers: dict[int, dict[str, Any]] = {}
+        self._connection: dict[str, dict[str, Any]] = {}
+        self._run_dir = Path(tempfile.mkdtemp(prefix="ddp_lab-"))
+        self.controller = Controller(self._run_dir)
+        self.fork_server = ForkServer(self._run_dir, placement.environment)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of everything that runs for this cluster."""
+        found = {"controller": self.controller.pid, "fork server": self.fork_server.pid}
+        ranks = {
+            f"rank {rank}": pid for rank, pid in self.fork_server.pids.items() if rank not in self.fork_server.exits
+        }
+        return {name: pid for name, pid in found.items() if pid is not None} | ranks
+
+    def open(self, progress: Progress) -> None:
+        """Starts everything and waits until every rank's engine is registered.
+
+        Raises:
+            ClusterError: a process ended meanwhile; the message holds the end of its log.
+        """
+        progress(0.02, "starting the controller")
+        self.fork_server.start()
+        self.controller.start()
+        ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second: meanwhile they start
+        self._connection = self._wait(self.controller.connection, "starting the controller", progress)
+        self.client = ipyparallel.Client(
+            self._connection["client"], profile_dir=str(self._run_dir / "profile"), timeout=60
+        )
+        self.fork_engines(progress)
+
+    def fork_engines(self, progress: Progress) -> None:
+        """Forks one engine per rank and waits until all have registered; fills `engine_of_rank`."""
+        known = set(self.client.ids)
+        ranks = range(self.placement.world_size)
+        environments = {rank: {"DDP_LAB_RANK": str(rank), **self.placement.rank_environments[rank]} for rank in ranks}
+        self.fork_server.fork(self._connection["engine"], environments)
+
+        def registered() -> set[int] | None:
+            self.fork_server.check(ranks)
+            ids = set(self.client.ids) - known
+            return ids if len(ids) == len(ranks) else None
+
+        ids = self._wait(registered, "starting engines", progress)
+        answers = self.call("prepare", {engine: () for engine in ids}, "starting engines", progress)
+        self.engine_of_rank = {answer["rank"]: engine for engine, answer in sorted(answers.items())}
+        self.first_answers = {answer["rank"]: answer for answer in answers.values()}
+
+    def call(
+        self, function: str, arguments: Mapping[int, Sequence[Any]], doing: str, progress: Progress
+    ) -> dict[int, Any]:
+        """Calls a function of `ddp_lab.engine.bootstrap` on engines and waits for all answers.
+
+        Args:
+            function: its name.
+            arguments: engine id -> arguments.
+            doing: what this is, for progress and errors.
+
+        Returns:
+            engine id -> what it returned.
+
+        Raises:
+            ClusterError: it raised on a rank, or a rank's process ended.
+        """
+        ipyparallel = importlib.import_module("ipyparallel")
+        reference = ipyparallel.Reference(_BOOTSTRAP + function)
+        pending = {engine: self.client[engine].apply_async(reference, *args) for engine, args in arguments.items()}
+
+        def answered() -> dict[int, Any] | None:
+            self.fork_server.check(range(self.placement.world_size))
+            for engine, result in pending.items():
+                if result.ready() and not result.successful():
+                    raise ClusterError(self._failure(engine, result, doing))
+            if all(result.ready() for result in pending.values()):
+                return {engine: result.get() for engine, result in pending.items()}
+            return None
+
+        return self._wait(answered, doing, progress)
+
+    def end_engines(self) -> None:
+        """Kills every rank's process and waits until they are gone; the controller forgets their engines."""
+        for rank in self.fork_server.pids:
+            self.fork_server.signal(rank, 9)
+        ranks = set(self.fork_server.pids)
+        self._wait(lambda: ranks <= self.fork_server.exits.keys() or None, "ending ranks", _ignore)
+        for engine in self.engine_of_rank.values():
+            self.unregister(engine)
+        gone = set(self.engine_of_rank.values())
+        self._wait(lambda: not gone & set(self.client.ids) or None, "ending ranks", _ignore)
+        self.engine_of_rank = {}
+
+    def unregister(self, engine: int) -> None:
+        """Tells the controller that an engine's process is gone: nobody else would."""
+        zmq = importlib.import_module("zmq")
+        util = importlib.import_module("ipyparallel.util")
+        session = importlib.import_module("jupyter_client.session")
+        info = self._connection["engine"]
+        with zmq.Context.instance().socket(zmq.DEALER, linger=1000) as socket:
+            util.connect(
+                socket,
+                f"{info['interface']}:{info['registration']}",
+                curve_serverkey=info["curve_serverkey"].encode(),
+            )
+            sender = session.Session(
+                key=info["key"].encode(),
+                packer=info["pack"],
+                unpacker=info["unpack"],
+                signature_scheme=info["signature_scheme"],
+            )
+            sender.send(socket, "unregistration_request", content={"id": engine})
+
+    def close(self) -> None:
+        """Ends everything that runs and removes the cluster's files."""
+        if self.client is not None:
+            self.client.close(linger=0)
+            self.client = None
+        self.fork_server.stop()
+        self.controller.stop()
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+        self.engine_of_rank = {}
+
+    def _wait(self, look: Callable[[], Any], doing: str, progress: Progress) -> Any:
+        """Polls until `look` returns something else than None."""
+        begin = time.monotonic()
+        while (found := look()) is None:
+            elapsed = time.monotonic() - begin
+            if elapsed > _LIMIT_SECONDS:
+                raise ClusterError(f"{doing} took more than {_LIMIT_SECONDS:.0f} s")
+            self.fork_server.check()
+            progress(*self._how_far(doing, elapsed))
+            time.sleep(_POLL_SECONDS)
+        return found
+
+    def _how_far(self, doing: str, elapsed: float) -> tuple[float, str]:
+        if doing == "starting engines" and not self.fork_server.ready:
+            return 0.1 + 0.6 * (1 - math.exp(-elapsed / _IMPORT_SECONDS)), self.fork_server.stage
+        if doing == "starting engines":
+            n = self.placement.world_size
+            return 0.75, f"starting engines {len(self.fork_server.pids)}/{n}"
+        return {"starting the controller": 0.05}.get(doing, 0.9), doing
+
+    def _failure(self, engine: int, result: Any, doing: str) -> str:
+        rank = {number: rank for rank, number in self.engine_of_rank.items()}.get(engine)
+        error = result.exception()
+        trace = "\n".join(getattr(error, "traceback", None) or [])
+        return f"{doing} failed on rank {rank}: {error}\n{trace}".rstrip()
+
+
+def _ignore(fraction: float, text: str) -> None:
+    """Progress that nobody watches."""

@@ -1,0 +1,198 @@
+"""Answers for a rank while its cell runs: interrupts it, frees its peers, says where it is.
+
+See [Note: interrupt]. An interrupt signals the main thread. Python code and sleeps end at once. A main thread that
+waits in a collective notices nothing, so after `_SIGNAL_SECONDS` the agent frees the rank's groups: the collective
+fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's handler keeps quiet where an
+exception would hit IPython's own code instead of the cell; the agent then signals again.
+
+See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
+is safe but costs a rejoin, and most failures are a slip that all ranks make at the same line. So the agent waits
+`_GRACE_SECONDS`, in which the client may answer ("settle") that every rank's cell has ended anyway.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Protocol
+
+from IPython.core import interactiveshell
+
+from . import await_runner, cell, groups
+
+__all__ = ["Agent"]
+
+_SIGNAL_SECONDS = 0.04
+_REPEAT_SECONDS = 0.1
+_GRACE_SECONDS = 0.05
+
+# A cell's own code runs below one of these ...
+_CELL_ENTRIES = {
+    interactiveshell.InteractiveShell.run_code.__code__,
+    cell._run_function.__code__,
+    await_runner.run_to_end.__code__,
+}
+# ... and while one of these files is on top, an exception would miss it.
+_NOT_THE_CELL = {interactiveshell.__file__, cell.__file__}
+
+
+class Channel(Protocol):
+    """What the agent needs of `telemetry.Telemetry`."""
+
+    def on_control(self, op: str, answer: Callable[[Mapping[str, Any]], Any]) -> None: ...
+    def send_status(self, status: Mapping[str, Any]) -> None: ...
+    def flush(self, cell: str | None = None) -> bool: ...
+
+
+class Agent:
+    """One rank's answers to the client's control messages; made and installed on the rank's main thread."""
+
+    def __init__(self, channel: Channel, rank: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._main = threading.main_thread().ident
+        self._left = threading.Event()  # the running cell's own code has ended
+        self._left.set()
+        self._settled = threading.Event()
+        self._interrupted: str | None = None  # id of the cell that was interrupted
+        self._freed_by: int | None = None
+        self._freed: str | None = None  # the cell during which this rank's groups were shut down
+        self._withheld = False  # a signal came while an exception would have missed the cell
+        self._hooks: list[tuple[list[Any], Any]] = [
+            (cell.before_cell, self._before_cell),
+            (cell.on_failure, self._on_failure),
+            (cell.on_done, self._on_done),
+        ]
+
+    def install(self, kernel: Any) -> None:
+        """Takes over SIGINT and the hooks around cells, and starts answering."""
+        kernel.pre_handler_hook = kernel.post_handler_hook = lambda: None  # ipykernel's would undo the handler
+        signal.signal(signal.SIGINT, self._on_signal)
+        for hooks, hook in self._hooks:
+            hooks.append(hook)
+        for op, answer in (
+            ("interrupt", self._answer_interrupt),
+            ("free", self._answer_free),
+            ("settle", self._answer_settle),
+            ("ping", self._answer_ping),
+        ):
+            self._channel.on_control(op, answer)
+
+    def remove(self) -> None:
+        """Gives the hooks back and ignores further signals."""
+        for hooks, hook in self._hooks:
+            if hook in hooks:
+                hooks.remove(hook)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def joined(self) -> None:
+        """Notes that this rank's groups are whole again."""
+        self._freed = self._freed_by = self._interrupted = None
+        self._report()
+
+    # The cell's hooks, on the main thread
+
+    def _before_cell(self, cell_id: str, label: str) -> None:
+        self._withheld = False
+        self._interrupted = None
+        self._settled.clear()
+        self._left.clear()
+        self._channel.send_status({"state": "running", "cell": cell_id, "freed": self._freed})
+
+    def _on_failure(self, end: cell.CellEnd) -> None:
+        self._left.set()
+        error = end.error
+        if self._interrupted == end.cell_id:
+            if isinstance(error, RuntimeError):
+                end.error = KeyboardInterrupt("interrupted in a collective").with_traceback(error.__traceback__)
+        elif self._freed_by is not None and isinstance(error, RuntimeError):
+            end.consequence, end.freed_by = True, self._freed_by
+        threading.Thread(
+            target=self._free_unless_settled, args=(end.cell_id,), name="ddp_lab-free", daemon=True
+        ).start()
+
+    def _on_done(self, end: cell.CellEnd) -> None:
+        self._left.set()
+        self._channel.flush(end.cell_id)
+        self._report()
+
+    def _report(self) -> None:
+        self._channel.send_status({"state": self._state(), "cell": cell.running(), "freed": self._freed})
+
+    def _state(self) -> str:
+        if cell.running() is not None and not self._left.is_set():
+            return "running"
+        return "idle" if self._freed is None else "freed"
+
+    # Signals, on the main thread
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if cell.running() is None or self._left.is_set():
+            return
+        if not _in_the_cell(frame):
+            self._withheld = True
+            return
+        raise KeyboardInterrupt
+
+    # Control messages, on the channel's thread
+
+    def _answer_interrupt(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        cell_id = cell.running()
+        if cell_id is not None:
+            self._interrupted = cell_id
+            threading.Thread(target=self._interrupt, args=(cell_id,), name="ddp_lab-interrupt", daemon=True).start()
+        return {"state": self._state(), "cell": cell_id}
+
+    def _answer_free(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        cell_id = cell.running()
+        if cell_id is not None and request.get("cell") in (None, cell_id):
+            self._freed_by = request.get("by")
+            self._free(cell_id)
+        return {"state": self._state()}
+
+    def _answer_settle(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._settled.set()
+        return {"freed": self._freed is not None, "sequences": groups.sequences()}
+
+    def _answer_ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        frame = sys._current_frames().get(self._main or 0)
+        stack = [] if frame is None else traceback.format_stack(frame)
+        return {"state": self._state(), "cell": cell.running(), "time_ns": time.monotonic_ns(), "stack": stack}
+
+    # Threads of their own
+
+    def _interrupt(self, cell_id: str) -> None:
+        """See [Note: interrupt]."""
+        wait = _SIGNAL_SECONDS
+        signal.pthread_kill(self._main or 0, signal.SIGINT)
+        while not self._left.wait(wait) and cell.running() == cell_id:
+            self._free(cell_id)
+            wait = _REPEAT_SECONDS
+            if self._withheld:
+                self._withheld = False
+                signal.pthread_kill(self._main or 0, signal.SIGINT)
+
+    def _free_unless_settled(self, cell_id: str) -> None:
+        """See [Note: freeing peers]."""
+        if not self._settled.wait(_GRACE_SECONDS):
+            self._free(cell_id)
+
+    def _free(self, cell_id: str) -> None:
+        groups.free()
+        self._freed = cell_id
+        self._report()
+
+
+def _in_the_cell(frame: FrameType | None) -> bool:
+    if frame is None or frame.f_code.co_filename in _NOT_THE_CELL:
+        return False
+    while frame is not None:
+        if frame.f_code in _CELL_ENTRIES:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,184 @@
+"""What an engine does to be a rank: join, rejoin, leave.
+
+The client calls these functions by name, each on all ranks: `prepare` (rank 0 opens the rendezvous, everybody says who
+and what it is), then `join` or `rejoin` with what the client put together from the answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from . import groups, regroup
+
+__all__ = ["join", "leave", "prepare", "preload", "rejoin"]
+
+_LOOPBACK = "127.0.0.1"
+
+
+class _Rank:
+    """What this process holds as a rank."""
+
+    listener: socket.socket | None = None
+    store: Any = None
+    telemetry: Any = None
+    agent: Any = None
+
+
+_rank = _Rank()
+
+
+def preload() -> None:
+    """Imports what a rank needs besides torch; called once, before the ranks are forked."""
+    from .. import native
+    from ..parallel import ddp
+    from . import agent, telemetry
+
+    native.load()
+    del agent, ddp, telemetry
+
+
+def prepare() -> dict[str, Any]:
+    """Says who this rank is; rank 0 also opens the next rendezvous, on loopback, on a port of the system's choice.
+
+    Returns:
+        ``rank``, ``pid``, ``host``, ``port`` (None but on rank 0), and what a rejoin has to build again: ``groups``
+        and ``group_count``.
+    """
+    rank, port = int(os.environ["DDP_LAB_RANK"]), None
+    if rank == 0:
+        if _rank.listener is not None:
+            _rank.listener.close()
+        _rank.listener = socket.create_server((_LOOPBACK, 0), backlog=1024)
+        port = _rank.listener.getsockname()[1]
+    return {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "port": port, **regroup.inventory()}
+
+
+def join(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes this engine a rank: process group, agent, telemetry, names in the namespace; then one all-reduce.
+
+    Args:
+        spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``backend``, ``port``, ``device``,
+            ``endpoint`` (of the client's wire).
+
+    Returns:
+        ``device`` and ``backend`` in words.
+    """
+    import torch
+    import torch.distributed as dist
+    from IPython import get_ipython
+
+    import ddp_lab
+
+    from .agent import Agent
+    from .telemetry import Telemetry
+
+    _set_environment(spec)
+    device = torch.device(spec["device"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    groups.install()
+    shell = get_ipython()
+    _rank.telemetry = Telemetry(spec["endpoint"], spec["rank"])
+    _rank.agent = Agent(_rank.telemetry, spec["rank"])
+    _rank.agent.install(shell.kernel)
+    _rank.telemetry.start()
+    _open_default_group(spec)
+    shell.user_ns.update(
+        rank=spec["rank"],
+        world_size=spec["world_size"],
+        local_rank=spec["local_rank"],
+        device=device,
+        torch=torch,
+        dist=dist,
+        ddp_lab=ddp_lab,
+    )
+    _first_collective(device)
+    _rank.agent.joined()
+    return {"device": _device_name(device), "backend": dist.get_backend_config()}
+
+
+def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces every group of this rank by a new one; variables are kept, and those that name a group follow it.
+
+    Args:
+        spec: as for `join`, and ``groups`` and ``group_count``: the user's groups to build again.
+
+    Returns:
+        ``rebuilt``: names of the groups that were built again; ``lost``: name -> why one could not be.
+    """
+    import torch
+
+    old = regroup.take_down()
+    _rank.store = None
+    _set_environment(spec)
+    _open_default_group(spec)
+    lost = regroup.rebuild(old, spec["groups"], spec["group_count"])
+    _first_collective(torch.device(spec["device"]))
+    _rank.agent.joined()
+    return {"rebuilt": [group["name"] for group in spec["groups"] if group["name"] not in lost], "lost": lost}
+
+
+def leave() -> None:
+    """Ends this rank's threads and groups; the engine itself goes on."""
+    import torch.distributed as dist
+
+    if _rank.agent is not None:
+        _rank.agent.remove()
+    groups.free()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    groups.uninstall()
+    if _rank.telemetry is not None:
+        _rank.telemetry.stop()
+    _rank.store = _rank.agent = _rank.telemetry = None
+
+
+def _set_environment(spec: Mapping[str, Any]) -> None:
+    """What torchrun would set, for code that reads it."""
+    os.environ.update(
+        RANK=str(spec["rank"]),
+        WORLD_SIZE=str(spec["world_size"]),
+        LOCAL_RANK=str(spec["local_rank"]),
+        LOCAL_WORLD_SIZE=str(spec["local_world_size"]),
+        GROUP_RANK="0",
+        ROLE_RANK=str(spec["rank"]),
+        ROLE_WORLD_SIZE=str(spec["world_size"]),
+        MASTER_ADDR=_LOOPBACK,
+        MASTER_PORT=str(spec["port"]),
+    )
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _open_default_group(spec: Mapping[str, Any]) -> None:
+    import torch.distributed as dist
+
+    groups.exclude_port(spec["port"])
+    listener: dict[str, int] = {}
+    if _rank.listener is not None:
+        listener = {"master_listen_fd": _rank.listener.detach()}
+        _rank.listener = None
+    _rank.store = dist.TCPStore(
+        _LOOPBACK, spec["port"], spec["world_size"], is_master=bool(listener), wait_for_workers=False, **listener
+    )
+    dist.init_process_group(spec["backend"], store=_rank.store, rank=spec["rank"], world_size=spec["world_size"])
+
+
+def _first_collective(device: Any) -> None:
+    """Ready means that every rank has finished a real all-reduce, on the CPU and on its device."""
+    import torch
+    import torch.distributed as dist
+
+    for place in {torch.device("cpu"), device} if "gloo" in dist.get_backend_config() else {device}:
+        ones = torch.ones(1, device=place)
+        dist.all_reduce(ones)
+        if ones.item() != dist.get_world_size():
+            raise RuntimeError(f"the first all-reduce on {place} gave {ones.item()}, not {dist.get_world_size()}")
+
+
+def _device_name(device: Any) -> str:
+    import torch
+
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

@@ -1,0 +1,205 @@
+"""Imports torch once, then forks one engine per rank: a rank starts in tenths of a second, and shares torch's pages.
+
+`python -m ddp_lab.engine.fork_server PARENT RUN_DIR` reads one JSON object a line from standard input and answers the
+same way on standard output:
+
+    {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "..."}, ...]}   -> forked, later exited
+    {"op": "signal", "rank": 0, "signal": 15}
+    end of input                                                                                    -> ends every rank
+
+Events: `stage` (what it does now), `ready`, `forked` (rank, pid), `exited` (rank, pid, code; minus the signal's number
+if one ended it), `failed` (traceback). It holds no CUDA context, no sockets and runs no tensor operation, so that a
+forked rank starts clean. Its ranks can't outlive it, nor it its parent: see `watch`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import watch
+
+__all__: list[str] = []
+
+_TERM_SECONDS = 0.5
+
+
+class ForkServer:
+    """The ranks that this process forked, and the channel to the client."""
+
+    def __init__(self, run_dir: str, commands: int, events: int) -> None:
+        self._run_dir = run_dir
+        self._commands = commands
+        self._events = events
+        self._ranks: dict[int, int] = {}  # pid -> rank
+        self._buffer = b""
+
+    def send(self, event: str, **content: Any) -> None:
+        """Writes one event to the client; a client that is gone is the parent watch's business."""
+        try:
+            os.write(self._events, json.dumps({"event": event, **content}).encode() + b"\n")
+        except BrokenPipeError:
+            pass
+
+    def end_now(self) -> None:
+        """Kills every rank with the processes it started, removes the cluster's files, ends this process."""
+        for pid in list(self._ranks):
+            _kill_group(pid)
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+        os._exit(0)
+
+    def serve(self) -> Callable[[], None] | None:
+        """Forks, signals and reaps until the input ends; in a forked rank, returns what that rank is to run."""
+        wakeup_read, wakeup_write = os.pipe()
+        os.set_blocking(wakeup_write, False)
+        os.set_blocking(wakeup_read, False)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._commands, selectors.EVENT_READ)
+            selector.register(wakeup_read, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fd == wakeup_read:
+                        os.read(wakeup_read, 4096)
+                        self._reap()
+                        continue
+                    data = os.read(self._commands, 1 << 16)
+                    if not data:
+                        self._end_gently()
+                        return None
+                    for command in self._lines(data):
+                        child = self._obey(command)
+                        if child is not None:
+                            signal.set_wakeup_fd(-1)
+                            os.close(wakeup_read)
+                            os.close(wakeup_write)
+                            return child
+
+    def _end_gently(self) -> None:
+        """Asks every rank to end, so that what it registered with atexit runs, and waits a moment."""
+        for pid in self._ranks:
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_SECONDS
+        while self._ranks and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.005)
+
+    def _lines(self, data: bytes) -> list[dict[str, Any]]:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _obey(self, command: Mapping[str, Any]) -> Callable[[], None] | None:
+        if command["op"] == "fork":
+            for spec in command["ranks"]:
+                server = os.getpid()
+                pid = os.fork()
+                if pid == 0:
+                    watch.kill_with_parent_thread(server)
+                    os.setsid()
+                    os.close(self._commands)
+                    os.close(self._events)
+                    return lambda: _run_rank(spec, command["connection"], self._run_dir)
+                self._ranks[pid] = spec["rank"]
+                self.send("forked", rank=spec["rank"], pid=pid)
+        elif command["op"] == "signal":
+            for pid, rank in self._ranks.items():
+                if rank == command["rank"]:
+                    if command["signal"] == signal.SIGKILL:
+                        _kill_group(pid)
+                    else:
+                        os.kill(pid, command["signal"])
+        return None
+
+    def _reap(self) -> None:
+        for pid in list(self._ranks):
+            # Looked at before it is reaped: until then its process group's id can't be given to anybody else.
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            self.send("exited", rank=self._ranks.pop(pid), pid=pid, code=os.waitstatus_to_exitcode(status))
+
+
+def _kill_group(pid: int) -> None:
+    for kill in (os.killpg, os.kill):  # its group does not exist before it has called setsid
+        try:
+            kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def _preload(send: Callable[..., None]) -> None:
+    """Imports what every rank needs; nothing here may start a thread, open a socket or touch a GPU."""
+    gc.disable()  # a collection during the import finds nothing to free, and costs a tenth of it
+    send("stage", name="importing torch")
+    import ipyparallel.engine.app
+    import torch
+    import torch.distributed
+
+    from . import bootstrap
+
+    bootstrap.preload()
+    del ipyparallel, torch
+    gc.freeze()
+    gc.enable()
+
+
+def _run_rank(spec: Mapping[str, Any], connection: Mapping[str, Any], run_dir: str) -> None:
+    """Becomes the engine of one rank; returns when the engine has been asked to end."""
+    import numpy as np
+    import torch
+    from ipyparallel.engine.app import IPEngine
+    from traitlets.config import Config
+
+    log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.update(spec["env"])
+    np.random.seed()  # forked ranks must not share one state
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    config = Config()
+    config.ProfileDir.location = os.path.join(run_dir, "profile")
+    config.IPEngine.id = spec["rank"]
+    config.IPEngine.enable_nanny = False  # the fork server notices an exit, the agent relays interrupts
+    config.IPEngine.max_heartbeat_misses = 0  # a paused controller must not end a rank
+    config.IPEngine.timeout = 60.0
+    engine = IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
+    engine.initialize([])
+    engine.start()
+
+
+def main(argv: list[str]) -> None:
+    """Serves one client until its end of the input closes."""
+    commands, events = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = ForkServer(argv[1], commands, events)
+    watch.on_parent_exit(int(argv[0]), server.end_now)
+    try:
+        _preload(server.send)
+    except BaseException:
+        server.send("failed", error=traceback.format_exc())
+        raise
+    server.send("ready")
+    child = server.serve()
+    if child is None:
+        server.end_now()
+    else:
+        child()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,208 @@
+"""Every process group of this rank with its sockets, so that a thread can free whoever waits in a collective.
+
+Gloo gives no way to end a collective that is waiting: `abort` and `shutdown` return and change nothing, and destroying
+a group frees nobody while a model, a work or a variable refers to it. Its sockets can be shut down from any thread, and
+then every collective on them fails on both ends. Other backends have an `abort` that works.
+
+See [Note: a reused descriptor]. A group's sockets are remembered as (descriptor, inode). When the group is gone its
+descriptors are given to other sockets, so `free` first duplicates the descriptor, compares the duplicate's inode, and
+shuts down the duplicate: what it shuts is what it compared.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+__all__ = ["GroupRecord", "alive", "forget", "free", "install", "sequences", "uninstall"]
+
+Socket = tuple[int, int]  # descriptor, inode
+
+
+@dataclass
+class GroupRecord:
+    """One process group that this rank is a member of.
+
+    Attributes:
+        name: c10d's name of the group; the same on every member.
+        ranks: global ranks in the order of the group; empty for the default group.
+        backend: backend configuration as given, e.g. ``"cpu:gloo,cuda:nccl"``.
+        timeout_seconds: the group's timeout.
+        description: c10d's description.
+        sockets: the group's sockets as (descriptor, inode).
+    """
+
+    name: str
+    ranks: list[int]
+    backend: str
+    timeout_seconds: float
+    description: str
+    sockets: list[Socket]
+    reference: weakref.ref[Any] = field(repr=False)
+    freed: bool = False
+
+    @property
+    def group(self) -> Any:
+        """The process group, None once nobody refers to it."""
+        return self.reference()
+
+
+_records: list[GroupRecord] = []
+_lock = threading.Lock()
+_original: Callable[..., Any] | None = None
+_store_ports: set[int] = set()
+
+
+def install() -> None:
+    """Starts registering: from now on every group made by `torch.distributed` is known here."""
+    global _original
+    if _original is None:
+        _original = c10d._new_process_group_helper
+        c10d._new_process_group_helper = _registering
+
+
+def uninstall() -> None:
+    """Stops registering and forgets every group."""
+    global _original
+    if _original is not None:
+        c10d._new_process_group_helper = _original
+        _original = None
+    forget()
+
+
+def exclude_port(port: int) -> None:
+    """Names a rendezvous store's port: its connections belong to no group."""
+    _store_ports.add(port)
+
+
+def alive() -> list[GroupRecord]:
+    """The groups that somebody still refers to, in the order of their creation."""
+    with _lock:
+        return [record for record in _records if record.group is not None]
+
+
+def forget() -> None:
+    """Forgets every group; their sockets are left alone."""
+    with _lock:
+        _records.clear()
+
+
+def free() -> int:
+    """Ends every collective that waits on any group of this rank, here and on its peers; callable from any thread.
+
+    Returns:
+        How many groups were freed now. They stay unusable: the ranks have to rejoin.
+    """
+    with _lock:
+        records = [record for record in _records if not record.freed]
+        for record in records:
+            record.freed = True
+    for record in records:
+        for descriptor, inode in record.sockets:
+            _shut_down(descriptor, inode)
+        _abort_others(record.group)
+    return len(records)
+
+
+def sequences() -> dict[str, int]:
+    """Group name -> how many collectives this rank has entered on it; equal on all members when none is half done."""
+    counts = {}
+    for record in alive():
+        if not record.freed:
+            try:
+                counts[record.name] = int(record.group._get_sequence_number_for_group())
+            except RuntimeError:  # the backend does not count
+                continue
+    return counts
+
+
+def _registering(*args: Any, **kwargs: Any) -> Any:
+    assert _original is not None
+    before = {inode for _, inode in _sockets()}
+    group, store = _original(*args, **kwargs)
+    if group is None or group is c10d.GroupMember.NON_GROUP_MEMBER:
+        return group, store
+    bound = dict(zip(("size", "rank", "ranks", "backend", "store", "name"), args, strict=False))
+    name = str(kwargs.get("group_name", bound.get("name")))
+    with _lock:
+        if any(record.group is group for record in _records):  # an existing group, found by its tag
+            return group, store
+        timeout = kwargs.get("timeout")
+        record = GroupRecord(
+            name=name,
+            ranks=list(kwargs.get("global_ranks_in_group", bound.get("ranks")) or []),
+            backend=str(kwargs.get("backend", bound.get("backend"))),
+            timeout_seconds=timeout.total_seconds() if timeout is not None else 0.0,
+            description=str(kwargs.get("group_desc") or "undefined"),
+            sockets=[found for found in _sockets() if found[1] not in before and _is_connection(*found)],
+            reference=weakref.ref(group),
+        )
+        _records.append(record)
+    return group, store
+
+
+def _sockets() -> Iterator[Socket]:
+    """This process's sockets."""
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:  # closed since it was listed
+            continue
+        if target.startswith("socket:["):
+            yield int(entry), int(target[len("socket:[") : -1])
+
+
+def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
+    """A socket of our own on what the descriptor names, if that still is the socket with this inode."""
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    if os.fstat(copy).st_ino != inode:
+        os.close(copy)
+        return None
+    return socket.socket(fileno=copy)
+
+
+def _is_connection(descriptor: int, inode: int) -> bool:
+    """Whether it is a connected TCP socket that is not one of the rendezvous store's."""
+    copy = _duplicate(descriptor, inode)
+    if copy is None:
+        return False
+    with copy:
+        if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
+            return False
+        try:
+            ports = {copy.getpeername()[1], copy.getsockname()[1]}
+        except OSError:  # listening
+            return False
+        return not ports & _store_ports
+
+
+def _shut_down(descriptor: int, inode: int) -> None:
+    copy = _duplicate(descriptor, inode)
+    if copy is None:
+        return
+    with copy:
+        try:
+            copy.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the peer was first
+            pass
+
+
+def _abort_others(group: Any) -> None:
+    """Aborts the group's backends other than Gloo, whose `abort` frees nobody."""
+    if group is None:
+        return
+    for device in group._device_types:
+        backend = group._get_backend(torch.device(device))
+        if backend.name() != "gloo":
+            backend.abort()

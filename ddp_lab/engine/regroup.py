@@ -1,0 +1,142 @@
+"""Rejoin: takes a rank's process groups down and builds them again, and lets everything that held one hold the new.
+
+A group is known across ranks and rejoins by its c10d name. What refers to a group in Python (variables, attributes,
+lists, closures) is found through the garbage collector and re-pointed; models also hold theirs in C++ and are told.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ..errors import ClusterError
+from . import groups
+
+__all__ = ["LostGroup", "inventory", "rebuild", "take_down"]
+
+_DEFAULT = "default"
+
+
+class LostGroup:
+    """Stands where a process group stood that could not be built again: any use of it raises and says which it was."""
+
+    def __init__(self, name: str, ranks: Sequence[int], why: str) -> None:
+        self.__dict__["_lost"] = f"process group {name!r} of ranks {list(ranks)} is gone: {why}; make it again"
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise ClusterError(self.__dict__["_lost"])
+
+    def __repr__(self) -> str:
+        return f"<{self.__dict__['_lost']}>"
+
+
+def inventory() -> dict[str, Any]:
+    """This rank's groups besides the default one, in plain data, and how many names c10d has given."""
+    found = [
+        {
+            "name": record.name,
+            "ranks": record.ranks,
+            "backend": record.backend,
+            "timeout_seconds": record.timeout_seconds,
+            "description": record.description,
+        }
+        for record in groups.alive()
+        if record.ranks
+    ]
+    return {"groups": found, "group_count": c10d._world.group_count}
+
+
+def take_down() -> dict[str, Any]:
+    """Ends every group of this rank.
+
+    Returns:
+        Name -> the group that is no more, as `rebuild` needs it.
+    """
+    groups.free()
+    old = {record.name if record.ranks else _DEFAULT: record.group for record in groups.alive()}
+    for model in _models():
+        if hasattr(model, "abandon_backward"):
+            model.abandon_backward()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    groups.forget()
+    return old
+
+
+def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_count: int) -> dict[str, str]:
+    """Builds the user's groups again, on all ranks alike, and re-points what referred to the old ones.
+
+    Args:
+        old: what `take_down` returned.
+        wanted: the groups that are alive on any rank, in one order for all ranks.
+        group_count: the highest count of names on any rank, so that the next new group is named alike.
+
+    Returns:
+        Name -> why that group could not be built.
+    """
+    new = {_DEFAULT: dist.group.WORLD}
+    lost = {}
+    for group in wanted:
+        name = group["name"]
+        try:
+            new[name] = _build(group)
+        except (RuntimeError, ValueError) as error:
+            lost[name] = str(error).splitlines()[0]
+            new[name] = LostGroup(name, group["ranks"], lost[name])
+    c10d._world.group_count = max(group_count, c10d._world.group_count)
+    for name, group in old.items():
+        if name in new:
+            _repoint(group, new[name], keep=old)
+    old.clear()
+    return lost
+
+
+def _build(group: Mapping[str, Any]) -> Any:
+    numbered = group["name"].isdigit()
+    if numbered:
+        c10d._world.group_count = int(group["name"])  # c10d names groups by counting
+    return dist.new_group(
+        group["ranks"],
+        timeout=timedelta(seconds=group["timeout_seconds"]),
+        backend=group["backend"],
+        use_local_synchronization=not numbered,
+        group_desc=group["description"],
+    )
+
+
+def _models() -> Iterator[Any]:
+    """Every live DistributedDataParallel, ours and torch's."""
+    from ..parallel import ddp
+
+    yield from ddp.live_models()
+    for candidate in gc.get_objects():
+        if type(candidate) is torch.nn.parallel.DistributedDataParallel:
+            yield candidate
+
+
+def _repoint(old: Any, new: Any, keep: dict[str, Any]) -> None:
+    if not isinstance(new, LostGroup):
+        for model in _models():
+            if model.process_group is old:
+                model._update_process_group(new)
+                reducer = getattr(model, "reducer", None)
+                if hasattr(reducer, "_reset_state"):
+                    reducer._reset_state()
+    for holder in gc.get_referrers(old):
+        if holder is keep:
+            continue
+        if isinstance(holder, dict):
+            for key, value in list(holder.items()):
+                if value is old:
+                    holder[key] = new
+        elif isinstance(holder, list):
+            holder[:] = [new if item is old else item for item in holder]
+        elif isinstance(holder, types.CellType):
+            holder.cell_contents = new

@@ -1,0 +1,64 @@
+"""A process that ends when the one that started it ends, however that one ends (standard library only).
+
+Two independent means, because each has a hole:
+
+- a thread that waits on a file descriptor of the parent's process: it needs the interpreter lock of *this* process;
+- the kernel's parent-death signal: it follows the parent's *thread*, so it is only right below a parent whose
+  starting thread lives as long as the parent does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+
+__all__ = ["kill_with_parent_thread", "on_parent_exit"]
+
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.25
+
+
+def kill_with_parent_thread(parent: int) -> None:
+    """Lets the kernel SIGKILL this process when the parent's thread that started it ends.
+
+    Args:
+        parent: process id of the expected parent; if it is gone already, this process ends here.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def on_parent_exit(parent: int, then: Callable[[], None]) -> threading.Thread:
+    """Calls `then` on a thread once the process `parent`, which must be this process's parent, has ended.
+
+    A parent that ended before this call counts as ended: its process id is compared after it was opened.
+    """
+    thread = threading.Thread(target=_wait, args=(parent, then), name="ddp_lab-parent-watch", daemon=True)
+    thread.start()
+    return thread
+
+
+def _wait(parent: int, then: Callable[[], None]) -> None:
+    descriptor = _open(parent)
+    if descriptor is not None and os.getppid() == parent:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while not poll.poll():
+            pass
+    while os.getppid() == parent:  # where the kernel has no pidfd
+        threading.Event().wait(_POLL_SECONDS)
+    then()
+
+
+def _open(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
