@@ -1,36 +1,29 @@
-"""CellRun: one cell, or one function, on some ranks. The only module that uses ipyparallel's messages.
+"""CellRun: one cell, or one function, on some ranks: sent, shown while it runs, and collected.
 
-[Note: one request]
-Each rank gets one apply request that calls `ddp_lab.engine.cell.run` there by name. The callbacks for its messages
-hang on the request's future before the request is sent (`message_future_hook`), so none is missed. ipyparallel's I/O
-thread only appends to a queue; the thread that waits takes from it and shows.
+ipyparallel's I/O thread only appends to a queue (`CellRun._put`); the thread that waits takes from it and shows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import linecache
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from ipyparallel import Reference
-from ipyparallel.serialize import pack_apply_message
-
 from ..errors import ClusterError
+from . import engine_messages
 from . import failures as reports
-from .outputs import Board, OutputBoard, default_board, label_of
+from .engine_messages import RankFunction, check_sendable
+from .outputs import Board, OutputBoard, default_board
+from .rank_sets import label_of
 from .rank_states import RankStates
 from .results import CellResult, CellStatus, RemoteValue
 
-__all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "RemoteValue"]
+__all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "RankFunction", "RemoteValue", "check_sendable"]
 
-_RUN = Reference("__import__('ddp_lab.engine.cell', fromlist=['run']).run")
 _NEVER = float("inf")
 _FIRST_REFRESH_S = 0.04  # a short cell is shown once, complete
 _REFRESH_S = 0.08
@@ -38,8 +31,6 @@ _REFRESH_SHARE = 5  # at most a sixth of the time goes into showing
 _LOOK_S = 0.2  # how often a silent cell looks for lost ranks
 _ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is announced
 _GRACE_S = 5.0  # how long an interrupted rank may take to end
-
-_OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,8 @@ class CellRun:
     Args:
         client: the ipyparallel client.
         engine_of_rank: rank -> engine id.
-        code: a cell's text, or a function to call on each rank.
+        code: a cell's text, or a function to call on each rank; one of the client's own file or notebook travels by
+            value and sees the rank's namespace.
         ranks: where to run.
         cell_id: unique id of this run.
         options: see `CellOptions`.
@@ -84,7 +76,7 @@ class CellRun:
         self,
         client: Any,
         engine_of_rank: Mapping[int, int],
-        code: str | Callable[..., Any],
+        code: str | Callable[..., Any] | RankFunction,
         ranks: Sequence[int],
         *,
         cell_id: str,
@@ -119,51 +111,23 @@ class CellRun:
         Raises:
             ClusterError: a rank has no engine any more; nothing was sent.
         """
-        idents = {}
-        for rank in self.ranks:
-            uuid = self._client._engines.get(self._engine_of_rank.get(rank, -1))
-            if uuid is None:
-                raise ClusterError(f"rank {rank} has no engine: it died or was never started")
-            idents[rank] = uuid.encode()
-        buffers = self._pack()
         self._begin = time.monotonic()
-        for rank, ident in idents.items():
-            self._client._send(
-                self._client._mux_stream,
-                "apply_request",
-                buffers=buffers,
-                ident=ident,
-                metadata={},
-                track_outstanding=True,
-                message_future_hook=partial(self._attach, rank),
-            )
+        engine_messages.send(self._client, self._engines(), self._cell(), self._code, self._put)
         return self
 
-    def _pack(self) -> Any:
-        cell: dict[str, Any] = {"id": self.cell_id, "label": self.options.label}
-        if isinstance(self._code, str):
-            return pack_apply_message(_RUN, ({**cell, "code": self._code},), {})
-        cell["sources"] = _sources_of(self._code)
-        args = (cell, self._code, tuple(self.options.args), dict(self.options.kwargs))
-        return pack_apply_message(_RUN, args, {})
+    def _engines(self) -> dict[int, int]:
+        missing = [rank for rank in self.ranks if rank not in self._engine_of_rank]
+        if missing:
+            raise ClusterError(f"{label_of(missing)} has no engine: it died or was never started")
+        return {rank: self._engine_of_rank[rank] for rank in self.ranks}
 
-    def _attach(self, rank: int, future: Any) -> None:
-        """Hangs our callbacks on a request that has not been sent yet; they run in ipyparallel's I/O thread."""
-        metadata = future.output.metadata
-
-        def on_message(message: Mapping[str, Any]) -> None:
-            kind = message["header"]["msg_type"]
-            if kind in _OUTPUTS:
-                # ipyparallel keeps its own copy of every output, joined anew for each message.
-                metadata["stdout"] = metadata["stderr"] = ""
-                metadata["outputs"] = []
-                self._put(rank, kind, message["content"])
-
-        future.iopub_callbacks.append(on_message)
-        future.output.add_done_callback(lambda _: self._put(rank, "idle", None))
-        future.add_done_callback(lambda done: self._put(rank, "reply", done.result()))
+    def _cell(self) -> dict[str, Any]:
+        options = self.options
+        cell = {"id": self.cell_id, "label": options.label}
+        return {**cell, "args": tuple(options.args), "kwargs": dict(options.kwargs)}
 
     def _put(self, rank: int, kind: str, content: Any) -> None:
+        """On ipyparallel's I/O thread."""
         self._inbox.append((rank, kind, content))
         self._wake.set()
 
@@ -353,12 +317,3 @@ class CellRun:
     def _collected(self) -> CellResult:
         seconds = (self._end or time.monotonic()) - self._begin
         return CellResult(self.cell_id, self.options.label, self._states.values(), self._states.outputs(), seconds)
-
-
-def _sources_of(function: Callable[..., Any]) -> dict[str, str]:
-    """The text of the file a function was written in, if ranks can't read it themselves."""
-    code = getattr(function, "__code__", None)
-    if code is None or os.path.exists(code.co_filename):
-        return {}
-    lines = linecache.getlines(code.co_filename)
-    return {code.co_filename: "".join(lines)} if lines else {}

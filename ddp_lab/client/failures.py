@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import CellError, RankFailure
-from .outputs import label_of
+from .rank_sets import label_of
 
 __all__ = [
     "LOST",
@@ -25,6 +25,7 @@ __all__ = [
 LOST = "RankLost"
 TIMEOUT = "Timeout"
 _LONGEST_MESSAGE = 300
+_NEW_RANKS = "`%cluster restart` replaces all ranks"
 _HELP = "`%cluster interrupt` tries again, `%cluster restart` replaces the processes"
 
 # What a collective of torch says when its peers are gone or were freed (Gloo, NCCL, TCPStore).
@@ -84,11 +85,16 @@ def cell_error(failures: Mapping[int, RankFailure], label: str) -> CellError:
     first = next(iter(failures.values()))
     same = [each for each in failures.values() if _same(each, first)]
     who = label_of(each.rank for each in same)
-    verb = "died" if first.name == LOST else "failed"
-    lines = [f"\x1b[1;31m{who} {verb}\x1b[0m in cell {label}"]
-    lines += first.traceback.splitlines() or [_headline(first)]
+    if first.name == LOST:
+        message = f"{who} {_headline(first)}"
+        lines = [f"\x1b[1;31m{message}\x1b[0m during cell {label}"]
+        lines.append(f"the variables of the other ranks are kept; {_NEW_RANKS}")
+    else:
+        message = f"{who} failed: {_headline(first)}"
+        lines = [f"\x1b[1;31m{who} failed\x1b[0m in cell {label}"]
+        lines += first.traceback.splitlines() or [_headline(first)]
     lines += [_folded(each, first) for each in failures.values() if each not in same]
-    return CellError(f"{who} {verb}: {_headline(first)}", failures, "\n".join(lines))
+    return CellError(message, failures, "\n".join(lines))
 
 
 def timeout_error(failures: Mapping[int, RankFailure], ranks: Sequence[int], label: str, seconds: float) -> CellError:

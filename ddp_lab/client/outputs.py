@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from .displays import BlockDisplay, KernelDisplay, kernel_shell, write_line
 from .lines import Line, TerminalText
-from .rows import Block, Row, Rows, label_of, text_of
+from .rows import Block, Row, Rows, text_of
 
-__all__ = ["Board", "LineBoard", "OutputBoard", "SilentBoard", "default_board", "label_of"]
+__all__ = ["Board", "LineBoard", "OutputBoard", "SilentBoard", "default_board"]
 
 
 class Board(Protocol):

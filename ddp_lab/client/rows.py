@@ -11,29 +11,18 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Block", "Row", "Rows", "label_of", "text_of"]
+from .rank_sets import label_of
+
+__all__ = ["Block", "Row", "Rows", "text_of"]
 
 HEAD_LINES = 200
 TAIL_LINES = 300
 _SLACK_LINES = 100
 _JOINABLE_ROWS = 20_000
 _LONGEST_LINE = 5_000
-
-
-def label_of(ranks: Iterable[int]) -> str:
-    """`"rank 0"`, `"ranks 0–3"` or `"ranks 0, 2–3"`."""
-    ordered = sorted(ranks)
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    parts = []
-    for _, run in itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
-        members = [rank for _, rank in run]
-        parts.append(f"{members[0]}–{members[-1]}" if len(members) > 1 else f"{members[0]}")
-    return "ranks " + ", ".join(parts)
 
 
 @dataclass(eq=False)
