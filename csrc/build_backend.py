@@ -20,7 +20,6 @@ DEFAULT_TORCH = "2.13.0"
 build_sdist = _setuptools.build_sdist
 build_wheel = _setuptools.build_wheel
 build_editable = _setuptools.build_editable
-get_requires_for_build_sdist = _setuptools.get_requires_for_build_sdist
 prepare_metadata_for_build_wheel = _setuptools.prepare_metadata_for_build_wheel
 prepare_metadata_for_build_editable = _setuptools.prepare_metadata_for_build_editable
 
@@ -38,11 +37,9 @@ def torch_requirement() -> str:
     return f"torch=={DEFAULT_TORCH}"
 
 
-def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """Returns setuptools' requirements and torch's."""
-    return [*_setuptools.get_requires_for_build_wheel(config_settings), torch_requirement()]
+def _requirements(config_settings: Any = None) -> list[str]:
+    """Returns what setup.py imports beside `build-system.requires`; it is asked before setup.py can run."""
+    return [torch_requirement()]
 
 
-def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    """Returns setuptools' requirements and torch's."""
-    return [*_setuptools.get_requires_for_build_editable(config_settings), torch_requirement()]
+get_requires_for_build_sdist = get_requires_for_build_wheel = get_requires_for_build_editable = _requirements
