@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from .displays import BlockDisplay, KernelDisplay, kernel_shell, write_line
 from .lines import Line, TerminalText
+from .rank_sets import label_of
 from .rows import Block, Row, Rows, text_of
 
 __all__ = ["Board", "LineBoard", "OutputBoard", "SilentBoard", "default_board"]
@@ -24,6 +25,9 @@ class Board(Protocol):
 
     def refresh(self, final: bool = False) -> None:
         """Shows what came since the last call; `final` also what was still incomplete."""
+
+    def announce(self, ranks: Iterable[int], text: str) -> None:
+        """Shows `text` at once, before any output."""
 
 
 def default_board(ranks: Sequence[int], quiet: bool = False) -> Board:
@@ -46,6 +50,9 @@ class SilentBoard:
         """See `Board`."""
 
     def refresh(self, final: bool = False) -> None:
+        """See `Board`."""
+
+    def announce(self, ranks: Iterable[int], text: str) -> None:
         """See `Board`."""
 
 
@@ -87,6 +94,10 @@ class LineBoard:
         ready, self._ready = self._ready, []
         for stream, text in ready:
             self._write(stream, text)
+
+    def announce(self, ranks: Iterable[int], text: str) -> None:
+        """See `Board`."""
+        self._write("stdout", f"[{label_of(ranks)}] {text}")
 
     def _take(self, rank: int, stream: str, text: str) -> None:
         self._ready.append((stream, f"[rank {rank}] {text}"))

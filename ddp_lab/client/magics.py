@@ -1,0 +1,245 @@
+"""The magics `%cluster`, `%%distributed`, `%push` and `%pull`: they parse a line and make one call."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+
+from ..errors import ClusterError
+from . import commands
+from .rank_sets import parse_ranks
+
+__all__ = ["load", "unload"]
+
+_MAGICS = {"cluster": "line", "distributed": "cell", "push": "line", "pull": "line"}
+
+
+def load(shell: Any) -> None:
+    """Registers the magics with an IPython shell."""
+    functions = {
+        "cluster": lambda line: _cluster(line),
+        "distributed": lambda line, cell: _distributed(shell, line, cell),
+        "push": lambda line: _push(shell, line),
+        "pull": lambda line: _pull(shell, line),
+    }
+    for name, kind in _MAGICS.items():
+        functions[name].__doc__ = _PARSERS[name].format_help()
+        shell.register_magic_function(functions[name], kind, name)
+
+
+def unload(shell: Any) -> None:
+    """Stops the current cluster and takes the magics away."""
+    commands.stop_quietly()
+    for name, kind in _MAGICS.items():
+        shell.magics_manager.magics[kind].pop(name, None)
+
+
+def _cluster(line: str) -> None:
+    options = _PARSERS["cluster"].parse_line(line)
+    if options is None:
+        return
+    with _brief_errors():
+        if options.command == "start":
+            commands.start(n=options.n, devices=options.devices, env=dict(options.env), backend=options.backend)
+        else:
+            getattr(commands, options.command)()
+
+
+def _distributed(shell: Any, line: str, cell: str) -> Any:
+    options = _PARSERS["distributed"].parse_line(line)
+    if options is None:
+        return None
+    label = f"{options.name} [{shell.execution_count}]"
+    with _brief_errors():
+        return commands.run_cell(
+            cell,
+            ranks=options.ranks,
+            label=label,
+            timeout=options.timeout,
+            watch=options.watch,
+            wait=not options.no_wait,
+            quiet=options.quiet,
+        )
+
+
+def _push(shell: Any, line: str) -> None:
+    options = _PARSERS["push"].parse_line(line)
+    if options is None:
+        return
+    missing = [name for name in options.names if name not in shell.user_ns]
+    if missing:
+        raise UsageError(f"%push: no variable {', '.join(missing)} in this notebook")
+    with _brief_errors():
+        commands.push({name: shell.user_ns[name] for name in options.names}, options.ranks)
+
+
+def _pull(shell: Any, line: str) -> Any:
+    options = _PARSERS["pull"].parse_line(line)
+    if options is None:
+        return None
+    with _brief_errors():
+        pulled = [commands.pull(name, options.ranks) for name in options.names]
+    shell.push({name: value for name, value in zip(options.names, pulled, strict=True) if name.isidentifier()})
+    return pulled[0] if len(pulled) == 1 else tuple(pulled)
+
+
+@contextlib.contextmanager
+def _brief_errors() -> Iterator[None]:
+    """Shows what the user can act on without the frames of this package."""
+    try:
+        yield
+    except ClusterError as error:
+        lines = [f"\x1b[1;31m{type(error).__name__}\x1b[0m: {error}"]
+        error._render_traceback_ = lambda: "\n".join(lines).splitlines()  # type: ignore[attr-defined]
+        raise
+    except (ValueError, TypeError, NameError) as error:
+        raise UsageError(str(error)) from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are `UsageError`s that name the option and what is valid."""
+
+    def __init__(self, prog: str, description: str, **options: Any) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False, **options)
+
+    def parse_line(self, line: str) -> argparse.Namespace | None:
+        """The options of a magic's line; None if it asked for help, which has been printed."""
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            self.error(f"{error} in {line!r}")
+        try:
+            options, unknown = self.parse_known_args(words)
+        except SystemExit:  # --help
+            return None
+        if unknown:
+            self._refuse(unknown[0])
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+        raise UsageError(f"{self.prog}: {message}\nusage: {usage}")
+
+    def _refuse(self, word: str) -> NoReturn:
+        valid = [option for action in self._actions for option in action.option_strings]
+        close = difflib.get_close_matches(word.split("=")[0], valid, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        self.error(f"unknown {'option' if word.startswith('-') else 'argument'} {word}{hint}")
+
+
+def _checked(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A converter whose ValueError's text reaches the user."""
+
+    def checked(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a number of ranks (1, 2, ...)")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{text!r} is not a time in seconds (for example 30 or 0.5)")
+    return seconds
+
+
+def _devices(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{text!r} does not name devices (for example 0,2)") from None
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=_checked(parse_ranks), metavar="0,2-3", help="these ranks only (default: all)")
+
+
+def _cluster_parser() -> _Parser:
+    parser = _Parser("%cluster", "Starts, shows and ends the cluster that %%distributed cells run on.")
+    commands_ = parser.add_subparsers(dest="command", metavar="command")
+    parser.set_defaults(command="status")
+    start = commands_.add_parser("start", description="Starts ranks and returns when all have finished a collective.")
+    start.add_argument("-n", type=_checked(_count), metavar="N", help="number of ranks (default: one per GPU, else 2)")
+    start.add_argument("--devices", type=_checked(_devices), metavar="0,2", help="which GPUs (default: all)")
+    start.add_argument(
+        "--env",
+        type=_checked(_assignment),
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment variable of the ranks; may be repeated",
+    )
+    start.add_argument(
+        "--backend",
+        choices=["auto", "nccl", "gloo", "shm", "mpi"],
+        default="auto",
+        help="of the process group (default: auto)",
+    )
+    for name, text in _CLUSTER_COMMANDS.items():
+        commands_.add_parser(name, description=text, help=text)
+    return parser
+
+
+_CLUSTER_COMMANDS = {
+    "status": "Shows every rank: state, device, process.",
+    "stop": "Ends all ranks and their processes.",
+    "restart": "Replaces every rank's process by a new one; variables are gone.",
+    "rejoin": "Gives the ranks new process groups; variables are kept.",
+    "interrupt": "Raises KeyboardInterrupt in the cells that run.",
+}
+
+
+def _distributed_parser() -> _Parser:
+    parser = _Parser("%%distributed", "Runs the cell on the ranks; starts a cluster with defaults if none runs.")
+    _add_ranks(parser)
+    parser.add_argument("--timeout", type=_checked(_seconds), metavar="S", help="interrupt the ranks after S seconds")
+    parser.add_argument("--watch", action="store_true", help="show the dashboard above the output")
+    parser.add_argument("--no-wait", action="store_true", help="return a CellRun at once; outputs keep coming")
+    parser.add_argument("--name", default="%%distributed", metavar="NAME", help="the cell's name in tracebacks")
+    parser.add_argument("--quiet", action="store_true", help="show no outputs, only errors")
+    return parser
+
+
+def _names_parser(prog: str, description: str, names: str) -> _Parser:
+    parser = _Parser(prog, description)
+    parser.add_argument("names", nargs="+", metavar="NAME", help=names)
+    _add_ranks(parser)
+    return parser
+
+
+_PARSERS: dict[str, _Parser] = {
+    "cluster": _cluster_parser(),
+    "distributed": _distributed_parser(),
+    "push": _names_parser("%push", "Sets variables of this notebook on the ranks.", "variable of this notebook"),
+    "pull": _names_parser(
+        "%pull",
+        "Gets variables from the ranks, binds them here and returns them: a dict by rank, or the value itself when "
+        "--ranks names a single rank. Tensors come as numpy arrays.",
+        "variable of the ranks, or an expression without spaces",
+    ),
+}
