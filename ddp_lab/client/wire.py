@@ -318,7 +318,7 @@ class Wire:
         if kind == "describe":
             for description in message["descriptions"]:
                 for describe in self._on_description:
-                    describe(rank, description)
+                    describe(rank, {**description, "session": message["session"]})
         elif kind == "status":
             for tell in self._on_status:
                 tell(rank, message["status"])

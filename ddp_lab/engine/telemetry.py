@@ -45,7 +45,6 @@ def process_session() -> int:
     return _session_of.setdefault(os.getpid(), time.time_ns())
 
 
-
 class Telemetry:
     """Publishes what this rank records, and receives what the client tells it.
 
@@ -157,7 +156,7 @@ class Telemetry:
         self._wake.set()
 
     def _json(self, kind: str, **fields: Any) -> list[bytes]:
-        return [b"j", json.dumps({"type": kind, "rank": self.rank, **fields}).encode()]
+        return [b"j", json.dumps({"type": kind, "rank": self.rank, "session": self.session, **fields}).encode()]
 
     def _data_writable(self, deadline: float) -> None:
         # Polling a socket is using it, so it is done under the lock, and briefly.

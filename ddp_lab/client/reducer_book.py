@@ -1,0 +1,102 @@
+"""Which reducer an event belongs to, and what its buckets hold: built from descriptions.
+
+Ranks number their reducers alike within one group and one life of their processes. After a restart, or with two
+groups of ranks that build models of their own, equal numbers mean different models: here each model gets a number
+of its own, the rank's where that is free.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .timeline_records import Inspection
+
+__all__ = ["ReducerBook"]
+
+
+class ReducerBook:
+    """Numbers reducers for a timeline and keeps their assignments, inspections and the names of marks."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's number) -> number here
+        self._models: dict[tuple[int, int, tuple[int, ...]], int] = {}  # (life, rank's number, ranks) -> number here
+        self._assignments: dict[int, dict[int, dict[str, Any]]] = {}  # reducer -> generation -> description
+        self._inspections: dict[tuple[int, int], dict[int, list[dict[str, Any]]]] = {}  # (reducer, step) -> rank
+        self._marks: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in mark_names
+        self.mark_names: list[str] = []
+
+    def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = ()) -> int:
+        """The number here of what this rank, in this life, calls `reducer`."""
+        own = (rank, life, reducer)
+        if own not in self._numbers:
+            model = (life, reducer, ranks)
+            if model not in self._models:
+                taken = set(self._models.values())
+                self._models[model] = reducer if reducer not in taken else max(taken) + 1
+            self._numbers[own] = self._models[model]
+        return self._numbers[own]
+
+    def mark(self, rank: int, life: int, index: int) -> int:
+        """Index in `mark_names` of what this rank, in this life, calls mark `index`; -1 if it has no name."""
+        return self._marks.get((rank, life, index), -1)
+
+    def describe(self, rank: int, life: int, description: dict[str, Any]) -> dict[str, Any]:
+        """Takes one description (types not known here are kept, no more) and returns it with the numbers used here."""
+        made = {key: value for key, value in description.items() if key != "session"}
+        kind = made.get("type")
+        if kind == "mark":
+            if made["name"] not in self.mark_names:
+                self.mark_names.append(made["name"])
+            index = self.mark_names.index(made["name"])
+            self._marks[rank, life, made["index"]] = index
+            return {**made, "index": index}
+        if kind == "assignment":
+            made["reducer"] = self.number(rank, life, made["reducer"], tuple(made["group_ranks"]))
+            self._assignments.setdefault(made["reducer"], {})[made["generation"]] = made
+        elif kind == "inspection":
+            made["reducer"] = self.number(rank, life, made["reducer"])
+            self._inspections.setdefault((made["reducer"], made["step"]), {})[rank] = made["buckets"]
+        return made
+
+    def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:
+        """One assignment's description, the newest for None; raises `KeyError` if there is none."""
+        of_reducer = self._assignments[reducer]
+        return of_reducer[max(of_reducer) if generation is None else generation]
+
+    def generations(self, reducer: int) -> tuple[int, ...]:
+        """The described generations of a reducer, ascending."""
+        return tuple(sorted(self._assignments.get(reducer, ())))
+
+    def reducers(self) -> list[int]:
+        """Reducers that have been described."""
+        return sorted(self._assignments)
+
+    def sizes(self) -> dict[tuple[int, int], npt.NDArray[np.int64]]:
+        """(reducer, generation) -> number of parameters by bucket."""
+        return {
+            (reducer, generation): np.array([len(b["parameters"]) for b in description["buckets"]], np.int64)
+            for reducer, of_reducer in self._assignments.items()
+            for generation, description in of_reducer.items()
+        }
+
+    def names(self, reducer: int) -> list[str]:
+        """Qualified names by parameter index; empty if the reducer was not described."""
+        if reducer not in self._assignments:
+            return []
+        return [parameter["name"] for parameter in self.assignment(reducer)["parameters"]]
+
+    def inspections(self, reducer: int, ranks: tuple[int, ...]) -> list[Inspection]:
+        """Inspections of a reducer, oldest step first."""
+        made = []
+        for (of, step), by_rank in sorted(self._inspections.items()):
+            if of == reducer:
+                buckets = sorted({entry["bucket"] for entries in by_rank.values() for entry in entries})
+                found = {rank: {entry["bucket"]: entry for entry in entries} for rank, entries in by_rank.items()}
+                checksums = {b: {r: e[b]["checksum"] for r, e in found.items() if b in e} for b in buckets}
+                norms = {b: {r: e[b]["norm"] for r, e in found.items() if b in e} for b in buckets}
+                missing = tuple(rank for rank in ranks if rank not in by_rank)
+                made.append(Inspection(reducer, step, checksums, norms, missing))
+        return made

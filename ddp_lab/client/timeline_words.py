@@ -1,0 +1,162 @@
+"""A timeline in words: a few sentences, every figure computed from the events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .timeline_records import LatePlace, ReducerInfo
+
+__all__ = ["NOTHING", "Facts", "summary"]
+
+NOTHING = (
+    "No events yet: wrap the model in ddp_lab.DistributedDataParallel and run some steps in a %%distributed cell "
+    "(recording is on unless ddp_lab.recording.disable() was called)."
+)
+_MOST_NAMES = 2
+_WARM_UP = 3  # steps left out where there are at least twice as many
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the sentences are made of: columns of `Timeline.steps()` and `Timeline.sync()`, and names."""
+
+    info: ReducerInfo
+    steps: Mapping[str, npt.NDArray[Any]]
+    sync: Mapping[str, npt.NDArray[Any]]
+    late: Sequence[LatePlace]
+    assignments: Mapping[int, dict[str, Any]]
+    dropped: int
+
+
+def summary(facts: Facts) -> str:
+    """Returns the sentences, one a line."""
+    steps, sync = _steady(facts)
+    if not len(steps["step"]):
+        return f"No step of {facts.info.module} is complete yet. {_losses(facts)}"
+    lines = [_cost(facts, steps), _communication(facts, steps, sync)]
+    if len(facts.info.ranks) > 1 and len(sync["step"]):
+        lines += [_longest(facts, sync), _last(sync)]
+        lines += [_late(one) for one in facts.late[:2]]
+    lines.append(_losses(facts))
+    return "\n".join(line for line in lines if line)
+
+
+def _steady(facts: Facts) -> tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, npt.NDArray[Any]]]:
+    """Complete steps of the newest assignment, without the first ones where there are enough."""
+    steps, sync = facts.steps, facts.sync
+    complete = steps["state"] == "complete"
+    if complete.any():
+        newest = steps["generation"][complete].max()
+        complete &= steps["generation"] == newest
+        numbers = np.unique(steps["step"][complete])
+        first = numbers[_WARM_UP] if len(numbers) >= 2 * _WARM_UP else numbers[0]
+        complete &= steps["step"] >= first
+        shown = (sync["generation"] == newest) & (sync["step"] >= first)
+        sync = {name: values[shown] for name, values in sync.items()}
+    return {name: values[complete] for name, values in steps.items()}, sync
+
+
+def _cost(facts: Facts, steps: Mapping[str, npt.NDArray[Any]]) -> str:
+    ranks, numbers = len(facts.info.ranks), np.unique(steps["step"])
+    where = f"{facts.info.module} on {ranks} rank{'s' if ranks > 1 else ''}"
+    span = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]}–{numbers[-1]}"
+    total = _median(steps["step_ms"])
+    whole = f"{_ms(total)} a step" if total is not None else f"{_ms(_median(steps['backward_ms']))} a backward"
+    parts = {
+        "forward": _median(steps["forward_ms"]) if total is not None else None,
+        "the backward's computation": _median(steps["compute_ms"]),
+        "waiting for gradients after it": _median(steps["exposed_ms"]),
+    }
+    told = [f"{_ms(value)} {name}" for name, value in parts.items() if value is not None]
+    return f"{where}, {span}: {whole} (median), of which {_list(told)}."
+
+
+def _communication(facts: Facts, steps: Mapping[str, npt.NDArray[Any]], sync: Mapping[str, npt.NDArray[Any]]) -> str:
+    busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
+    buckets = int(np.median(steps["buckets"]))
+    size = _size(float(np.median(steps["bytes"])))
+    told = f"{buckets} bucket{'s' if buckets != 1 else ''} ({size}) a step"
+    if len(facts.info.ranks) == 1:
+        return f"{told}; with one rank there is nobody to communicate with."
+    if busy <= 0:
+        return f"{told}; no collective has finished yet."
+    share = f"{100 * hidden / busy:.0f} % of the communication was hidden under the backward's computation"
+    if buckets == 1:
+        share += " (with a single bucket, nothing can overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
+    return f"{told}, {_ms(_median(steps['communication_ms']))} under way; {share}."
+
+
+def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
+    """The bucket that leaves the ranks waiting the longest, and whether for data or for a rank."""
+    buckets = np.unique(sync["bucket"])
+    exposed = {int(b): _median(sync["exposed_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
+    late = {int(b): _median(sync["late_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
+    bucket = max(exposed, key=lambda b: (exposed[b], late[b]))
+    of_it = sync["bucket"] == bucket
+    speed = _median(sync["bandwidth_gb_s"][of_it])
+    told = (
+        f"Bucket {bucket}{_names(facts, sync, bucket)} waited longest: {_ms(exposed[bucket])} of its collective lie "
+        f"after the computation; once all ranks have launched it, it takes {_ms(_median(sync['all_reduce_ms'][of_it]))}"
+    )
+    return told + (f" ({speed:.2g} GB/s)." if speed is not None else ".")
+
+
+def _last(sync: Mapping[str, npt.NDArray[Any]]) -> str:
+    ranks, counts = np.unique(sync["last_rank"], return_counts=True)
+    most = int(counts.argmax())
+    of_it = sync["late_ms"][sync["last_rank"] == ranks[most]]
+    return (
+        f"Rank {ranks[most]} was the last to launch in {100 * counts[most] / counts.sum():.0f} % of the collectives; "
+        f"the first rank then waited {_ms(_median(of_it))} for it (median)."
+    )
+
+
+def _late(one: LatePlace) -> str:
+    when = f"by {_ms(one.delay_ms)} in {100 * one.share:.0f} % of the steps"
+    if one.parameter is None and one.bucket is None:
+        return f"Rank {one.rank} comes late to its backward, {when}: look at its input data and its forward."
+    where = f" (bucket {one.bucket})" if one.bucket is not None else ""
+    return f"Rank {one.rank} falls behind when it computes the gradient of {one.parameter}{where}, {when}."
+
+
+def _losses(facts: Facts) -> str:
+    if not facts.dropped:
+        return "No event was dropped."
+    return f"{facts.dropped:,} events were dropped: spans may be missing, and figures are those of the others."
+
+
+def _names(facts: Facts, sync: Mapping[str, npt.NDArray[Any]], bucket: int) -> str:
+    assignment = facts.assignments.get(int(sync["generation"][-1]))
+    if assignment is None or bucket >= len(assignment["buckets"]):
+        return ""
+    of_bucket = assignment["buckets"][bucket]["parameters"]
+    names = [assignment["parameters"][index]["name"] for index in of_bucket[:_MOST_NAMES]]
+    more = len(of_bucket) - len(names)
+    return f" ({', '.join(names)}{f' and {more} more' if more else ''})"
+
+
+def _median(values: npt.NDArray[Any]) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "? ms"
+    return f"{value:.2f} ms" if value < 1 else f"{value:.1f} ms"
+
+
+def _size(count: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _list(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
