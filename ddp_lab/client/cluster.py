@@ -10,18 +10,16 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CellError, ClusterError
 from . import namespace
 from .cell_run import CellOptions, CellResult, CellRun
 from .devices import place
-from .launchers import in_words
+from .membership import Membership, RankRecord
 from .outputs import Board
-from .startup import Processes, Progress
+from .startup import Processes, Progress, ignore
 from .timeline import Timeline
 from .wire import Wire
 
@@ -31,37 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "RankRecord", "current_cluster", "set_current"]
 
 _BACKENDS = ("auto", "nccl", "gloo", "shm", "mpi")
-_ANSWER_SECONDS = 1.0
-
 _current: Cluster | None = None
-
-
-@dataclass(frozen=True)
-class RankRecord:
-    """One rank as it is now.
-
-    Attributes:
-        rank: its rank.
-        engine: id of its ipyparallel engine; not the rank.
-        pid: its process id.
-        host: the machine.
-        device: the device it is pinned to.
-        backend: the default group's backends.
-        state: ``"idle"``, ``"running"`` a cell, ``"freed"`` (its groups were shut down; the next cell rejoins),
-            ``"silent"`` (it does not answer) or ``"dead"``.
-        cell: id of the cell it runs, None between cells.
-        exit_code: of a dead rank; minus the signal's number if a signal ended it.
-    """
-
-    rank: int
-    engine: int | None
-    pid: int
-    host: str
-    device: str
-    backend: str
-    state: str
-    cell: str | None
-    exit_code: int | None
 
 
 class Cluster:
@@ -98,12 +66,9 @@ class Cluster:
         self._backend = backend
         self._processes: Processes | None = None
         self._wire: Wire | None = None
+        self._members: Membership | None = None
         self._owner = 0
         self._cells = itertools.count(1)
-        self._lock = threading.Lock()
-        self._told: set[str] = set()  # cells whose ranks have been told that one was freed
-        self._suspect = False  # a group may be broken: ask the ranks before the next cell
-        self._joined: dict[int, dict[str, Any]] = {}
         self.timeline = Timeline()
         self.last_result: CellResult | None = None
 
@@ -147,7 +112,7 @@ class Cluster:
         """
         if self._processes is not None:
             raise ClusterError("the cluster runs already")
-        show = progress or _ignore
+        show = progress or ignore
         self._owner = os.getpid()
         self._processes = Processes(self._placement)
         atexit.register(self.stop)
@@ -155,10 +120,10 @@ class Cluster:
             self._wire = Wire()
             self._wire.on_batch(self.timeline.extend)
             self._wire.on_description(self.timeline.describe)
-            self._wire.on_status(self._on_status)
+            self._wire.on_status(self.timeline.set_status)
             self._processes.open(show)
-            self._processes.fork_server.on_exit = self._on_exit
-            self._join("join", show)
+            self._members = Membership(self._processes, self._wire, self._backend)
+            self._members.join(show)
         except BaseException:
             self.stop()
             raise
@@ -177,14 +142,14 @@ class Cluster:
             self._processes = None
             if self._wire is not None:
                 self._wire.close()
-            self._wire = None
+            self._wire = self._members = None
             atexit.unregister(self.stop)
             if current_cluster() is self:
                 set_current(None)
 
     def restart(self, progress: Progress | None = None) -> None:
         """Replaces every rank's process by a new one: variables are gone, groups are new."""
-        processes, show = self._up(), progress or _ignore
+        processes, show = self._up(), progress or ignore
         if processes.fork_server.failed:
             self.stop()
             self.start(progress)
@@ -193,8 +158,7 @@ class Cluster:
         try:
             processes.end_engines()
             processes.fork_engines(show)
-            processes.fork_server.on_exit = self._on_exit
-            self._join("join", show)
+            self._joined().join(show)
         except BaseException:
             self.stop()
             raise
@@ -206,15 +170,7 @@ class Cluster:
         Raises:
             ClusterError: a rank is dead or still runs a cell.
         """
-        processes = self._up()
-        self._check_alive()
-        for rank, answer in self.wire.request(None, "ping", _ANSWER_SECONDS).items():
-            if answer.get("cell") is not None:
-                raise ClusterError(f"rank {rank} still runs a cell: wait for it, or interrupt it (%cluster interrupt)")
-        engines = processes.engine_of_rank
-        answers = processes.call("prepare", {engine: () for engine in engines.values()}, "rejoining", _ignore)
-        processes.first_answers = {answer["rank"]: answer for answer in answers.values()}
-        self._join("rejoin", _ignore)
+        self._joined().rejoin()
 
     def __enter__(self) -> Cluster:
         return self if self.running else self.start()
@@ -257,7 +213,8 @@ class Cluster:
             ClusterError: a rank is dead, or the cluster does not run.
         """
         chosen = self._chosen(ranks)
-        self._ensure_ready(chosen)
+        members = self._joined()
+        members.ensure_whole()
         number = next(self._cells)
         options = CellOptions(
             label=label or f"cell {number}",
@@ -265,7 +222,7 @@ class Cluster:
             kwargs=kwargs,
             board=board,
             interrupt=self.interrupt,
-            lost_ranks=self._lost,
+            lost_ranks=members.lost,
             timeout=timeout,
         )
         cell_id = f"{os.getpid()}-{number}"
@@ -275,15 +232,15 @@ class Cluster:
         try:
             self.last_result = cell_run.wait(tick)
         except (CellError, KeyboardInterrupt):
-            self._suspect = True
-            self._settle()
+            members.suspect = True
+            members.settle()
             raise
         self.wire.wait_for(cell_id, chosen)
         return self.last_result
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
         """Raises KeyboardInterrupt in the cells that run, also in a collective that waits; returns at once."""
-        self._suspect = True
+        self._joined().suspect = True
         self.wire.send(ranks, {"op": "interrupt"})
 
     def push(self, mapping: Mapping[str, Any], ranks: Iterable[int] | None = None) -> None:
@@ -298,26 +255,7 @@ class Cluster:
 
     def status(self) -> tuple[RankRecord, ...]:
         """Every rank as it is now."""
-        processes, lost = self._up(), self._up().fork_server.exits
-        living = [rank for rank in range(self.world_size) if rank not in lost]
-        answers = self.wire.request(living, "ping", _ANSWER_SECONDS)
-        records = []
-        for rank in range(self.world_size):
-            answer, known = answers.get(rank, {}), self._joined.get(rank, {})
-            records.append(
-                RankRecord(
-                    rank=rank,
-                    engine=processes.engine_of_rank.get(rank),
-                    pid=processes.fork_server.pids[rank],
-                    host=known.get("host", ""),
-                    device=known.get("device", ""),
-                    backend=known.get("backend", ""),
-                    state="dead" if rank in lost else answer.get("state", "silent"),
-                    cell=answer.get("cell"),
-                    exit_code=lost.get(rank),
-                )
-            )
-        return tuple(records)
+        return self._joined().records()
 
     def pids(self) -> dict[str, int]:
         """Name -> process id of every process of the cluster; empty when it is stopped."""
@@ -339,6 +277,12 @@ class Cluster:
             raise ClusterError("the cluster does not run: start it with `%cluster start` or `.start()`")
         return self._processes
 
+    def _joined(self) -> Membership:
+        self._up()
+        if self._members is None:
+            raise ClusterError("the cluster is still starting")
+        return self._members
+
     def _chosen(self, ranks: Iterable[int] | None) -> list[int]:
         chosen = list(range(self.world_size)) if ranks is None else sorted(set(ranks))
         for rank in chosen:
@@ -347,85 +291,6 @@ class Cluster:
         if not chosen:
             raise ValueError("no rank was chosen")
         return chosen
-
-    def _join(self, function: str, progress: Progress) -> None:
-        """Calls `bootstrap.join` or `rejoin` on all ranks with what `prepare` said."""
-        processes = self._up()
-        answers = processes.first_answers
-        found = {group["name"]: group for rank in sorted(answers) for group in answers[rank]["groups"]}
-        common = {
-            "world_size": self.world_size,
-            "local_world_size": self.world_size,
-            "backend": self._c10d_backend(),
-            "port": answers[0]["port"],
-            "endpoint": self.wire.endpoint(),
-            "groups": sorted(found.values(), key=_in_order_of_creation),
-            "group_count": max(answer["group_count"] for answer in answers.values()),
-        }
-        specs = {
-            engine: ({**common, "rank": rank, "local_rank": rank, "device": self._placement.devices[rank]},)
-            for rank, engine in processes.engine_of_rank.items()
-        }
-        joined = processes.call(function, specs, "joining, first collective", progress)
-        for rank, engine in processes.engine_of_rank.items():
-            self._joined[rank] = {**self._joined.get(rank, {}), **answers[rank], **joined[engine]}
-        self._suspect = False
-        self._told.clear()
-
-    def _c10d_backend(self) -> str:
-        if self._backend != "auto":
-            return self._backend
-        return "cpu:gloo,cuda:nccl" if self._placement.devices[0] != "cpu" else "gloo"
-
-    def _ensure_ready(self, ranks: Sequence[int]) -> None:
-        """Rejoins if an earlier cell left groups broken; says which rank is dead if one is."""
-        self._up()
-        self._check_alive()
-        if self._suspect:
-            self._settle()
-        if self._suspect:
-            self.rejoin()
-
-    def _check_alive(self) -> None:
-        lost = self._lost()
-        if lost:
-            rank, why = next(iter(sorted(lost.items())))
-            raise ClusterError(f"rank {rank} {why}: `%cluster restart` (or .restart()) gives new ranks")
-
-    def _settle(self) -> None:
-        """Asks the ranks whether all groups are whole and equally far; if so the next cell needs no rejoin."""
-        living = [rank for rank in range(self.world_size) if rank not in self._lost()]
-        answers = self.wire.request(living, "settle", _ANSWER_SECONDS)
-        whole = len(answers) == self.world_size and not any(answer.get("freed", True) for answer in answers.values())
-        if whole and _equally_far(answers.values()):
-            self._suspect = False
-
-    def _lost(self) -> dict[int, str]:
-        exits = self._up().fork_server.exits
-        return {rank: in_words(code) for rank, code in exits.items()}
-
-    def _on_status(self, rank: int, status: dict[str, Any]) -> None:
-        """On the wire's thread: a freed rank's peers are freed too, whichever group they wait on."""
-        self.timeline.set_status(rank, status)
-        cell = status.get("freed")
-        if cell is None:
-            return
-        self._suspect = True
-        with self._lock:
-            new = cell not in self._told
-            self._told.add(cell)
-        if new and self._wire is not None:
-            others = [other for other in range(self.world_size) if other != rank]
-            self._wire.send(others, {"op": "free", "by": rank, "cell": cell})
-
-    def _on_exit(self, rank: int) -> None:
-        """On the fork server's reader thread: a rank's process has ended."""
-        self._suspect = True
-        processes, wire = self._processes, self._wire
-        if processes is None or wire is None:
-            return
-        wire.send([other for other in range(self.world_size) if other != rank], {"op": "free", "by": rank})
-        processes.unregister(processes.engine_of_rank[rank])
 
 
 def current_cluster() -> Cluster | None:
@@ -437,21 +302,3 @@ def set_current(cluster: Cluster | None) -> None:
     """Makes `cluster` the one that magics use."""
     global _current
     _current = cluster
-
-
-def _equally_far(answers: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether every group's members have entered as many collectives."""
-    counts: dict[str, set[int]] = {}
-    for answer in answers:
-        for name, count in answer["sequences"].items():
-            counts.setdefault(name, set()).add(count)
-    return all(len(found) == 1 for found in counts.values())
-
-
-def _in_order_of_creation(group: Mapping[str, Any]) -> tuple[int, str]:
-    name = group["name"]
-    return (int(name), "") if name.isdigit() else (1 << 62, name)
-
-
-def _ignore(fraction: float, text: str) -> None:
-    """Progress that nobody watches."""

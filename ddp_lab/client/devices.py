@@ -30,11 +30,15 @@ class Placement:
     rank_environments: dict[int, dict[str, str]]
 
 
-def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
-    """The GPUs that torch would see here, each as ``CUDA_VISIBLE_DEVICES`` names it."""
-    environment = os.environ if environment is None else environment
+def visible_gpus(environment: Mapping[str, str], present: int | None = None) -> list[str]:
+    """The GPUs that torch would see, each as ``CUDA_VISIBLE_DEVICES`` names it.
+
+    Args:
+        environment: variables of the process that would look.
+        present: number of GPUs of the machine; None asks the driver.
+    """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    present = _count_gpus()
+    present = _count_gpus() if present is None else present
     if chosen is None:
         return [str(index) for index in range(present)]
     visible = []
@@ -46,7 +50,11 @@ def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
 
 
 def place(
-    n: int | None, devices: Sequence[int] | None, environment: Mapping[str, str], backend: str = "auto"
+    n: int | None,
+    devices: Sequence[int] | None,
+    environment: Mapping[str, str],
+    backend: str = "auto",
+    gpus: Sequence[str] | None = None,
 ) -> Placement:
     """Decides how many ranks run, and where: one per GPU, or 2 CPU ranks where there is none.
 
@@ -55,11 +63,12 @@ def place(
         devices: indices into the visible GPUs; None for all of them.
         environment: variables the user sets for the ranks.
         backend: ``"gloo"``, ``"mpi"`` and ``"shm"`` mean CPU ranks unless `devices` are given.
+        gpus: the visible GPUs; None looks for them.
 
     Raises:
         ValueError: no such device, or no rank at all.
     """
-    gpus = visible_gpus({**os.environ, **environment})
+    gpus = visible_gpus({**os.environ, **environment}) if gpus is None else list(gpus)
     if devices is not None:
         bad = [index for index in devices if not 0 <= index < len(gpus)]
         if bad or not devices:

@@ -6,6 +6,7 @@ processes started here, whose ids are held here, are ever signalled.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -175,10 +176,8 @@ class ForkServer:
             return
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass
         try:
             self._process.wait(_TERM_SECONDS)
         except subprocess.TimeoutExpired:

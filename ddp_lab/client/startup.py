@@ -11,7 +11,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..errors import ClusterError
 from .devices import Placement
 from .launchers import Controller, ForkServer
 
-__all__ = ["Processes", "Progress"]
+__all__ = ["Processes", "Progress", "ignore"]
 
 Progress = Callable[[float, str], None]
 
@@ -40,7 +40,7 @@ class Processes:
         self.placement = placement
         self.client: Any = None
         self.engine_of_rank: dict[int, int] = {}
-        self.first_answers: dict[int, dict[str, Any]] = {}
+        self.prepared: dict[int, dict[str, Any]] = {}
         self._connection: dict[str, dict[str, Any]] = {}
         self._run_dir = Path(tempfile.mkdtemp(prefix="ddp_lab-"))
         self.controller = Controller(self._run_dir)
@@ -84,9 +84,16 @@ class Processes:
             return ids if len(ids) == len(ranks) else None
 
         ids = self._wait(registered, "starting engines", progress)
-        answers = self.call("prepare", {engine: () for engine in ids}, "starting engines", progress)
-        self.engine_of_rank = {answer["rank"]: engine for engine, answer in sorted(answers.items())}
-        self.first_answers = {answer["rank"]: answer for answer in answers.values()}
+        self._prepare(ids, "starting engines", progress)
+
+    def prepare(self, doing: str) -> None:
+        """Asks every rank to get ready to join anew; fills `prepared` with the answers by rank."""
+        self._prepare(self.engine_of_rank.values(), doing, ignore)
+
+    def _prepare(self, engines: Iterable[int], doing: str, progress: Progress) -> None:
+        answers = self.call("prepare", dict.fromkeys(engines, ()), doing, progress)
+        self.engine_of_rank = {answer["rank"]: engine for engine, answer in answers.items()}
+        self.prepared = {answer["rank"]: answer for answer in answers.values()}
 
     def call(
         self, function: str, arguments: Mapping[int, Sequence[Any]], doing: str, progress: Progress
@@ -117,18 +124,19 @@ class Processes:
                 return {engine: result.get() for engine, result in pending.items()}
             return None
 
-        return self._wait(answered, doing, progress)
+        replies: dict[int, Any] = self._wait(answered, doing, progress)
+        return replies
 
     def end_engines(self) -> None:
         """Kills every rank's process and waits until they are gone; the controller forgets their engines."""
         for rank in self.fork_server.pids:
             self.fork_server.signal(rank, 9)
         ranks = set(self.fork_server.pids)
-        self._wait(lambda: ranks <= self.fork_server.exits.keys() or None, "ending ranks", _ignore)
+        self._wait(lambda: ranks <= self.fork_server.exits.keys() or None, "ending ranks", ignore)
         for engine in self.engine_of_rank.values():
             self.unregister(engine)
         gone = set(self.engine_of_rank.values())
-        self._wait(lambda: not gone & set(self.client.ids) or None, "ending ranks", _ignore)
+        self._wait(lambda: not gone & set(self.client.ids) or None, "ending ranks", ignore)
         self.engine_of_rank = {}
 
     def unregister(self, engine: int) -> None:
@@ -188,5 +196,5 @@ class Processes:
         return f"{doing} failed on rank {rank}: {error}\n{trace}".rstrip()
 
 
-def _ignore(fraction: float, text: str) -> None:
+def ignore(fraction: float, text: str) -> None:
     """Progress that nobody watches."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Protocol
 
+import torch.distributed as dist
 from IPython.core import interactiveshell
 
 from . import await_runner, cell, groups
@@ -102,7 +103,7 @@ class Agent:
         self._interrupted = None
         self._settled.clear()
         self._left.clear()
-        self._channel.send_status({"state": "running", "cell": cell_id, "freed": self._freed})
+        self._channel.send_status({"state": "running", "cell": cell_id})
 
     def _on_failure(self, end: cell.CellEnd) -> None:
         self._left.set()
@@ -118,11 +119,18 @@ class Agent:
 
     def _on_done(self, end: cell.CellEnd) -> None:
         self._left.set()
-        self._channel.flush(end.cell_id)
         self._report()
+        self._channel.flush(end.cell_id)
 
     def _report(self) -> None:
-        self._channel.send_status({"state": self._state(), "cell": cell.running(), "freed": self._freed})
+        self._channel.send_status(
+            {
+                "state": self._state(),
+                "cell": cell.running(),
+                "freed": self._freed,
+                "whole": self._freed is None and dist.is_initialized(),
+            }
+        )
 
     def _state(self) -> str:
         if cell.running() is not None and not self._left.is_set():
@@ -157,7 +165,8 @@ class Agent:
 
     def _answer_settle(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._settled.set()
-        return {"freed": self._freed is not None, "sequences": groups.sequences()}
+        whole = self._freed is None and dist.is_initialized()
+        return {"whole": whole, "sequences": groups.sequences()}
 
     def _answer_ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
         frame = sys._current_frames().get(self._main or 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import groups, regroup
 
-__all__ = ["join", "leave", "prepare", "preload", "rejoin"]
+__all__ = ["join", "leave", "preload", "prepare", "rejoin"]
 
 _LOOPBACK = "127.0.0.1"
 
@@ -154,13 +154,14 @@ def _set_environment(spec: Mapping[str, Any]) -> None:
 
 def _open_default_group(spec: Mapping[str, Any]) -> None:
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     groups.exclude_port(spec["port"])
-    listener: dict[str, int] = {}
+    listener: dict[str, Any] = {}
     if _rank.listener is not None:
         listener = {"master_listen_fd": _rank.listener.detach()}
         _rank.listener = None
-    _rank.store = dist.TCPStore(
+    _rank.store = TCPStore(
         _LOOPBACK, spec["port"], spec["world_size"], is_master=bool(listener), wait_for_workers=False, **listener
     )
     dist.init_process_group(spec["backend"], store=_rank.store, rank=spec["rank"], world_size=spec["world_size"])

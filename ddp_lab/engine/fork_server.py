@@ -3,9 +3,10 @@
 `python -m ddp_lab.engine.fork_server PARENT RUN_DIR` reads one JSON object a line from standard input and answers the
 same way on standard output:
 
-    {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "..."}, ...]}   -> forked, later exited
+    {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "..."}, ...]}
     {"op": "signal", "rank": 0, "signal": 15}
-    end of input                                                                                    -> ends every rank
+
+The end of its input ends every rank.
 
 Events: `stage` (what it does now), `ready`, `forked` (rank, pid), `exited` (rank, pid, code; minus the signal's number
 if one ended it), `failed` (traceback). It holds no CUDA context, no sockets and runs no tensor operation, so that a
@@ -14,7 +15,10 @@ forked rank starts clean. Its ranks can't outlive it, nor it its parent: see `wa
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -31,6 +35,15 @@ from . import watch
 __all__: list[str] = []
 
 _TERM_SECONDS = 0.5
+_USED_BY_ENGINES = (
+    "ipykernel.debugger",
+    "ipyparallel.engine.app",
+    "IPython.core.completerlib",
+    "IPython.extensions.storemagic",
+    "numpy.random",
+    "sqlite3",
+    "tornado.platform.asyncio",
+)
 
 
 class ForkServer:
@@ -45,10 +58,8 @@ class ForkServer:
 
     def send(self, event: str, **content: Any) -> None:
         """Writes one event to the client; a client that is gone is the parent watch's business."""
-        try:
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._events, json.dumps({"event": event, **content}).encode() + b"\n")
-        except BrokenPipeError:
-            pass
 
     def end_now(self) -> None:
         """Kills every rank with the processes it started, removes the cluster's files, ends this process."""
@@ -132,30 +143,39 @@ class ForkServer:
 
 def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):  # its group does not exist before it has called setsid
-        try:
+        with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def _preload(send: Callable[..., None]) -> None:
     """Imports what every rank needs; nothing here may start a thread, open a socket or touch a GPU."""
     gc.disable()  # a collection during the import finds nothing to free, and costs a tenth of it
     send("stage", name="importing torch")
-    import ipyparallel.engine.app
-    import torch
-    import torch.distributed
-
-    from . import bootstrap
-
-    bootstrap.preload()
-    del ipyparallel, torch
+    # An engine has no debugger's channel, yet ipykernel would import a hundred modules for it in every rank.
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    for name in _USED_BY_ENGINES:
+        importlib.import_module(name)
+    del sys.modules["debugpy"]
+    importlib.import_module("torch.distributed")
+    importlib.import_module("ddp_lab.engine.bootstrap").preload()
+    _format_a_traceback()
     gc.freeze()
     gc.enable()
 
 
+def _format_a_traceback() -> None:
+    """The first traceback costs 0.15 s of imports and caches; after this, a rank's first one costs as the others."""
+    from IPython.core import ultratb
+
+    try:
+        raise LookupError
+    except LookupError:
+        formatter: Any = ultratb.AutoFormattedTB
+        formatter(mode="Context").structured_traceback(*sys.exc_info())
+
+
 def _run_rank(spec: Mapping[str, Any], connection: Mapping[str, Any], run_dir: str) -> None:
-    """Becomes the engine of one rank; returns when the engine has been asked to end."""
+    """Becomes the engine of one rank; ends the process when the engine has been asked to end."""
     import numpy as np
     import torch
     from ipyparallel.engine.app import IPEngine
@@ -177,6 +197,11 @@ def _run_rank(spec: Mapping[str, Any], connection: Mapping[str, Any], run_dir: s
     engine = IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
     engine.initialize([])
     engine.start()
+    # Not the interpreter's own end: it would wait for threads that may sit in a collective.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def main(argv: list[str]) -> None:

@@ -11,6 +11,7 @@ shuts down the duplicate: what it shuts is what it compared.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -191,11 +192,8 @@ def _shut_down(descriptor: int, inode: int) -> None:
     copy = _duplicate(descriptor, inode)
     if copy is None:
         return
-    with copy:
-        try:
-            copy.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the peer was first
-            pass
+    with copy, contextlib.suppress(OSError):  # the peer was first
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 def _abort_others(group: Any) -> None:

@@ -81,7 +81,7 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
     Returns:
         Name -> why that group could not be built.
     """
-    new = {_DEFAULT: dist.group.WORLD}
+    new: dict[str, Any] = {_DEFAULT: dist.group.WORLD}
     lost = {}
     for group in wanted:
         name = group["name"]
@@ -127,16 +127,16 @@ def _repoint(old: Any, new: Any, keep: dict[str, Any]) -> None:
             if model.process_group is old:
                 model._update_process_group(new)
                 reducer = getattr(model, "reducer", None)
-                if hasattr(reducer, "_reset_state"):
+                if reducer is not None and hasattr(reducer, "_reset_state"):
                     reducer._reset_state()
     for holder in gc.get_referrers(old):
-        if holder is keep:
-            continue
-        if isinstance(holder, dict):
-            for key, value in list(holder.items()):
-                if value is old:
-                    holder[key] = new
-        elif isinstance(holder, list):
+        if isinstance(holder, list):
             holder[:] = [new if item is old else item for item in holder]
         elif isinstance(holder, types.CellType):
             holder.cell_contents = new
+        elif holder is not keep:
+            # An instance's attributes may be stored in it, with no dict that the collector knows of.
+            names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+            if isinstance(names, dict):
+                for name in [name for name, value in names.items() if value is old]:
+                    names[name] = new
