@@ -19,6 +19,7 @@ LAYERS: dict[str, tuple[str, int]] = {
     "client.launchers": ("client", 2),
     "client.namespace": ("client", 3),
     "client.cluster": ("client", 5),
+    "client.commands": ("client", 6),
     "client.magics": ("client", 6),
     "widgets": ("client", 4),
     "native": ("rank", 2),
