@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -120,7 +119,6 @@ class OutputBoard:
         self._texts: dict[tuple[int, str], TerminalText] = {}
         self._handles: dict[tuple[int, str], Row] = {}
         self._clear_next: set[int] = set()
-        self._free: dict[int, deque[Block]] = {}
         self._placeholder: Row | None = None
 
     def feed(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
@@ -201,15 +199,7 @@ class OutputBoard:
             self._handles[rank, handle] = row
 
     def _place_rich(self, rank: int, content: dict[str, Any], joins: bool) -> Row:
-        mark = _fingerprint(content["data"])
-        free = self._free.get(rank)
-        if free and not (joins and self._rows.joins_another(rank, "rich", mark)):
-            row = self._rows.revive(free.popleft(), rank)
-            self._replace(row, content)
-            if joins:
-                self._rows.offer(row, ("rich", mark))
-            return row
-        row = self._rows.place(rank, "rich", mark, joins)
+        row = self._rows.place(rank, "rich", _fingerprint(content["data"]), joins)
         if row.bundle is None:
             row.bundle = content
             row.block.rich = row
@@ -235,9 +225,6 @@ class OutputBoard:
         for block in self._rows.blocks:
             for row in [row for row in block.rows if rank in row.ranks]:
                 self._rows.leave(row, rank)
-                if row is block.rich and not row.ranks:
-                    self._free.setdefault(rank, deque()).append(block)
-                    block.rich_dirty = self._rows.dirty = True
 
     def _show_text(self, block: Block) -> None:
         block.text_dirty = False
@@ -248,12 +235,11 @@ class OutputBoard:
 
     def _show_rich(self, block: Block) -> None:
         block.rich_dirty = False
-        row = block.rich
-        if row is None or row.bundle is None:
+        bundle = block.rich.bundle if block.rich is not None else None
+        if bundle is None and not block.rich_shown:
             return
-        data, metadata = row.bundle["data"], row.bundle.get("metadata") or {}
-        if not row.ranks:
-            data, metadata = {"text/plain": ""}, {}
+        data = bundle["data"] if bundle is not None else {"text/plain": ""}
+        metadata = (bundle.get("metadata") if bundle is not None else None) or {}
         self._display.publish(f"{self._key}-{block.index}-rich", data, metadata, block.rich_shown)
         block.rich_shown = True
 

@@ -62,6 +62,7 @@ class Rows:
         self.dirty = False
         self._order = itertools.count(1)
         self._last: dict[int, int] = {}
+        self._last_block: dict[int, int] = {}
         self._joinable: dict[tuple[str, str], list[Row]] = {}
         self._recent: deque[Row] = deque()
 
@@ -77,14 +78,12 @@ class Rows:
         else:
             row.ranks.add(rank)
             self.touch(row)
-        self._last[rank] = max(floor, row.order)
+            self._note(rank, row)
         return row
 
     def append(self, kind: str, text: str, ranks: set[int]) -> Row:
         """A new last row."""
-        if not self.blocks or self.blocks[-1].rich is not None:
-            self.blocks.append(Block(len(self.blocks)))
-        block = self.blocks[-1]
+        block = self._block_for(ranks)
         floor = max((self._last.get(rank, 0) for rank in ranks), default=0)
         row = Row(next(self._order), kind, text, ranks, block, floor)
         block.rows.append(row)
@@ -95,7 +94,7 @@ class Rows:
             for each in cut:
                 each.visible = False
         for rank in ranks:
-            self._last[rank] = row.order
+            self._note(rank, row)
         self.touch(row)
         return row
 
@@ -109,26 +108,13 @@ class Rows:
         self.drop(row)
         found.ranks.add(rank)
         self.touch(found)
-        self._last[rank] = max(self._last.get(rank, 0), found.order)
+        self._note(rank, found)
         return found
-
-    def joins_another(self, rank: int, kind: str, text: str) -> bool:
-        """Whether `place` would find a row of other ranks."""
-        return self._find(rank, (kind, text), self._last.get(rank, 0)) is not None
 
     def forget(self, rank: int) -> None:
         """`rank` begins anew: its next output may join any row."""
         self._last.pop(rank, None)
-
-    def revive(self, block: Block, rank: int) -> Row:
-        """Gives the place of a block's dropped rich output to a new one of `rank`."""
-        row = block.rich
-        assert row is not None
-        row.ranks.add(rank)
-        row.visible = True
-        block.rows.append(row)
-        self._last[rank] = max(self._last.get(rank, 0), row.order)
-        return row
+        self._last_block.pop(rank, None)
 
     def touch(self, row: Row) -> None:
         """Marks a row's block for showing again."""
@@ -149,6 +135,9 @@ class Rows:
         if row.visible:
             row.block.rows.remove(row)
             self.touch(row)
+        if row.block.rich is row:
+            row.block.rich = None
+            row.block.rich_dirty = self.dirty = True
         row.visible = False
 
     def withdraw(self, row: Row) -> None:
@@ -158,6 +147,20 @@ class Rows:
             rows.remove(row)
             if not rows:
                 del self._joinable[row.key]
+
+    def _note(self, rank: int, row: Row) -> None:
+        self._last[rank] = max(self._last.get(rank, 0), row.order)
+        self._last_block[rank] = max(self._last_block.get(rank, 0), row.block.index)
+
+    def _block_for(self, ranks: set[int]) -> Block:
+        """The first block from the ranks' last row on that no rich output ends: the last one, or, for live plots, one
+        that a `clear_output` has opened again."""
+        begin = max((self._last_block.get(rank, 0) for rank in ranks), default=0)
+        for block in self.blocks[begin:]:
+            if block.rich is None:
+                return block
+        self.blocks.append(Block(len(self.blocks)))
+        return self.blocks[-1]
 
     def _find(self, rank: int, key: tuple[str, str], floor: int) -> Row | None:
         rows = self._joinable.get(key)
