@@ -64,5 +64,6 @@ def algorithm_bandwidth(size: npt.NDArray[np.int64], duration: npt.NDArray[np.in
     This is what the caller of an all-reduce gets ("algbw" in nccl-tests), not the traffic of each link, which is
     2 (n − 1) / n times as much for a ring of n ranks.
     """
-    nothing = np.full(np.broadcast(size, duration).shape, np.nan)
-    return np.divide(size, duration, out=nothing, where=np.asarray(duration) > 0)
+    speed = np.full(np.broadcast(size, duration).shape, np.nan)
+    np.divide(size, duration, out=speed, where=np.asarray(duration) > 0)
+    return speed

@@ -98,14 +98,13 @@ def _own_time(begin: _Times, ready: _Times) -> npt.NDArray[np.float64]:
     """Time from one place to the next, in the usual order of readiness; NaN where one of them is missing."""
     known = np.where((ready > 0) & (begin > 0)[:, :, None], ready.astype(np.float64), np.nan)
     since_begin = known - begin[:, :, None]
-    with np.errstate(all="ignore"):
-        usual = _nanmedian(since_begin.reshape(-1, ready.shape[2]).T)
+    usual = _nanmedian(since_begin.reshape(-1, ready.shape[2]).T)
     order = np.argsort(np.nan_to_num(usual, nan=np.inf), kind="stable")
     ordered = since_begin[:, :, order]
     before = np.zeros_like(ordered)
     # A rank may have reached some places in another order: it can't be late before it was there.
     before[:, :, 1:] = np.fmax.accumulate(np.nan_to_num(ordered, nan=0.0), axis=2)[:, :, :-1]
-    own = np.empty_like(ordered)
+    own: npt.NDArray[np.float64] = np.empty_like(since_begin)
     own[:, :, order] = np.where(np.isnan(ordered), np.nan, np.maximum(ordered - before, 0.0))
     return own
 

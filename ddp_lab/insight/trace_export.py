@@ -6,7 +6,7 @@ Format: "Trace Event Format", complete events (``"ph": "X"``), times in microsec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ _BUCKET_PHASES = (
     ("in line", "ready_ns", "launched_ns"),
     ("all_reduce", "launched_ns", "reduced_ns"),
 )
+_DEVICE_PHASE = ("all_reduce (device)", "device_begin_ns", "device_end_ns")
+_BUCKET_ARGUMENTS = ("step", "bucket", "bytes", "n_parameters", "hidden_ms", "exposed_ms")
 
 
 def chrome_trace(
@@ -44,62 +46,53 @@ def chrome_trace(
     """
     made: list[dict[str, Any]] = []
     used: dict[tuple[int, int], str] = {}  # (process, thread) -> name
-
-    def add(
-        columns: _Columns, name: str, begin: str, end: str, threads: npt.NDArray[Any], keys: tuple[str, ...]
-    ) -> None:
-        shown = np.flatnonzero((columns[begin] > 0) & (columns[end] >= columns[begin]))
-        arguments = [columns[key][shown].tolist() for key in keys]
-        lines = zip(
-            columns["rank"][shown].tolist(),
-            threads[shown].tolist(),
-            columns[begin][shown].tolist(),
-            columns[end][shown].tolist(),
-            *arguments,
-            strict=True,
-        )
-        for rank, thread, start, stop, *values in lines:
-            made.append(
-                {
-                    "name": name,
-                    "ph": "X",
-                    "pid": rank,
-                    "tid": thread,
-                    "ts": start / 1e3,
-                    "dur": (stop - start) / 1e3,
-                    "args": dict(zip(keys, values, strict=True)),
-                }
-            )
-
     if len(steps["rank"]):
         threads = _PHASES_THREAD + steps["reducer"] * _THREADS_PER_REDUCER
-        for rank, thread, reducer in zip(
-            *(a.tolist() for a in (steps["rank"], threads, steps["reducer"])), strict=True
-        ):
+        for rank, thread, reducer in _rows(steps["rank"], threads, steps["reducer"]):
             used[rank, thread] = f"{modules.get(reducer, '?')} [{reducer}]"
         for phase in _PHASES:
-            add(steps, *phase, threads, ("step", "generation"))
+            made += _slices(steps, phase, threads, ("step", "generation"))
     if len(spans["rank"]):
         threads = _PHASES_THREAD + spans["reducer"] * _THREADS_PER_REDUCER + 1 + spans["bucket"]
-        device = threads + _DEVICE_THREADS
-        for rank, thread, on_device, bucket, reducer, ran in zip(
-            *(a.tolist() for a in (spans["rank"], threads, device, spans["bucket"], spans["reducer"])),
-            (spans["device_end_ns"] > 0).tolist(),
-            strict=True,
+        on_device = spans["device_end_ns"] > 0
+        for rank, thread, reducer, bucket, device in _rows(
+            spans["rank"], threads, spans["reducer"], spans["bucket"], on_device
         ):
             used[rank, thread] = f"[{reducer}] bucket {bucket}"
-            if ran:
-                used[rank, on_device] = f"[{reducer}] bucket {bucket} on the device"
+            if device:
+                used[rank, thread + _DEVICE_THREADS] = f"[{reducer}] bucket {bucket} on the device"
         for phase in _BUCKET_PHASES:
-            add(spans, *phase, threads, ("step", "bucket", "bytes", "n_parameters", "hidden_ms", "exposed_ms"))
-        add(spans, "all_reduce (device)", "device_begin_ns", "device_end_ns", device, ("step", "bucket", "bytes"))
-    for event in made:  # JSON has no NaN
-        event["args"] = {k: v for k, v in event["args"].items() if v == v}
+            made += _slices(spans, phase, threads, _BUCKET_ARGUMENTS)
+        made += _slices(spans, _DEVICE_PHASE, threads + _DEVICE_THREADS, _BUCKET_ARGUMENTS)
     made += [
         {"name": name, "ph": "i", "s": "p", "pid": rank, "tid": _PHASES_THREAD, "ts": at / 1e3}
         for rank, at, name in marks or []
     ]
     return {"traceEvents": [*_names(used), *made], "displayTimeUnit": "ms"}
+
+
+def _rows(*columns: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _slices(
+    columns: _Columns, phase: tuple[str, str, str], threads: npt.NDArray[Any], keys: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    name, begin, end = phase
+    shown = np.flatnonzero((columns[begin] > 0) & (columns[end] >= columns[begin]))
+    arguments = [columns[key][shown] for key in keys]
+    rows = _rows(columns["rank"][shown], threads[shown], columns[begin][shown], columns[end][shown], *arguments)
+    for rank, thread, start, stop, *values in rows:
+        yield {
+            "name": name,
+            "ph": "X",
+            "pid": rank,
+            "tid": thread,
+            "ts": start / 1e3,
+            "dur": (stop - start) / 1e3,
+            # JSON has no NaN.
+            "args": {key: value for key, value in zip(keys, values, strict=True) if value == value},
+        }
 
 
 def _names(used: Mapping[tuple[int, int], str]) -> list[dict[str, Any]]:
