@@ -180,6 +180,12 @@ class CellRun:
         if open_ranks and self.options.interrupt is not None:
             self.options.interrupt(open_ranks)
 
+    def __repr__(self) -> str:
+        words = self._states.words()
+        ranks = {word: [rank for rank in words if words[rank] == word] for word in dict.fromkeys(words.values())}
+        states = ", ".join(f"{label_of(members)} {word}" for word, members in ranks.items())
+        return f"<CellRun {self.options.label}: {states}, {self.status().seconds:.1f} s; .wait(), .interrupt()>"
+
     @property
     def done(self) -> bool:
         """Whether every rank has ended."""

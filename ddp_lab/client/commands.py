@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import importlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError
@@ -152,9 +153,8 @@ def run_cell(
         write_line("stdout", "no cluster runs: starting one with defaults (see %cluster start --help)")
         cluster = start()
     if watch:
-        import IPython.display
-
-        IPython.display.display(cluster.dashboard())
+        display: Callable[[Any], Any] = importlib.import_module("IPython.display").display
+        display(cluster.dashboard())
     chosen = list(range(cluster.world_size)) if ranks is None else list(ranks)
     board = default_board(chosen, quiet)
     if not wait:
@@ -204,7 +204,11 @@ def _ready(cluster: Cluster) -> str:
 
 
 def _cells_of(record: Any) -> dict[str, Any]:
-    return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    cells = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    kinds = {part.partition(":")[2] for part in str(cells.get("backend", "")).split(",")}
+    if len(kinds) == 1 and kinds != {""}:
+        cells["backend"] = kinds.pop()  # cpu:gloo,cuda:gloo
+    return cells
 
 
 def _text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import linecache
 import os
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ipyparallel import Reference
-from ipyparallel.serialize import pack_apply_message, serialize_object
+from ipyparallel.serialize import can, pack_apply_message
 
 from ..errors import ClusterError
 
@@ -79,7 +80,7 @@ def send(
 
 def check_sendable(value: Any) -> None:
     """Raises what pickling `value` for a rank raises."""
-    serialize_object(value)
+    pickle.dumps(can(value))
 
 
 def _pack(cell: Mapping[str, Any], code: str | Callable[..., Any] | RankFunction) -> Any:

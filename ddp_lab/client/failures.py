@@ -25,7 +25,7 @@ __all__ = [
 LOST = "RankLost"
 TIMEOUT = "Timeout"
 _LONGEST_MESSAGE = 300
-_NEW_RANKS = "`%cluster restart` replaces all ranks"
+_NEW_RANKS = "`%cluster restart` gives new ranks"
 _HELP = "`%cluster interrupt` tries again, `%cluster restart` replaces the processes"
 
 # What a collective of torch says when its peers are gone or were freed (Gloo, NCCL, TCPStore).
@@ -34,6 +34,7 @@ _COMMUNICATION = re.compile(
     r"aborted|freed|timed out waiting",
     re.IGNORECASE,
 )
+_SOURCE_PLACE = re.compile(r"^\[[^\]\s]+:\d+\]\s*")
 _COMMUNICATION_NAMES = {"DistBackendError", "DistNetworkError", "DistStoreError", "RankFreedError"}
 
 
@@ -88,7 +89,7 @@ def cell_error(failures: Mapping[int, RankFailure], label: str) -> CellError:
     if first.name == LOST:
         message = f"{who} {_headline(first)}"
         lines = [f"\x1b[1;31m{message}\x1b[0m during cell {label}"]
-        lines.append(f"the variables of the other ranks are kept; {_NEW_RANKS}")
+        lines.append(_NEW_RANKS)
     else:
         message = f"{who} failed: {_headline(first)}"
         lines = [f"\x1b[1;31m{who} failed\x1b[0m in cell {label}"]
@@ -100,17 +101,9 @@ def cell_error(failures: Mapping[int, RankFailure], label: str) -> CellError:
 def timeout_error(failures: Mapping[int, RankFailure], ranks: Sequence[int], label: str, seconds: float) -> CellError:
     """The error of a cell whose `ranks` had not ended after `seconds` and were interrupted."""
     message = f"{label_of(ranks)} did not end within {seconds:g} s"
-    lines = [f"\x1b[1;31m{message}\x1b[0m (cell {label}); where it was when it was interrupted:"]
-    for each in failures.values():
-        if each.name == TIMEOUT:
-            lines.append(f"\x1b[31mrank {each.rank} does not answer the interrupt\x1b[0m: {_HELP}")
-        elif each.rank in ranks:
-            lines.append(f"rank {each.rank} was in {_place_of(each.traceback) or 'code outside the cell'}")
-        else:
-            lines.append(f"rank {each.rank} failed: {_headline(each)}")
-    shown = next((each for each in failures.values() if each.rank in ranks and each.traceback), None)
-    if shown is not None:
-        lines += shown.traceback.splitlines()
+    lines = [f"\x1b[1;31m{message}\x1b[0m in cell {label} and {'was' if len(ranks) == 1 else 'were'} interrupted"]
+    silent = [rank for rank in ranks if rank in failures and failures[rank].name == TIMEOUT]
+    lines += _where(failures, silent)
     return CellError(message, failures, "\n".join(lines))
 
 
@@ -122,16 +115,26 @@ def announcement(failure: RankFailure, others: Sequence[int]) -> str:
 
 def interrupt_report(failures: Mapping[int, RankFailure], silent: Sequence[int], label: str) -> list[str]:
     """What a notebook shows for a cell that the user interrupted: where each rank was."""
-    interrupted = [each for each in failures.values() if each.name == "KeyboardInterrupt"]
-    others = [each for each in failures.values() if each.name != "KeyboardInterrupt"]
     lines = [f"\x1b[1;31mKeyboardInterrupt\x1b[0m: cell {label} was interrupted"]
-    for each in interrupted:
-        lines.append(f"rank {each.rank} was in {_place_of(each.traceback) or 'the cell'}")
-    for each in others:
-        lines.append(f"rank {each.rank} was freed from a collective ({_headline(each)})")
-        place = _place_of(each.traceback)
-        if place:
-            lines[-1] = f"rank {each.rank} was in {place}: freed ({_headline(each)})"
+    return lines + _where(failures, silent)
+
+
+def _where(failures: Mapping[int, RankFailure], silent: Sequence[int]) -> list[str]:
+    """Where interrupted ranks were, equal places once, with the cell's own lines."""
+    lines: list[str] = []
+    places: dict[str, list[int]] = {}
+    for rank in sorted(failures):
+        failure = failures[rank]
+        if failure.name == TIMEOUT:
+            continue
+        if failure.name == "KeyboardInterrupt" or failure.consequence or _is_communication(failure):
+            places.setdefault(_cell_lines_of(failure.traceback), []).append(rank)
+        else:
+            lines.append(f"rank {rank} failed: {_headline(failure)}")
+    for place, ranks in places.items():
+        verb = "was" if len(ranks) == 1 else "were"
+        lines.append(f"{label_of(ranks)} {verb} " + ("here:" if place else "outside the cell's own lines"))
+        lines += place.splitlines()
     if silent:
         lines.append(f"\x1b[31m{label_of(silent)} did not answer the interrupt\x1b[0m: {_HELP}")
     return lines
@@ -148,8 +151,11 @@ def _same(one: RankFailure, other: RankFailure) -> bool:
 
 
 def _headline(failure: RankFailure) -> str:
+    """Name and first line of the message; of a collective's error, what happened without the C++ file name."""
     lines = failure.message.strip().splitlines()
     text = lines[0] if lines else ""
+    if _is_communication(failure):
+        text = _SOURCE_PLACE.sub("", text).split(". ")[0]
     if len(text) > _LONGEST_MESSAGE:
         text = text[:_LONGEST_MESSAGE] + "…"
     if failure.name in (LOST, TIMEOUT):
@@ -165,19 +171,16 @@ def _folded(failure: RankFailure, first: RankFailure) -> str:
     return f"rank {failure.rank} failed{when}: {_headline(failure)}"
 
 
-_PLACE = re.compile(r"Cell (?P<cell>\S.*?), line (?P<line>\d+)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def _place_of(traceback: str) -> str:
-    """`"line 3: x.wait()"` of the innermost frame that is in a cell, "" if there is none."""
-    text = _ANSI.sub("", traceback)
-    places = list(_PLACE.finditer(text))
-    if not places:
-        return ""
-    line = places[-1].group("line")
-    for shown in text[places[-1].end() :].splitlines():
-        arrow = re.match(rf"-+>\s*{line}\s(.*)", shown.strip())
-        if arrow:
-            return f"line {line}: {arrow.group(1).strip()}"
-    return f"line {line}"
+def _cell_lines_of(traceback: str) -> str:
+    """The frames of a rendered traceback that are in a cell, the innermost cell's last; "" if there is none."""
+    frames = [frame for frame in traceback.split("\n\n") if _ANSI.sub("", frame).lstrip("-\n ").find("Cell ") >= 0]
+    kept = []
+    for frame in frames:
+        lines = frame.splitlines()
+        first = next((n for n, line in enumerate(lines) if _ANSI.sub("", line).startswith("Cell ")), None)
+        if first is not None:
+            kept += lines[first:]
+    return "\n".join(kept)

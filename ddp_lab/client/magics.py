@@ -115,12 +115,16 @@ class _Parser(argparse.ArgumentParser):
         except ValueError as error:
             self.error(f"{error} in {line!r}")
         try:
-            options, unknown = self.parse_known_args(words)
+            return self.parse_args(words)
         except SystemExit:  # --help
             return None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """Refuses an unknown option where it stands: a command's parser knows which ones it has."""
+        options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown[0])
-        return options
+        return options, unknown
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")

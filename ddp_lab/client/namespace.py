@@ -49,7 +49,7 @@ def push(cluster: Runner, mapping: Mapping[str, Any], ranks: Sequence[int]) -> N
             check_sendable(value)
         except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
             raise TypeError(f"{name} (a {type(value).__name__}) can't be pushed: {error}") from error
-    cluster.run(_WRITE, dict(mapping), ranks=ranks, label="push", board=SilentBoard())
+    cluster.run(_WRITE, tuple(mapping), *mapping.values(), ranks=ranks, label="push", board=SilentBoard())
 
 
 def pull(cluster: Runner, name: str, ranks: Sequence[int]) -> dict[int, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from . import values
@@ -10,11 +10,11 @@ from . import values
 __all__ = ["read", "write"]
 
 
-def write(mapping: Mapping[str, Any]) -> None:
-    """Binds names in the rank's namespace."""
+def write(names: Sequence[str], *objects: Any) -> None:
+    """Binds names in the rank's namespace to objects."""
     from IPython import get_ipython
 
-    get_ipython().push(dict(mapping))
+    get_ipython().push(dict(zip(names, objects, strict=True)))
 
 
 def read(expression: str) -> dict[str, Any]:
