@@ -145,7 +145,8 @@ class Processes:
         util = importlib.import_module("ipyparallel.util")
         session = importlib.import_module("jupyter_client.session")
         info = self._connection["engine"]
-        with zmq.Context.instance().socket(zmq.DEALER, linger=1000) as socket:
+        with zmq.Context.instance().socket(zmq.DEALER) as socket:
+            socket.linger = 1000
             util.connect(
                 socket,
                 f"{info['interface']}:{info['registration']}",

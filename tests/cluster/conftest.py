@@ -1,0 +1,54 @@
+"""Clusters for tests: one per module where tests don't disturb each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from ddp_lab import Cluster
+from tests import leftovers
+from tests.conftest import nothing_more_than
+
+
+class SilentBoard:
+    """Shows nothing."""
+
+    def feed(self, rank: int, kind: str, content: Any) -> None: ...
+
+    def refresh(self, final: bool = False) -> None: ...
+
+
+class Lab(Cluster):
+    """A cluster whose cells print nothing, with what the tests often need."""
+
+    def values(self, code: Any, *args: Any, ranks: Sequence[int] | None = None) -> dict[int, Any]:
+        """Runs a cell and returns its values by rank."""
+        return dict(self.run(code, *args, ranks=ranks).values)
+
+    def run(self, code: Any, *args: Any, **options: Any) -> Any:
+        options.setdefault("board", SilentBoard())
+        return super().run(code, *args, **options)
+
+    def sum_of_ones(self) -> dict[int, float]:
+        """A collective over all ranks: each gives the world size."""
+        return self.values("t = torch.ones(1); dist.all_reduce(t); t.item()")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_by_module() -> Iterator[None]:
+    """Nothing is left of what a module's tests share."""
+    yield from nothing_more_than(leftovers.look())
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_by_test(nothing_left: None) -> None:
+    """Nothing is left by any test here."""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Two ranks for all tests of a module."""
+    with Lab(2) as cluster:
+        yield cluster

@@ -1,0 +1,172 @@
+"""Starting a cluster: what it gives, what it says on the way, and how it fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddp_lab
+from ddp_lab import ClusterError
+from tests.cluster.conftest import Lab
+
+
+def test_names_in_the_namespace(lab: Lab) -> None:
+    """Each rank finds rank, world_size, local_rank, device, torch, dist and ddp_lab bound."""
+    names = "(rank, world_size, local_rank, str(device), torch.__name__, dist.__name__, ddp_lab.__name__)"
+    expected = (2, "cpu", "torch", "torch.distributed", "ddp_lab")
+    for rank, (own, world_size, local_rank, *rest) in lab.values(names).items():
+        assert own == local_rank == rank
+        assert (world_size, *rest) == expected
+
+
+def test_environment_of_torchrun(lab: Lab) -> None:
+    """Each rank finds the variables that torchrun sets."""
+    code = "import os; [os.environ[k] for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE')]"
+    assert lab.values(code) == {0: ["0", "0", "2", "2"], 1: ["1", "1", "2", "2"]}
+    addresses = lab.values("os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])")
+    assert addresses[0] == addresses[1]
+    assert addresses[0][0] == "127.0.0.1"
+
+
+def test_threads_are_divided(lab: Lab) -> None:
+    """The ranks share the machine's processors instead of using all of them each."""
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    counts = "int(os.environ['OMP_NUM_THREADS']), torch.get_num_threads()"
+    if "OMP_NUM_THREADS" not in os.environ:
+        assert set(lab.values("import os; " + counts).values()) == {(threads, threads)}
+
+
+def test_everything_listens_on_loopback_only(lab: Lab) -> None:
+    """No process of a local cluster, and not this one, listens on another interface than loopback."""
+    listening = set()
+    for pid in [*lab.pids().values(), os.getpid()]:
+        inodes = set()
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes.add(os.readlink(entry))
+            except OSError:
+                continue
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                    listening.add(fields[1].partition(":")[0])
+    assert listening
+    assert listening <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def test_default_timeout_is_torchs(lab: Lab) -> None:
+    """The default group has torch's own time-out: a pause must kill nothing."""
+    code = "from ddp_lab.engine import groups; groups.alive()[0].timeout_seconds"
+    default = "torch.distributed.constants.default_pg_timeout.total_seconds()"
+    assert lab.values(code) == lab.values(default)
+
+
+def test_status(lab: Lab) -> None:
+    """status() tells engine, pid, device and state of every rank."""
+    records = lab.status()
+    assert [record.rank for record in records] == [0, 1]
+    assert {record.rank: record.pid for record in records} == lab.values("import os; os.getpid()")
+    assert [record.state for record in records] == ["idle", "idle"]
+    assert [record.device for record in records] == ["cpu", "cpu"]
+    assert all("gloo" in record.backend for record in records)
+    run = lab.run("import threading; release = threading.Event(); release.wait(60)", ranks=[1], wait=False)
+    try:
+        states = [record.state for record in lab.status()]
+        assert states[0] == "idle"
+        while states[1] != "running":
+            states = [record.state for record in lab.status()]
+    finally:
+        run.interrupt()
+        with pytest.raises(ddp_lab.CellError):
+            run.wait()
+
+
+def test_ranks_forked_from_one_process_differ(lab: Lab) -> None:
+    """Ranks share no random state of Python or numpy, though they were forked from one process."""
+    assert len(set(lab.values("import random; random.random()").values())) == 2
+    assert len(set(lab.values("import numpy; float(numpy.random.rand())").values())) == 2
+
+
+def test_progress_and_restart() -> None:
+    """A start tells what it waits for, with a fraction that never falls; restart gives new processes that work."""
+    seen: list[tuple[float, str]] = []
+    with Lab(3, env={"DDP_LAB_TEST_VARIABLE": "7"}).start(lambda *step: seen.append(step)) as lab:
+        fractions = [fraction for fraction, _ in seen]
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1.0
+        said = "\n".join(text for _, text in seen)
+        for stage in ("controller", "importing torch", "starting engines", "joining", "first collective"):
+            assert stage in said
+        assert lab.values("import os; os.environ['DDP_LAB_TEST_VARIABLE']") == {0: "7", 1: "7", 2: "7"}
+        assert ddp_lab.current_cluster() is lab
+        before = lab.values("x = 1; os.getpid()")
+        lab.restart()
+        assert not set(before.values()) & set(lab.values("import os; os.getpid()").values())
+        assert lab.values("'x' in globals()") == {0: False, 1: False, 2: False}
+        assert lab.sum_of_ones() == {0: 3.0, 1: 3.0, 2: 3.0}
+    assert ddp_lab.current_cluster() is None
+    with pytest.raises(ClusterError, match="does not run"):
+        lab.run("1")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env": {"PYTHONHOME": "/nowhere"}}, "fork server"),
+        ({"env": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "PYTHONPATH": "BROKEN"}}, "this torch is broken"),
+        ({"env": {"GLOO_SOCKET_IFNAME": "nowhere0"}}, "nowhere0"),
+        ({"backend": "mpi"}, "(?i)mpi"),
+    ],
+)
+def test_failing_start_ends_at_once_and_says_why(options: dict, message: str, tmp_path: Path) -> None:
+    """A rank that can't start ends the start at once, with the end of its log in the error."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('this torch is broken')")
+    environment = {key: value.replace("BROKEN", str(tmp_path)) for key, value in options.pop("env", {}).items()}
+    lab = Lab(2, env=environment, **options)
+    with pytest.raises(ClusterError, match=message):
+        lab.start()
+    assert not lab.running
+
+
+def test_rank_that_dies_while_starting() -> None:
+    """A rank whose process ends before it has joined ends the start, naming rank, exit and log."""
+    lab = Lab(2)
+
+    def kill_rank_1(fraction: float, text: str) -> None:
+        pid = lab.pids().get("rank 1")
+        if pid is not None:
+            os.kill(pid, 9)
+
+    with pytest.raises(ClusterError, match=r"rank 1 was killed by SIGKILL \(signal 9\)"):
+        lab.start(kill_rank_1)
+
+
+def test_script_without_notebook_or_torch() -> None:
+    """A plain script runs cells and functions through Cluster, and its process never imports torch."""
+    script = """
+import sys
+from ddp_lab import Cluster
+
+def scaled(factor):
+    import torch.distributed as dist
+    return factor * dist.get_rank()
+
+with Cluster(2) as lab:
+    result = lab.run("print('on', rank); rank + 1")
+    assert result.values == {0: 1, 1: 2}, result.values
+    assert lab.run(scaled, 10).values == {0: 0, 1: 10}
+    lab.push({"x": [1, 2]})
+    assert lab.pull("x") == {0: [1, 2], 1: [1, 2]}
+assert "torch" not in sys.modules
+assert "ipywidgets" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "on 0" in done.stdout
+    assert "on 1" in done.stdout

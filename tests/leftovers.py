@@ -1,0 +1,93 @@
+"""What a test may leave behind: processes, threads, TCP sockets, shared memory, files of clusters."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+# Inherited by every process that a test starts, so that one is found even if its parent is gone.
+MARK = "DDP_LAB_TEST_SESSION"
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What is there at one moment; each entry names itself."""
+
+    processes: frozenset[str]
+    threads: frozenset[str]
+    sockets: frozenset[str]
+    shared_memory: frozenset[str]
+    directories: frozenset[str]
+
+    def __sub__(self, other: Belongings) -> dict[str, list[str]]:
+        found = {}
+        for field in fields(self):
+            more = getattr(self, field.name) - getattr(other, field.name)
+            if more:
+                found[field.name] = sorted(more)
+        return found
+
+
+def look() -> Belongings:
+    """What belongs to this test session now."""
+    return Belongings(
+        processes=frozenset(f"{pid}: {command}" for pid, command in processes().items()),
+        threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
+        sockets=frozenset(_tcp_sockets()),
+        shared_memory=frozenset(os.listdir("/dev/shm")),
+        directories=frozenset(str(path) for path in Path(tempfile.gettempdir()).glob("ddp_lab-*")),
+    )
+
+
+def processes() -> dict[int, str]:
+    """Process id -> command of every living process that this session started, directly or not."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # ended meanwhile, or somebody else's
+            continue
+        if command and "multiprocessing.resource_tracker" not in command:
+            found[int(entry.name)] = command.strip()
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str) -> float:
+    """Polls until `condition` holds; returns after how many seconds it did, fails after `seconds`."""
+    begin = time.monotonic()
+    while not condition():
+        elapsed = time.monotonic() - begin
+        assert elapsed < seconds, f"{what}: not within {seconds} s"
+        time.sleep(0.01)
+    return time.monotonic() - begin
+
+
+def _tcp_sockets() -> list[str]:
+    own = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            own.add(target[len("socket:[") : -1])
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    return [f"{line.split()[1]} -> {line.split()[2]}" for line in lines if line.split()[9] in own]
