@@ -119,7 +119,7 @@ class _Parser(argparse.ArgumentParser):
         except SystemExit:  # --help
             return None
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuses an unknown option where it stands: a command's parser knows which ones it has."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
