@@ -1,0 +1,212 @@
+// The dashboard: takes messages into a store, and draws at most once an animation frame, only while it is in view.
+
+import { decodeSteps } from "./decode.js";
+import { DetailView, RankTable } from "./detail_view.js";
+import { StepStore } from "./store.js";
+import { SyncView } from "./sync_view.js";
+import { element, setText } from "./theme.js";
+import { TimelineView } from "./timeline_view.js";
+import { Toolbar, makeLegend } from "./toolbar.js";
+
+const EMPTY = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell.";
+const CALM_MS = 1000; // between two pictures of a live step for readers who prefer reduced motion
+const SPEAK_MS = 5000;
+
+class View {
+  constructor(model, store) {
+    this.model = model;
+    this.store = store;
+    this.reducer = null;
+    this.step = null;
+    this.following = true;
+    this.bucket = null;
+    this.draws = 0;
+    this.spoken = 0;
+    this.calm = matchMedia("(prefers-reduced-motion: reduce)");
+    this.build();
+  }
+
+  build() {
+    this.root = element("div", { class: "ddp-lab", "data-lm-suppress-shortcuts": "true" });
+    const select = (bucket) => this.set({ bucket: bucket === this.bucket ? null : bucket });
+    this.timeline = new TimelineView(
+      this.root,
+      { select, redraw: () => this.schedule(), say: (text) => this.say(text) },
+      (record, bucket) => this.describe(record, bucket),
+    );
+    this.toolbar = new Toolbar({
+      choose: (step) => this.set({ step, following: false }),
+      follow: (following) => this.set({ following }),
+      reducer: (reducer) => this.set({ reducer, step: null, bucket: null, following: true }),
+      axis: (axis) => this.timeline.setAxis(axis),
+      zoom: (factor) => (factor === null ? this.timeline.setWindow(null) : this.timeline.zoom(factor)),
+    });
+    this.sync = new SyncView({ select, compare: () => this.compare() });
+    this.detail = new DetailView(() => this.set({ bucket: null }));
+    this.ranks = new RankTable();
+    this.badge = element("span", { class: "ddp-badge", hidden: true });
+    this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
+    this.empty = element("p", { class: "ddp-empty" }, EMPTY);
+    this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
+    const left = element("section", { class: "ddp-left", "aria-label": "bucket timeline" });
+    left.append(element("h4", {}, "Bucket timeline ", this.badge), makeLegend(), this.timeline.node);
+    this.content = element("div", { class: "ddp-content" }, this.toolbar.node, element("div", { class: "ddp-main" }, left, this.sync.node), this.detail.node);
+    this.root.append(this.notice, this.empty, this.content, this.ranks.node, this.voice);
+    this.root.statistics = () => ({ draws: this.draws, received: this.store.received, step: this.record?.step ?? null });
+  }
+
+  mount(target) {
+    target.append(this.root);
+    this.inView = true;
+    this.seen = new IntersectionObserver(([entry]) => {
+      this.inView = entry.isIntersecting;
+      if (this.inView) this.schedule();
+    });
+    this.seen.observe(this.root);
+    this.sized = new ResizeObserver(() => this.schedule());
+    this.sized.observe(this.root);
+    // JupyterLab switches its theme by an attribute of the body.
+    this.themed = new MutationObserver(() => this.schedule());
+    this.themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+    this.changed = () => this.schedule();
+    this.store.listeners.add(this.changed);
+    this.model.on("change", this.changed);
+    this.tick = setInterval(this.changed, 1000);
+    this.schedule();
+  }
+
+  unmount() {
+    for (const observer of [this.seen, this.sized, this.themed]) observer.disconnect();
+    this.store.listeners.delete(this.changed);
+    this.model.off("change", this.changed);
+    clearInterval(this.tick);
+    cancelAnimationFrame(this.frame);
+    this.root.remove();
+  }
+
+  set(state) {
+    Object.assign(this, state);
+    this.schedule();
+  }
+
+  schedule() {
+    if (this.frame || !this.inView) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = null;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const notice = this.model.get("notice");
+    this.notice.hidden = !notice;
+    setText(this.notice, notice);
+    this.ranks.draw(this.model.get("ranks"));
+    const record = this.choose();
+    this.empty.hidden = record !== null;
+    this.content.hidden = record === null;
+    if (record === null) return;
+    const inspection = this.inspection(record);
+    this.record = record;
+    const steps = this.store.steps(this.reducer);
+    this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.titles() });
+    this.timeline.draw(record, this.bucket, this.following);
+    this.sync.draw(record, this.bucket, inspection);
+    this.detail.draw(record, this.bucket, this.bucket === null ? undefined : this.describe(record, this.bucket), inspection);
+    const state = record.abandoned ? "abandoned" : record.complete ? "" : "in progress";
+    this.badge.hidden = !state;
+    setText(this.badge, state);
+    this.label(record);
+    this.draws += 1;
+  }
+
+  // The record to show: the chosen step (also when the store has let it go), else the newest of the chosen model.
+  choose() {
+    const reducers = [...this.store.reducers.keys()];
+    if (!reducers.length) return null;
+    if (!this.store.reducers.has(this.reducer)) this.reducer = reducers.at(-1);
+    const chosen = this.following ? null : this.store.get(this.reducer, this.step);
+    if (!this.following) return chosen ?? (this.record?.reducer === this.reducer ? this.record : this.store.latest(this.reducer));
+    const now = performance.now();
+    if (this.calm.matches && this.record?.reducer === this.reducer && now - this.drawnAt < CALM_MS) return this.record;
+    this.drawnAt = now;
+    return this.store.latest(this.reducer);
+  }
+
+  titles() {
+    const assignments = Object.values(this.model.get("assignments"));
+    return [...this.store.reducers.keys()].map((id) => {
+      const name = assignments.find((one) => one.reducer === id)?.module;
+      return [id, name ? `${name} (reducer ${id})` : `reducer ${id}`];
+    });
+  }
+
+  describe(record, bucket) {
+    const assignment = this.model.get("assignments")[`${record.reducer}:${record.generation}`];
+    const entry = assignment?.buckets.find((one) => one.bucket === bucket);
+    if (!entry) return undefined;
+    const parameters = entry.parameters.map((index) => assignment.parameters[index]);
+    return { ...entry, parameters, rebuilt: assignment.rebuilt };
+  }
+
+  inspection(record) {
+    const found = this.model.get("inspection");
+    return found && found.reducer === record.reducer ? found : undefined;
+  }
+
+  compare() {
+    this.model.send({ type: "compare", reducer: this.reducer, step: this.record?.step ?? -1 });
+  }
+
+  label(record) {
+    const now = performance.now();
+    if (now - this.spoken < SPEAK_MS && this.labelled === record.step) return;
+    if (now - this.spoken < SPEAK_MS && this.following) return;
+    this.spoken = now;
+    this.labelled = record.step;
+    const text = `Bucket timeline of step ${record.step}: ${record.rankCount} ranks, ${record.buckets} buckets. ${this.sync.summary.textContent}`;
+    this.timeline.canvas.setAttribute("aria-label", text);
+  }
+
+  say(text) {
+    setText(this.voice, text);
+  }
+}
+
+// Hides the saved picture of this dashboard as long as a live one is on the page (see static_view.py).
+function hidePicture(token) {
+  const rule = element("style", { "data-ddp-lab": token }, `.ddp-lab-static-${token} { display: none !important; }`);
+  document.head.append(rule);
+  document.body.classList.add(`ddp-lab-live-${token}`);
+  return () => {
+    rule.remove();
+    if (!document.querySelector(`style[data-ddp-lab="${token}"]`)) document.body.classList.remove(`ddp-lab-live-${token}`);
+  };
+}
+
+export default () => {
+  const store = new StepStore();
+  return {
+    initialize({ model }) {
+      const kept = model.get("kept");
+      if (kept?.header && kept.body) store.add(decodeSteps(kept.header, kept.body));
+      const receive = (content, buffers) => {
+        if (content.type === "steps") store.add(decodeSteps(content, buffers[0]));
+        else if (content.type === "reset") store.reset();
+      };
+      model.on("msg:custom", receive);
+      // What was sent before this page knew the model: the kernel sends the steps that it holds.
+      model.send({ type: "hello" });
+      return () => model.off("msg:custom", receive);
+    },
+    render({ model, el }) {
+      const view = new View(model, store);
+      view.mount(el);
+      const show = hidePicture(model.get("token"));
+      return () => {
+        view.unmount();
+        show();
+      };
+    },
+  };
+};

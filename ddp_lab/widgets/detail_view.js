@@ -1,0 +1,113 @@
+// What is behind a bucket (its parameters, its times on each rank), and the table of ranks.
+
+import { bytes, element, milliseconds, setRows, setText, significant } from "./theme.js";
+import { count } from "./timeline_view.js";
+
+const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype"];
+const RANKS = ["rank", "ready at", "waited", "reduced at", "hidden", "exposed", "gradient norm"];
+const RANK_TABLE = ["rank", "state", "step", "last event", "events", "dropped events", "process"];
+
+function makeTable(caption, heads) {
+  const body = element("tbody");
+  const cells = heads.map((name) => element("th", { scope: "col" }, name));
+  const head = element("thead", {}, element("tr", {}, ...cells));
+  return { body, node: element("table", {}, element("caption", {}, caption), head, body) };
+}
+
+function fill(body, rows) {
+  setRows(body, rows.length, () => element("tr"));
+  rows.forEach((texts, index) => {
+    const row = body.rows[index];
+    while (row.cells.length < texts.length) row.append(element(row.cells.length ? "td" : "th", row.cells.length ? {} : { scope: "row" }));
+    texts.forEach((text, column) => setText(row.cells[column], text));
+  });
+}
+
+export class DetailView {
+  // close(): the reader closes the details
+  constructor(close) {
+    this.title = element("h4");
+    this.facts = element("div", { class: "ddp-summary" });
+    this.parameters = makeTable("Parameters, in the order of the bucket's buffer", PARAMETERS);
+    this.ranks = makeTable("On each rank, milliseconds from its backward begin", RANKS);
+    const button = element("button", { type: "button", class: "ddp-button ddp-close", "aria-label": "close the bucket's details" }, "×");
+    button.addEventListener("click", close);
+    const scroll = (table) => element("div", { class: "ddp-table-scroll" }, table.node);
+    this.node = element(
+      "section",
+      { class: "ddp-detail", "aria-label": "details of a bucket", hidden: true },
+      button,
+      this.title,
+      this.facts,
+      element("div", { class: "ddp-columns" }, scroll(this.parameters), scroll(this.ranks)),
+    );
+  }
+
+  draw(record, bucket, info, inspection) {
+    this.node.hidden = bucket === null || bucket >= record.buckets;
+    if (this.node.hidden) return;
+    setText(this.title, `Bucket ${bucket} in step ${record.step}`);
+    const facts = [bytes(record.bytes[bucket])];
+    if (info) {
+      facts.push(count(info.parameters.length, "parameter"), `${info.dtype} on ${info.device}`);
+      facts.push(info.rebuilt ? "buckets rebuilt in the order in which gradients became ready" : "buckets in reverse order of registration");
+    } else facts.push("its parameters are not known yet");
+    setText(this.facts, facts.join(" · "));
+    const parameters = (info?.parameters ?? []).map((one, order) => [
+      String(order),
+      one.name,
+      one.shape.length ? one.shape.join(" × ") : "scalar",
+      one.numel.toLocaleString("en"),
+      bytes(one.bytes),
+      one.dtype,
+    ]);
+    fill(this.parameters.body, parameters);
+    const norms = inspection?.buckets?.[bucket]?.norms ?? {};
+    fill(this.ranks.body, record.ranks.map((rank, row) => rankLine(record, bucket, rank, row, norms[rank])));
+  }
+}
+
+function rankLine(record, bucket, rank, row, norm) {
+  const index = row * record.buckets + bucket;
+  const begin = record.bounds[row * 3];
+  return [
+    String(rank),
+    milliseconds(record.times[index * 4 + 1] - begin),
+    milliseconds(record.wait[index]),
+    milliseconds(record.times[index * 4 + 3] - begin),
+    milliseconds(record.hidden[index]),
+    milliseconds(record.exposed[index]),
+    norm === undefined ? "compare gradients to see" : significant(norm),
+  ];
+}
+
+export class RankTable {
+  constructor() {
+    this.table = makeTable("Ranks", RANK_TABLE);
+    this.node = element("section", { class: "ddp-ranks", "aria-label": "ranks" }, element("div", { class: "ddp-table-scroll" }, this.table.node));
+  }
+
+  draw(ranks) {
+    this.node.hidden = !ranks.length;
+    fill(this.table.body, ranks.map((one) => [
+      String(one.rank),
+      one.state ?? "–",
+      one.step === null || one.step === undefined || one.step < 0 ? "–" : String(one.step),
+      ago(one.lastEvent),
+      one.recorded === null || one.recorded === undefined ? "–" : one.recorded.toLocaleString("en"),
+      String(one.dropped ?? 0),
+      [one.device, one.pid && `pid ${one.pid}`, one.host].filter(Boolean).join(" · ") || "–",
+    ]));
+    [...this.table.body.rows].forEach((row, index) => {
+      row.cells[1].className = `ddp-state ddp-state-${ranks[index].state}`;
+      row.cells[5].classList.toggle("ddp-warning", ranks[index].dropped > 0);
+    });
+  }
+}
+
+function ago(at) {
+  if (at === null || at === undefined) return "–";
+  const seconds = Date.now() / 1000 - at;
+  if (seconds < 1) return "now";
+  return seconds < 120 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`;
+}

@@ -1,0 +1,123 @@
+// Where every bar of a step's timeline lies: layout.py for the browser, function by function.
+
+export const LABEL_WIDTH = 76;
+export const RIGHT_MARGIN = 14;
+export const AXIS_HEIGHT = 34;
+export const HEADER_HEIGHT = 18;
+export const GROUP_GAP = 6;
+export const ROW_HEIGHTS = [3, 20];
+const TICK_SPACING = 84;
+
+export const PART = { FILLING: 0, QUEUED: 1, WAITING: 2, REDUCING: 3, EXPOSED: 4 };
+
+const or = (value, otherwise) => (Number.isNaN(value) ? otherwise : value);
+
+export function makeScale(window, width) {
+  const [first, last] = window;
+  return {
+    window,
+    width,
+    x: (value) => LABEL_WIDTH + Math.min(Math.max((value - first) / (last - first), 0), 1) * width,
+    value: (x) => first + ((x - LABEL_WIDTH) / width) * (last - first),
+  };
+}
+
+// size: {width, height, axis: "common" | "rank", window: [ms, ms] | null}
+export function layOut(record, size) {
+  const ranks = record.rankCount;
+  const buckets = record.buckets;
+  const zero = new Float64Array(ranks);
+  if (size.axis === "rank") for (let row = 0; row < ranks; row++) zero[row] = or(record.bounds[row * 3], 0);
+  const [earliest, latest] = extent(record, zero);
+  const window = size.window ?? [Math.min(0, earliest), latest > 0 ? latest * 1.02 : 1];
+  const scale = makeScale(window, size.width - LABEL_WIDTH - RIGHT_MARGIN);
+  const room = size.height - AXIS_HEIGHT - ranks * (HEADER_HEIGHT + GROUP_GAP);
+  const fitting = Math.floor(room / Math.max(ranks * buckets, 1));
+  const rowHeight = Math.min(Math.max(fitting, ROW_HEIGHTS[0]), ROW_HEIGHTS[1]);
+  const group = HEADER_HEIGHT + buckets * rowHeight + GROUP_GAP;
+  const bars = [];
+  const bands = [];
+  for (let row = 0; row < ranks; row++) {
+    const top = row * group;
+    bands.push(band(record, row, top, zero[row], latest, scale));
+    for (let bucket = 0; bucket < buckets; bucket++) {
+      const y = top + HEADER_HEIGHT + bucket * rowHeight;
+      addBars(bars, spans(record, row, bucket, zero[row], latest), scale, row, bucket, y, rowHeight);
+    }
+  }
+  return { bars, bands, ticks: ticks(window, scale.width), rowHeight, group, contentHeight: ranks * group, window, scale };
+}
+
+export function ticks(window, width) {
+  const [first, last] = window;
+  const wanted = ((last - first) * TICK_SPACING) / Math.max(width, 1);
+  const power = 10 ** Math.floor(Math.log10(wanted));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= wanted * 0.999999);
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const scale = makeScale(window, width);
+  const found = [];
+  for (let mark = Math.ceil(first / step - 1e-9); mark <= Math.floor(last / step + 1e-9); mark++) {
+    found.push({ x: scale.x(mark * step), label: (mark * step).toFixed(digits) });
+  }
+  return found;
+}
+
+// [part, begin, end, open] of one bucket on one rank, in milliseconds of the axis.
+export function spans(record, row, bucket, zero, latest) {
+  const at = (row * record.buckets + bucket) * 4;
+  const time = (column) => record.times[at + column] - zero;
+  const ready = time(1);
+  const launched = time(2);
+  const reduced = time(3);
+  const first = or(time(0), ready);
+  const found = [];
+  if (!Number.isNaN(first)) found.push([PART.FILLING, first, or(ready, latest), Number.isNaN(ready)]);
+  if (!Number.isNaN(ready)) found.push([PART.QUEUED, ready, or(launched, latest), Number.isNaN(launched)]);
+  if (Number.isNaN(launched)) return found;
+  const last = record.lastLaunched[bucket] - zero;
+  const end = or(reduced, latest);
+  const unfinished = Number.isNaN(reduced);
+  const turn = Math.min(or(last, end), end);
+  if (turn > launched) found.push([PART.WAITING, launched, turn, unfinished && Number.isNaN(last)]);
+  if (end > turn || turn <= launched) found.push([PART.REDUCING, Math.max(turn, launched), end, unfinished]);
+  const finalize = record.bounds[row * 3 + 1] - zero;
+  const exposed = Number.isNaN(finalize) ? Infinity : Math.max(launched, finalize);
+  if (end > exposed) found.push([PART.EXPOSED, exposed, end, unfinished]);
+  return found;
+}
+
+function addBars(bars, found, scale, row, bucket, y, rowHeight) {
+  const gap = rowHeight >= 5 ? 1 : 0;
+  const line = Math.max(1, Math.floor(rowHeight / 5));
+  for (const [part, begin, end, open] of found) {
+    if (end < scale.window[0] || begin > scale.window[1]) continue;
+    const x = scale.x(begin);
+    const width = scale.x(end) - x;
+    if (part === PART.EXPOSED) bars.push({ part, row, bucket, x, y: y + rowHeight - gap - line, width, height: line, open });
+    else bars.push({ part, row, bucket, x, y, width, height: rowHeight - gap, open });
+  }
+}
+
+function band(record, row, y, zero, latest, scale) {
+  const [begun, finalized, ended] = [0, 1, 2].map((column) => record.bounds[row * 3 + column] - zero);
+  const x = scale.x(or(begun, 0));
+  if (Number.isNaN(begun)) return { row, y, x, split: x, end: x };
+  return { row, y, x, split: scale.x(or(finalized, or(ended, latest))), end: scale.x(or(ended, latest)) };
+}
+
+// Time of the first bucket event (at most) and of the last event of all, in milliseconds of the axis.
+export function extent(record, zero) {
+  let earliest = Infinity;
+  let latest = -Infinity;
+  const perRank = record.buckets * 4;
+  record.times.forEach((value, index) => {
+    const shifted = value - zero[Math.floor(index / perRank)];
+    if (shifted < earliest) earliest = shifted;
+    if (shifted > latest) latest = shifted;
+  });
+  record.bounds.forEach((value, index) => {
+    const shifted = value - zero[Math.floor(index / 3)];
+    if (shifted > latest) latest = shifted;
+  });
+  return [earliest === Infinity ? 0 : earliest, latest === -Infinity ? 0 : latest];
+}

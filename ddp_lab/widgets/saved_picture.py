@@ -1,0 +1,60 @@
+"""The picture that a notebook keeps of a widget, for readers without a kernel.
+
+[Note: two outputs] A notebook file holds what was displayed, not what the browser shows. Of an output with a live
+view JupyterLab shows that view alone, and without the kernel that made it only "model not found": an SVG in the same
+output is never seen there. So a dashboard is displayed as two outputs: the live view, and below it a picture. As
+long as a live view is on the page its script hides the picture by a style rule of the page; reopened without a
+kernel there is no such rule: the picture is seen, and its own style hides the live view's error message. Viewers that
+know no widgets show the picture alone. The picture is replaced at the end of each cell.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import uuid
+from typing import Any
+
+import IPython.display
+
+__all__ = ["SavedPicture"]
+
+
+class SavedPicture:
+    """Shows a picture below a live view, and replaces it wherever it was shown."""
+
+    def __init__(self, token: str) -> None:
+        """`token` marks the picture's HTML; the live view's script hides what bears it."""
+        self._token = token
+        self._handles: list[Any] = []
+
+    @property
+    def shown(self) -> bool:
+        """Whether it was displayed."""
+        return bool(self._handles)
+
+    def display(self, svg: str, summary: str) -> None:
+        """Displays it below what was displayed last."""
+        make: Any = IPython.display.DisplayHandle
+        handle = make(uuid.uuid4().hex)
+        self._handles.append(handle)
+        handle.display(self.bundle(svg, summary), raw=True)
+
+    def replace(self, svg: str, summary: str) -> None:
+        """Replaces it in every output where it was displayed."""
+        for handle in self._handles:
+            handle.update(self.bundle(svg, summary), raw=True)
+
+    def bundle(self, svg: str, summary: str) -> dict[str, str]:
+        """Returns the picture's mime bundle: HTML, and the summary as text."""
+        name = f"ddp-lab-static-{self._token}"
+        data = base64.b64encode(svg.encode()).decode()
+        alone = (
+            f"body:not(.ddp-lab-live-{self._token}) .jp-OutputArea-child:has(+ .jp-OutputArea-child .{name})"
+            " { display: none; }"
+        )
+        markup = (
+            f'<style>{alone}</style><div class="{name}"><img style="max-width: 100%" '
+            f'alt="{html.escape(summary, quote=True)}" src="data:image/svg+xml;base64,{data}"></div>'
+        )
+        return {"text/html": markup, "text/plain": summary}

@@ -1,0 +1,268 @@
+"""The last steps of every reducer as dense arrays over ranks and buckets: the dashboard's model.
+
+`StepStore` takes raw events by cursor and keeps, for each step, when each bucket of each rank became ready, was
+launched and was reduced. It draws nothing and asks nobody: `layout`, `svg` and the browser read its `StepFrame`s.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..events import Kind
+
+__all__ = ["StepFrame", "StepStore"]
+
+Assignment = dict[str, Any]
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+
+# columns of `StepFrame.times_ns` and `StepFrame.bounds_ns`
+FIRST_READY, READY, LAUNCHED, REDUCED = range(4)
+BEGIN, FINALIZE, END = range(3)
+
+_TIME_COLUMN = np.full(256, -1, np.int8)
+for _column, _kind in enumerate((Kind.GRAD_READY, Kind.BUCKET_READY, Kind.BUCKET_LAUNCHED, Kind.BUCKET_REDUCED)):
+    _TIME_COLUMN[_kind] = _column
+_BOUND_COLUMN = np.full(256, -1, np.int8)
+for _column, _kind in enumerate((Kind.BACKWARD_BEGIN, Kind.FINALIZE_BEGIN, Kind.BACKWARD_END)):
+    _BOUND_COLUMN[_kind] = _column
+_USED = (_TIME_COLUMN >= 0) | (_BOUND_COLUMN >= 0)
+_USED[[Kind.DEVICE_SPAN, Kind.ABANDONED]] = True
+
+
+@dataclass
+class StepFrame:
+    """One step of one reducer on its ranks; times are host nanoseconds, 0 where the event has not arrived.
+
+    Attributes:
+        reducer, step, generation: which step, and which assignment its bucket numbers refer to.
+        ranks: the rank of each row.
+        bucket_bytes: int64 ``[buckets]``, -1 where unknown.
+        bounds_ns: int64 ``[ranks, 3]``: backward begin, finalize begin, backward end.
+        times_ns: int64 ``[ranks, buckets, 4]``: first gradient ready, ready, launched, reduced.
+        device_ns: int64 ``[ranks, buckets, 2]``: begin and end of the collective on the device.
+        abandoned: whether a rank gave this backward up.
+    """
+
+    reducer: int
+    step: int
+    generation: int
+    ranks: list[int]
+    bucket_bytes: Int64
+    bounds_ns: Int64
+    times_ns: Int64
+    device_ns: Int64
+    abandoned: bool = False
+    revision: int = field(default=0, compare=False)
+
+    @classmethod
+    def empty(cls, reducer: int, step: int, generation: int, ranks: list[int], bucket_bytes: Int64) -> StepFrame:
+        """Returns a step of which no event has arrived."""
+        shape = (len(ranks), len(bucket_bytes))
+        return cls(
+            reducer,
+            step,
+            generation,
+            list(ranks),
+            bucket_bytes,
+            np.zeros((shape[0], 3), np.int64),
+            np.zeros((*shape, 4), np.int64),
+            np.zeros((*shape, 2), np.int64),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of ranks and of buckets."""
+        return self.times_ns.shape[0], self.times_ns.shape[1]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the backward has ended on every rank."""
+        return bool(self.bounds_ns.size) and bool((self.bounds_ns[:, END] > 0).all())
+
+    @property
+    def origin_ns(self) -> int:
+        """The earliest backward begin (of any event, as long as none began): 0 ms of the common axis."""
+        begins = self.bounds_ns[:, BEGIN]
+        begins = begins[begins > 0]
+        if not begins.size:
+            begins = self.times_ns[self.times_ns > 0]
+        return int(begins.min()) if begins.size else 0
+
+    def milliseconds(self, values: Int64) -> Float64:
+        """Returns host times as milliseconds from `origin_ns`, NaN where the event has not arrived."""
+        return np.where(values > 0, (values - self.origin_ns) / 1e6, np.nan)
+
+    def grow(self, ranks: list[int], bucket_bytes: Int64) -> None:
+        """Makes room for more ranks or buckets than were known when the step began."""
+        old_rows = [ranks.index(rank) for rank in self.ranks]
+        larger = StepFrame.empty(self.reducer, self.step, self.generation, ranks, bucket_bytes)
+        buckets = self.shape[1]
+        larger.bounds_ns[old_rows] = self.bounds_ns
+        larger.times_ns[old_rows, :buckets] = self.times_ns
+        larger.device_ns[old_rows, :buckets] = self.device_ns
+        self.ranks, self.bucket_bytes = larger.ranks, bucket_bytes
+        self.bounds_ns, self.times_ns, self.device_ns = larger.bounds_ns, larger.times_ns, larger.device_ns
+
+
+class StepStore:
+    """Keeps the last steps of every reducer, bounded in number and bytes.
+
+    Not thread-safe: one thread extends and reads it (the dashboard holds a lock around it).
+    """
+
+    def __init__(
+        self,
+        assignment: Callable[[int, int], Assignment | None],
+        *,
+        max_steps: int = 200,
+        max_bytes: int = 32 << 20,
+    ) -> None:
+        """Makes an empty store.
+
+        Args:
+            assignment: returns the description of a reducer's buckets, None while it has not arrived.
+            max_steps: steps kept for each reducer.
+            max_bytes: bound on the arrays of all reducers together; the oldest steps go first.
+        """
+        self._assignment = assignment
+        self._max_steps = max_steps
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._frames: dict[int, OrderedDict[int, StepFrame]] = {}
+        self._dirty: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self.last_event_ns: dict[int, int] = {}
+
+    def extend(self, chunks: Iterable[tuple[int, npt.NDArray[np.void]]]) -> None:
+        """Takes events (dtype `ddp_lab.events.DTYPE`) of some ranks, in the order in which each rank recorded them."""
+        for rank, events in chunks:
+            if not len(events):
+                continue
+            self.last_event_ns[rank] = max(self.last_event_ns.get(rank, 0), int(events["host_ns"].max()))
+            events = events[_USED[events["kind"]] & (events["step"] >= 0) & (events["reducer"] >= 0)]
+            if not len(events):
+                continue
+            step, reducer = events["step"], events["reducer"]
+            breaks = np.flatnonzero((step[1:] != step[:-1]) | (reducer[1:] != reducer[:-1])) + 1
+            edges = [0, *breaks.tolist(), len(events)]
+            for first, last in itertools.pairwise(edges):
+                self._take(rank, events[first:last])
+
+    def reducers(self) -> list[int]:
+        """Returns the reducers of which a step is held."""
+        return sorted(self._frames)
+
+    def steps(self, reducer: int) -> list[int]:
+        """Returns the step numbers held of one reducer, in order."""
+        return sorted(self._frames.get(reducer, ()))
+
+    def frame(self, reducer: int, step: int) -> StepFrame | None:
+        """Returns one step, None if it is not held (yet, or any more)."""
+        held = self._frames.get(reducer)
+        return None if held is None else held.get(step)
+
+    def frames(self, reducer: int | None = None) -> list[StepFrame]:
+        """Returns every step held, of one reducer or of all, in order of the steps."""
+        chosen = self.reducers() if reducer is None else [reducer]
+        return [self._frames[one][step] for one in chosen for step in self.steps(one)]
+
+    def latest(self, reducer: int | None = None) -> StepFrame | None:
+        """Returns the newest complete step (the newest of all if none is complete) of one reducer.
+
+        Without a reducer it is that of the reducer whose backward began last.
+        """
+        frames = self.frames(reducer)
+        done = [frame for frame in frames if frame.complete and not frame.abandoned] or frames
+        return max(done, key=lambda frame: (frame.origin_ns, frame.step), default=None)
+
+    def take_dirty(self) -> list[StepFrame]:
+        """Returns the steps that changed since the last call, oldest change first, and forgets that they did."""
+        keys = list(self._dirty)
+        self._dirty.clear()
+        found = (self.frame(*key) for key in keys)
+        return [frame for frame in found if frame is not None]
+
+    def _take(self, rank: int, events: npt.NDArray[np.void]) -> None:
+        """Writes one rank's consecutive events of one step into its frame."""
+        frame = self._frame_for(rank, events)
+        if frame is None:
+            return
+        row = frame.ranks.index(rank)
+        kind, bucket, host = events["kind"], events["bucket"], events["host_ns"]
+        column = _TIME_COLUMN[kind]
+        first = (column == FIRST_READY) & (bucket >= 0)
+        # Only the earliest gradient of a bucket counts: written in reverse, the earliest event is the last to write.
+        target, value = bucket[first][::-1], host[first][::-1]
+        unset = frame.times_ns[row, target, FIRST_READY] == 0
+        frame.times_ns[row, target[unset], FIRST_READY] = value[unset]
+        later = (column > FIRST_READY) & (bucket >= 0)
+        frame.times_ns[row, bucket[later], column[later]] = host[later]
+        bound = _BOUND_COLUMN[kind]
+        inside = bound >= 0
+        frame.bounds_ns[row, bound[inside]] = host[inside]
+        self._take_rare(frame, row, events)
+        frame.revision += 1
+        self._dirty[frame.reducer, frame.step] = None
+
+    @staticmethod
+    def _take_rare(frame: StepFrame, row: int, events: npt.NDArray[np.void]) -> None:
+        """Writes what most steps lack: device spans, and that the backward was abandoned."""
+        kind = events["kind"]
+        if (kind == Kind.ABANDONED).any():
+            frame.abandoned = True
+        spans = events[(kind == Kind.DEVICE_SPAN) & (events["bucket"] >= 0)]
+        if len(spans):
+            frame.device_ns[row, spans["bucket"], 0] = spans["device_begin_ns"]
+            frame.device_ns[row, spans["bucket"], 1] = spans["device_end_ns"]
+
+    def _frame_for(self, rank: int, events: npt.NDArray[np.void]) -> StepFrame | None:
+        """Returns the frame of the events' step, made or enlarged as needed; None if the step is too old."""
+        reducer, step = int(events["reducer"][0]), int(events["step"][0])
+        held = self._frames.setdefault(reducer, OrderedDict())
+        frame = held.get(step)
+        if frame is None:
+            if len(held) >= self._max_steps and step < min(held):
+                return None
+            generation = int(events["generation"].max())
+            frame = StepFrame.empty(reducer, step, generation, *self._known(reducer, generation, [], rank))
+            held[step] = frame
+            self._bytes += _size(frame)
+            self._forget_old(held)
+        highest = int(events["bucket"].max())
+        if rank not in frame.ranks or highest >= frame.shape[1]:
+            ranks, sizes = self._known(reducer, frame.generation, frame.ranks, rank)
+            if highest >= len(sizes):
+                sizes = np.concatenate([sizes, np.full(highest + 1 - len(sizes), -1, np.int64)])
+            self._bytes -= _size(frame)
+            frame.grow(ranks, sizes)
+            self._bytes += _size(frame)
+        return frame
+
+    def _known(self, reducer: int, generation: int, ranks: list[int], rank: int) -> tuple[list[int], Int64]:
+        """Returns the ranks of the group (those seen, without an assignment) and the bytes of each bucket."""
+        assignment = self._assignment(reducer, generation) or {}
+        buckets = assignment.get("buckets", ())
+        sizes = np.full(len(buckets), -1, np.int64)
+        for entry in buckets:
+            sizes[entry["bucket"]] = entry["bytes"]
+        return sorted({*assignment.get("group_ranks", ()), *ranks, rank}), sizes
+
+    def _forget_old(self, held: OrderedDict[int, StepFrame]) -> None:
+        """Drops the oldest steps beyond both bounds; the newest step always stays."""
+        while len(held) > self._max_steps or (self._bytes > self._max_bytes and len(held) > 1):
+            step = min(held)
+            frame = held.pop(step)
+            self._bytes -= _size(frame)
+            self._dirty.pop((frame.reducer, step), None)
+
+
+def _size(frame: StepFrame) -> int:
+    """Returns the bytes of a frame's arrays."""
+    return int(frame.bounds_ns.nbytes + frame.times_ns.nbytes + frame.device_ns.nbytes)

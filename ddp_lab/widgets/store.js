@@ -1,0 +1,70 @@
+// The steps that the browser holds: bounded, shared by every view of one dashboard.
+
+const MAX_STEPS = 200;
+const MAX_BYTES = 32 * 1024 * 1024;
+const STALLED_MS = 1000;
+
+export class StepStore {
+  constructor() {
+    this.reducers = new Map(); // reducer -> Map(step -> record), in order of arrival
+    this.bytes = 0;
+    this.received = 0;
+    this.listeners = new Set();
+  }
+
+  add(records) {
+    const now = performance.now();
+    for (const record of records) {
+      let held = this.reducers.get(record.reducer);
+      if (!held) this.reducers.set(record.reducer, (held = new Map()));
+      const previous = held.get(record.step);
+      record.arrived = previous ? previous.arrived : now;
+      this.bytes += record.size - (previous ? previous.size : 0);
+      held.set(record.step, record);
+      this.forget(held);
+    }
+    this.received += 1;
+    this.changed();
+  }
+
+  forget(held) {
+    while (held.size > MAX_STEPS || (this.bytes > MAX_BYTES && held.size > 1)) {
+      const step = Math.min(...held.keys());
+      this.bytes -= held.get(step).size;
+      held.delete(step);
+    }
+  }
+
+  // The timeline was cleared.
+  reset() {
+    this.reducers.clear();
+    this.bytes = 0;
+    this.changed();
+  }
+
+  changed() {
+    for (const listener of this.listeners) listener();
+  }
+
+  steps(reducer) {
+    return [...(this.reducers.get(reducer)?.keys() ?? [])].sort((a, b) => a - b);
+  }
+
+  get(reducer, step) {
+    return this.reducers.get(reducer)?.get(step);
+  }
+
+  // The newest complete step; a newer one that is not complete after a second is shown as it stands (a rank hangs).
+  latest(reducer) {
+    let complete = null;
+    let stalled = null;
+    for (const record of this.reducers.get(reducer)?.values() ?? []) {
+      const finished = record.complete && !record.abandoned;
+      if (finished && (!complete || record.step > complete.step)) complete = record;
+      const old = performance.now() - record.arrived > STALLED_MS;
+      if (!finished && old && (!stalled || record.step > stalled.step)) stalled = record;
+    }
+    if (stalled && (!complete || stalled.step > complete.step)) return stalled;
+    return complete ?? this.get(reducer, this.steps(reducer).at(-1)) ?? null;
+  }
+}

@@ -1,0 +1,93 @@
+// Colours (Okabe-Ito), patterns, number formats and small DOM helpers.
+
+export const PARTS = [
+  { name: "filling", title: "first gradient ready → bucket ready", colour: "#56b4e9", pattern: null },
+  { name: "queued", title: "ready → launched: buckets are launched in their order", colour: "#f0e442", pattern: "dots" },
+  { name: "waiting", title: "launched → launched on the last rank", colour: "#e69f00", pattern: "hatch", letter: "w" },
+  { name: "reducing", title: "launched on the last rank → reduced", colour: "#009e73", pattern: null },
+  { name: "exposed", title: "communication after the backward's last computation: nothing hides it", colour: "#d55e00", pattern: "line" },
+];
+
+export function readTheme(root) {
+  const style = getComputedStyle(root);
+  const read = (name, otherwise) => style.getPropertyValue(name).trim() || otherwise;
+  return {
+    ink: read("--ddp-ink", "#222"),
+    muted: read("--ddp-muted", "#666"),
+    paper: read("--ddp-paper", "#fff"),
+    grid: read("--ddp-grid", "#ddd"),
+    band: read("--ddp-band", "#bbb"),
+    accent: read("--ddp-accent", "#0072b2"),
+    font: style.fontFamily || "sans-serif",
+  };
+}
+
+// Fill styles by part, drawn at the canvas's own resolution.
+export function makeFills(context, ratio) {
+  return PARTS.map((part) => {
+    if (part.pattern !== "hatch" && part.pattern !== "dots") return part.colour;
+    const size = Math.round(6 * ratio);
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = size;
+    const pen = tile.getContext("2d");
+    pen.fillStyle = part.colour;
+    pen.fillRect(0, 0, size, size);
+    pen.strokeStyle = pen.fillStyle = "rgba(0, 0, 0, 0.62)";
+    pen.lineWidth = 1.1 * ratio;
+    if (part.pattern === "hatch") {
+      pen.beginPath();
+      for (const shift of [-size, 0, size]) {
+        pen.moveTo(shift - 1, size + 1);
+        pen.lineTo(shift + size + 1, -1);
+      }
+      pen.stroke();
+    } else {
+      pen.fillRect(size / 4, size / 4, 1.3 * ratio, 1.3 * ratio);
+      pen.fillRect((size * 3) / 4, (size * 3) / 4, 1.3 * ratio, 1.3 * ratio);
+    }
+    const fill = context.createPattern(tile, "repeat");
+    fill.setTransform(new DOMMatrix([1 / ratio, 0, 0, 1 / ratio, 0, 0]));
+    return fill;
+  });
+}
+
+export function milliseconds(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  return value.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
+}
+
+export function bytes(value) {
+  if (!(value >= 0)) return "–";
+  for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+    if (value >= factor) return `${(value / factor).toFixed(value / factor < 10 ? 2 : 1)} ${unit}`;
+  }
+  return `${value} B`;
+}
+
+export function significant(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : size >= 1 ? value.toFixed(2) : value.toFixed(3);
+}
+
+// element("td", {class: "x", title: "y"}, child, "text", ...)
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// Writes text only where it changed: a table refreshed ten times a second must not disturb a reader's selection.
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// Makes `body` hold `count` rows, each made by `make(index)`.
+export function setRows(body, count, make) {
+  while (body.rows.length > count) body.deleteRow(-1);
+  while (body.rows.length < count) body.append(make(body.rows.length));
+}
