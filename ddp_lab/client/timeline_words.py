@@ -18,6 +18,7 @@ NOTHING = (
     "(recording is on unless ddp_lab.recording.disable() was called)."
 )
 _MOST_NAMES = 2
+_TOGETHER_MS = 0.1
 _WARM_UP = 3  # steps left out where there are at least twice as many
 
 
@@ -107,12 +108,16 @@ def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
 
 
 def _last(sync: Mapping[str, npt.NDArray[Any]]) -> str:
-    ranks, counts = np.unique(sync["last_rank"], return_counts=True)
-    most = int(counts.argmax())
-    of_it = sync["late_ms"][sync["last_rank"] == ranks[most]]
+    """The rank for which the others waited most in all."""
+    waited = {int(r): float(sync["late_ms"][sync["last_rank"] == r].sum()) for r in np.unique(sync["last_rank"])}
+    rank = max(waited, key=lambda r: waited[r])
+    of_it = sync["last_rank"] == rank
+    late = _median(sync["late_ms"][of_it]) or 0.0
+    if late < _TOGETHER_MS:
+        return f"The ranks launch their collectives together: within {_ms(_median(sync['late_ms']))} (median)."
     return (
-        f"Rank {ranks[most]} was the last to launch in {100 * counts[most] / counts.sum():.0f} % of the collectives; "
-        f"the first rank then waited {_ms(_median(of_it))} for it (median)."
+        f"Rank {rank} was the last to launch in {100 * of_it.mean():.0f} % of the collectives; the first rank then "
+        f"waited {_ms(late)} for it (median)."
     )
 
 

@@ -103,9 +103,10 @@ def _own_time(begin: _Times, ready: _Times) -> npt.NDArray[np.float64]:
     ordered = since_begin[:, :, order]
     before = np.zeros_like(ordered)
     # A rank may have reached some places in another order: it can't be late before it was there.
-    before[:, :, 1:] = np.fmax.accumulate(np.nan_to_num(ordered, nan=0.0), axis=2)[:, :, :-1]
+    before[:, :, 1:] = np.maximum.accumulate(np.nan_to_num(ordered, nan=0.0), axis=2)[:, :, :-1]
+    before[:, :, 1:][np.isnan(ordered[:, :, :-1])] = np.nan  # unknown how long this place alone took
     own: npt.NDArray[np.float64] = np.empty_like(since_begin)
-    own[:, :, order] = np.where(np.isnan(ordered), np.nan, np.maximum(ordered - before, 0.0))
+    own[:, :, order] = np.maximum(ordered - before, 0.0)  # NaN stays NaN
     return own
 
 

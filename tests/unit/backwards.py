@@ -1,0 +1,94 @@
+"""Events of backwards with chosen times, as a rank's recorder would hand them on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ddp_lab.events import DTYPE, Batch, Kind
+
+MS = 1_000_000
+
+
+@dataclass
+class Recorder:
+    """Collects events of one rank with consecutive sequence numbers."""
+
+    rank: int = 0
+    session: int = 1
+    next: int = 0
+    _events: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def record(self, kind: Kind, at: int, **fields: int) -> None:
+        values = {"bytes": -1, "step": -1, "reducer": -1, "process_group": -1, "bucket": -1, "parameter": -1}
+        values |= {"device_begin_ns": 0, "device_end_ns": 0, "reserved": 0, "generation": 0, "thread": 0} | fields
+        values |= {"sequence": self.next, "host_ns": at, "kind": int(kind)}
+        self._events.append(tuple(values[name] for name in DTYPE.names or ()))
+        self.next += 1
+
+    def batch(self, dropped: int = 0) -> Batch:
+        """What was recorded since the last batch."""
+        events = np.array(self._events, DTYPE)
+        self._events = []
+        return Batch(self.rank, self.session, self.next - len(events), dropped, events)
+
+    def backward(self, step: int, begin: int, buckets: Sequence[Bucket], finalize: int, **fields: int) -> None:
+        """One backward of one forward that takes a millisecond; times in ms from `begin` (ns)."""
+        common = {"reducer": 0, "process_group": 0, **fields, "step": step}
+        self.record(Kind.FORWARD_BEGIN, begin - MS, **common)
+        self.record(Kind.FORWARD_END, begin, **common)
+        self.record(Kind.BACKWARD_BEGIN, begin, **common)
+        facts = []
+        for number, bucket in enumerate(buckets):
+            of_bucket = {**common, "bucket": number, "bytes": bucket.bytes}
+            facts += [
+                (at, Kind.GRAD_READY, {**of_bucket, "parameter": p})
+                for p, at in zip(bucket.parameters, bucket.gradients, strict=True)
+            ]
+            facts += [
+                (bucket.gradients[-1], Kind.BUCKET_READY, of_bucket),
+                (bucket.launched, Kind.BUCKET_LAUNCHED, of_bucket),
+                (bucket.reduced, Kind.BUCKET_REDUCED, of_bucket),
+            ]
+        facts.append((finalize, Kind.FINALIZE_BEGIN, common))
+        facts.append((max([finalize, *(b.reduced for b in buckets)]), Kind.BACKWARD_END, common))
+        for at, kind, values in sorted(facts, key=lambda fact: fact[0]):
+            self.record(kind, begin + round(at * MS), **values)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Times of one bucket in ms from the backward's begin."""
+
+    gradients: tuple[float, ...]
+    launched: float
+    reduced: float
+    parameters: tuple[int, ...] = ()
+    bytes: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if not self.parameters:
+            object.__setattr__(self, "parameters", tuple(range(len(self.gradients))))
+
+
+def assignment(
+    buckets: Sequence[Sequence[int]], *, ranks: Sequence[int] = (0, 1), reducer: int = 0, generation: int = 0
+) -> dict[str, Any]:
+    """An assignment's description; parameters are called layer0, layer1, ..."""
+    indices = sorted(index for bucket in buckets for index in bucket)
+    return {
+        "type": "assignment",
+        "reducer": reducer,
+        "generation": generation,
+        "first_step": 0,
+        "process_group": 0,
+        "group_ranks": list(ranks),
+        "backend": "gloo",
+        "module": "Net",
+        "parameters": [{"index": i, "name": f"layer{i}", "numel": 1, "bytes": 4} for i in indices],
+        "buckets": [{"bucket": b, "bytes": 1_000_000, "parameters": list(p)} for b, p in enumerate(buckets)],
+        "rebuilt": generation > 0,
+    }

@@ -1,0 +1,128 @@
+"""The dense table of times against a plain dictionary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_lab.client.event_store import EventStore
+from ddp_lab.client.step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
+from ddp_lab.events import DTYPE, Kind
+
+_STEP_KINDS = (
+    *(Kind.FORWARD_BEGIN, Kind.FORWARD_END, Kind.BACKWARD_BEGIN),
+    *(Kind.FINALIZE_BEGIN, Kind.BACKWARD_END, Kind.ABANDONED),
+)
+_BUCKET_KINDS = {Kind.BUCKET_READY: "ready", Kind.BUCKET_LAUNCHED: "launched", Kind.BUCKET_REDUCED: "reduced"}
+# Steps mostly go up; kind, bucket and parameter are anything.
+FACTS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from([*_STEP_KINDS, *_BUCKET_KINDS, Kind.GRAD_READY, Kind.DEVICE_SPAN, Kind.MARK]),
+        st.integers(-1, 5),
+        st.integers(0, 7),
+    ),
+    max_size=120,
+)
+
+
+def _events(facts: list[tuple[int, Kind, int, int]]) -> np.ndarray:
+    made, step = np.zeros(len(facts), DTYPE), 0
+    for index, (forward, kind, bucket, parameter) in enumerate(facts):
+        step += forward
+        made[index]["sequence"] = index
+        made[index]["host_ns"] = 1_000 + index
+        made[index]["step"], made[index]["kind"] = step, kind
+        made[index]["bucket"], made[index]["parameter"] = bucket, parameter
+        made[index]["bytes"] = 10 * index
+        made[index]["device_begin_ns"], made[index]["device_end_ns"] = index + 1, index + 2
+    return made
+
+
+def _expected(events: np.ndarray) -> dict[int, dict[Any, int]]:
+    """step -> (field, bucket) -> value, event by event."""
+    steps: dict[int, dict[Any, int]] = {}
+    for event in events:
+        times = steps.setdefault(int(event["step"]), {})
+        kind, bucket, at = Kind(int(event["kind"])), int(event["bucket"]), int(event["host_ns"])
+        if kind in _STEP_KINDS:
+            times[STEP_FIELDS[_STEP_KINDS.index(kind)], None] = at
+        elif bucket < 0:
+            continue
+        elif kind in _BUCKET_KINDS:
+            times[_BUCKET_KINDS[kind], bucket] = at
+            if kind == Kind.BUCKET_LAUNCHED:
+                times["bytes", bucket] = int(event["bytes"])
+        elif kind == Kind.GRAD_READY:
+            times.setdefault(("first_ready", bucket), at)
+            times["gradient", int(event["parameter"])] = at
+        elif kind == Kind.DEVICE_SPAN:
+            times["device_begin", bucket] = int(event["device_begin_ns"])
+            times["device_end", bucket] = int(event["device_end_ns"])
+    return steps
+
+
+def _held(table: StepTable) -> dict[int, dict[Any, int]]:
+    steps: dict[int, dict[Any, int]] = {}
+    for row in table.rows():
+        times = steps[int(table.step[row])] = {}
+        times |= {(f, None): int(v) for f, v in zip(STEP_FIELDS, table.steps[row], strict=True) if v}
+        times |= {
+            (f, bucket): int(v)
+            for bucket, fields in enumerate(table.buckets[row])
+            for f, v in zip(BUCKET_FIELDS, fields, strict=True)
+            if v
+        }
+        times |= {("gradient", index): int(v) for index, v in enumerate(table.gradients[row]) if v}
+    return steps
+
+
+@given(FACTS, st.integers(1, 90), st.lists(st.integers(1, 40), max_size=6))
+def test_holds_what_the_events_say(facts: list[tuple[int, Kind, int, int]], max_steps: int, cuts: list[int]) -> None:
+    """Any events, cut into any batches: the newest steps are held as an event-by-event reading gives them."""
+    table, events = StepTable(max_steps), _events(facts)
+    for part in np.split(events, np.unique(np.minimum(np.cumsum(cuts), len(events))).astype(int)):
+        table.extend(part)
+    expected = _expected(events)
+    held = _held(table)
+    newest = max(expected, default=-1)
+    assert table.last_step == newest
+    assert len(held) <= max_steps
+    for step in range(newest - max_steps + 1, newest + 1):
+        if step in expected:
+            assert held[step] == {key: value for key, value in expected[step].items() if value}
+
+
+def test_a_late_device_span_of_a_forgotten_step_is_ignored() -> None:
+    """An event of a step that the ring has overwritten changes nothing."""
+    table = StepTable(8)
+    events = _events([(1, Kind.BACKWARD_END, -1, 0)] * 20)
+    table.extend(events)
+    before = _held(table)
+    late = _events([(2, Kind.DEVICE_SPAN, 0, 0)])
+    table.extend(late)
+    assert _held(table) == before
+    assert sorted(before) == list(range(13, 21))
+
+
+@given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 100), st.lists(st.integers(0, 39), max_size=5))
+def test_cursor_reads(sizes: list[int], most: int, reads: list[int]) -> None:
+    """A reader that asks after any batches gets every event once, or is told how many are gone."""
+    store, cursor, got, told = EventStore(most), 0, [], 0
+    number = 0
+    for index, size in enumerate([*sizes, 0]):
+        chunk = np.zeros(size, DTYPE)
+        chunk["sequence"] = np.arange(number, number + size)
+        number += size
+        store.append(index % 3, chunk)
+        if index in reads or index == len(sizes):
+            found, cursor, gone = store.since(cursor)
+            told += gone
+            got += [int(n) for _, events in found for n in events["sequence"]]
+    assert cursor == number
+    assert len(got) + told == number
+    assert got == sorted(set(got))
+    assert number - store.start <= max(most, *sizes, 0) if sizes else True

@@ -1,0 +1,83 @@
+"""Naming who is late, and where."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_lab.insight import stragglers
+
+MS = 1_000_000
+RANKS, STEPS, BUCKETS = 4, 20, 6
+
+
+def _even(ranks: int = RANKS, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Backwards in which every bucket takes 2 ms, with some noise (ms)."""
+    random = np.random.default_rng(5)
+    begin = np.arange(1, STEPS + 1) * 100 * MS + np.zeros((ranks, 1), np.int64)
+    own = 2 * MS + random.normal(0, noise * MS, (ranks, STEPS, BUCKETS))
+    return begin, (begin[:, :, None] + np.cumsum(own, axis=2)).astype(np.int64)
+
+
+def test_waits_by_hand() -> None:
+    """Each rank waits from its own launch to the last one."""
+    assert stragglers.waits(np.array([[10, 30, 25]])).tolist() == [[20, 0, 5]]
+    assert stragglers.last_counts(np.array([[10, 30, 25], [9, 1, 2], [1, 7, 3]])).tolist() == [1, 2, 0]
+
+
+@given(st.lists(st.lists(st.integers(1, 10**12), min_size=3, max_size=3), min_size=1))
+def test_somebody_is_last(launched: list[list[int]]) -> None:
+    """Waits are not negative, and exactly the last rank's is zero; every collective has one last rank."""
+    times = np.array(launched)
+    waits = stragglers.waits(times)
+    assert (waits.min(axis=1) == 0).all()
+    assert (waits.max(axis=1) == times.max(axis=1) - times.min(axis=1)).all()
+    assert stragglers.last_counts(times).sum() == len(times)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("bucket", [0, 3, BUCKETS - 1])
+def test_a_delay_is_named_once(ranks: int, bucket: int) -> None:
+    """20 ms in one bucket of one rank are found at that bucket, though all later buckets are late as well."""
+    begin, ready = _even(ranks, noise=0.1)
+    ready[1, :, bucket:] += 20 * MS
+    (late,) = stragglers.find_late(begin, ready)
+    assert (late.rank, late.place, late.share) == (1, bucket, 1.0)
+    assert late.delay_ns == pytest.approx(20 * MS, rel=0.05)
+
+
+def test_noise_names_nobody() -> None:
+    """Ranks that differ by less than the threshold are not called late, and one rank never is."""
+    assert stragglers.find_late(*_even(noise=0.1)) == []
+    assert stragglers.find_late(*_even(ranks=1)) == []
+
+
+def test_late_to_the_backward() -> None:
+    """A rank whose whole backward begins late is named with place -1, not with a bucket."""
+    begin, ready = _even()
+    begin[2] += 7 * MS
+    ready[2] += 7 * MS
+    (late,) = stragglers.find_late(begin, ready)
+    assert (late.rank, late.place, late.delay_ns) == (2, -1, 7 * MS)
+
+
+def test_share_of_steps() -> None:
+    """A rank that is late in 30 % of the steps is found where that is asked for, with its delay in those steps."""
+    begin, ready = _even()
+    ready[0, :6, 2:] += 10 * MS
+    assert stragglers.find_late(begin, ready, minimum_share=0.5) == []
+    (late,) = stragglers.find_late(begin, ready, minimum_share=0.25)
+    assert (late.rank, late.place, late.share, late.delay_ns) == (0, 2, 0.3, 10 * MS)
+
+
+def test_missing_times_and_other_orders() -> None:
+    """Missing times are left out, and a delay is found when a rank's buckets get ready in another order."""
+    begin, ready = _even()
+    ready[1, :, 4:] += 20 * MS
+    ready[:, :, [0, 5]] = ready[:, :, [5, 0]]  # the order of readiness is not that of the numbers
+    ready[0, 3, 2] = 0
+    ready[2, :, 1] = 0
+    (late,) = stragglers.find_late(begin, ready)
+    assert (late.rank, late.place) == (1, 4)

@@ -1,0 +1,385 @@
+"""Timeline: batches in, spans, steps, sync, words and files out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ddp_lab.client.span_columns import SPAN_COLUMNS, STEP_COLUMNS, SYNC_COLUMNS
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import Kind
+from tests.unit.backwards import MS, Bucket, Recorder, assignment
+
+# Rank 1's gradients of bucket 1 come 4 ms late; both ranks' computation ends at 6 and 10 ms.
+EARLY = [Bucket((1.0, 2.0), 2.0, 4.0, (2, 3), 2_000_000), Bucket((5.0, 6.0), 6.0, 12.0, (0, 1))]
+LATE = [Bucket((1.0, 2.0), 2.0, 4.0, (2, 3), 2_000_000), Bucket((9.0, 10.0), 10.0, 12.0, (0, 1))]
+
+
+def _two_ranks(steps: int = 10, timeline: Timeline | None = None) -> Timeline:
+    made = timeline or Timeline()
+    for rank, (buckets, finalize) in enumerate([(EARLY, 6.0), (LATE, 10.0)]):
+        made.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
+        recorder = Recorder(rank)
+        for step in range(steps):
+            recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
+        made.extend(recorder.batch())
+    return made
+
+
+def test_spans_by_hand() -> None:
+    """Each span holds the times that its events state, and what follows from them."""
+    spans = _two_ranks().spans()
+    assert tuple(spans.columns) == SPAN_COLUMNS
+    assert len(spans) == 2 * 10 * 2
+    one = spans[(spans["rank"] == 0) & (spans.step == 3) & (spans.bucket == 1)].iloc[0]
+    assert one.backward_begin_ns == 80 * MS
+    assert (one.first_ready_ms, one.ready_ms, one.launched_ms, one.reduced_ms) == (5.0, 6.0, 6.0, 12.0)
+    assert (one.fill_ms, one.all_reduce_ms, one.hidden_ms, one.exposed_ms) == (1.0, 6.0, 0.0, 6.0)
+    assert (one.bytes, one.n_parameters, one.generation, one.process_group) == (1_000_000, 2, 0, 0)
+    assert (one.clock, one.complete) == ("host", True)
+    first = spans[(spans["rank"] == 0) & (spans.step == 3) & (spans.bucket == 0)].iloc[0]
+    assert (first.hidden_ms, first.exposed_ms) == (2.0, 0.0)
+    assert (spans.hidden_ms + spans.exposed_ms == spans.all_reduce_ms).all()
+
+
+def test_steps_by_hand() -> None:
+    """A step's communication is the time during which any collective is under way, split at the computation's end."""
+    steps = _two_ranks().steps()
+    assert tuple(steps.columns) == STEP_COLUMNS
+    of_rank = steps[steps["rank"] == 1]
+    one = of_rank.iloc[4]
+    assert (one.forward_ms, one.compute_ms, one.backward_ms, one.step_ms) == (1.0, 10.0, 12.0, 20.0)
+    assert (one.communication_ms, one.hidden_ms, one.exposed_ms) == (4.0, 2.0, 2.0)
+    assert (one.state, one.buckets, one.bytes) == ("complete", 2, 3_000_000)
+    assert np.isnan(of_rank.iloc[0].step_ms)
+
+
+def test_sync_by_hand() -> None:
+    """Over the ranks: who launched last, how long the others waited, and how fast the collective then was."""
+    sync = _two_ranks().sync()
+    assert tuple(sync.columns) == SYNC_COLUMNS
+    one = sync[(sync.step == 2) & (sync.bucket == 1)].iloc[0]
+    assert (one.last_rank, one.late_ms, one.wait_ms) == (1, 4.0, {0: 4.0, 1: 0.0})
+    assert (one.all_reduce_ms, one.bandwidth_gb_s) == (2.0, 0.5)
+    assert (one.hidden_ms, one.exposed_ms) == (0.0, (6.0 + 2.0) / 2)
+    assert (one.ranks, one.n_parameters) == (2, 2)
+    assert len(sync) == 20
+
+
+def test_sync_waits_for_all_ranks() -> None:
+    """A bucket that one rank has not reduced is not in the gradient sync, and its span has no times yet."""
+    timeline = _two_ranks()
+    recorder = Recorder(0, next=timeline.ranks()[0].events)
+    recorder.backward(10, 300 * MS, EARLY, 6.0)
+    timeline.extend(recorder.batch())
+    running = Recorder(1, next=timeline.ranks()[1].events)
+    running.record(Kind.BACKWARD_BEGIN, 300 * MS, reducer=0, step=10)
+    running.record(Kind.GRAD_READY, 301 * MS, reducer=0, step=10, bucket=0, parameter=3)
+    timeline.extend(running.batch())
+    assert timeline.sync().step.max() == 9
+    last = timeline.spans(last_steps=1)
+    assert last.step.unique().tolist() == [10]
+    (open_span,) = [row for row in last.itertuples() if row.rank == 1]
+    assert open_span.first_ready_ms == 1.0
+    assert np.isnan([open_span.ready_ms, open_span.all_reduce_ms, open_span.exposed_ms]).all()
+    assert not open_span.complete
+    assert timeline.steps().query("step == 10").state.tolist() == ["complete", "running"]
+
+
+def test_models_and_generations_stay_apart() -> None:
+    """Two models in one program, and buckets before and after they were assigned anew, are told apart."""
+    timeline, recorder = Timeline(), Recorder(0)
+    timeline.describe(0, assignment([[0, 1, 2, 3]], ranks=[0]))
+    timeline.describe(0, assignment([[2, 3], [0, 1]], ranks=[0], generation=1))
+    timeline.describe(0, assignment([[0]], ranks=[0], reducer=1))
+    whole = [Bucket((1.0, 2.0, 3.0, 4.0), 4.0, 5.0)]
+    recorder.backward(0, 20 * MS, whole, 4.0)
+    recorder.backward(1, 40 * MS, EARLY, 6.0, generation=1)
+    recorder.backward(0, 60 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0, reducer=1)
+    timeline.extend(recorder.batch())
+    spans = timeline.spans()
+    found = spans[["reducer", "step", "generation", "bucket", "n_parameters"]].to_numpy().tolist()
+    assert found == [[0, 0, 0, 0, 4], [0, 1, 1, 0, 2], [0, 1, 1, 1, 2], [1, 0, 0, 0, 1]]
+    assert [one.reducer for one in timeline.reducers()] == [0, 1]
+    assert timeline.reducers()[0].generations == (0, 1)
+    assert len(timeline.assignment(0)["buckets"]) == 2
+    assert len(timeline.assignment(0, 0)["buckets"]) == 1
+    with pytest.raises(ValueError, match="no assignment of reducer 7"):
+        timeline.assignment(7)
+
+
+def test_a_restarted_cluster_brings_new_models() -> None:
+    """After a restart the ranks count their models from 0 again; on the timeline these are other models."""
+    timeline = _two_ranks()
+    for rank in (0, 1):
+        timeline.describe(rank, assignment([[0]]) | {"session": 2})
+        recorder = Recorder(rank, session=2)
+        recorder.backward(0, 900 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+        timeline.extend(recorder.batch())
+    assert [one.reducer for one in timeline.reducers()] == [0, 1]
+    assert timeline.spans(reducer=1).step.tolist() == [0, 0]
+    assert len(timeline.spans(reducer=0)) == 40
+    assert [rank.session for rank in timeline.ranks()] == [2, 2]
+
+
+def test_separate_groups_that_number_alike_are_separate_models() -> None:
+    """Two groups of ranks that each build a model numbered 0 are two models."""
+    timeline = Timeline()
+    for rank, group in [(0, (0, 1)), (2, (2, 3)), (1, (0, 1)), (3, (2, 3))]:
+        timeline.describe(rank, assignment([[0]], ranks=group))
+        recorder = Recorder(rank)
+        recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+        timeline.extend(recorder.batch())
+    assert {one.reducer: one.ranks for one in timeline.reducers()} == {0: (0, 1), 1: (2, 3)}
+    assert timeline.sync().reducer.tolist() == [0, 1]
+
+
+def test_drops_and_repeats_are_counted() -> None:
+    """A gap counts as dropped once, whoever caused it; a batch that is sent again counts for nothing."""
+    timeline, recorder = Timeline(), Recorder(0)
+    recorder.backward(0, 20 * MS, EARLY, 6.0)
+    first = recorder.batch()
+    timeline.extend(first)
+    recorder.next += 100  # overwritten in the ring
+    recorder.backward(1, 40 * MS, EARLY, 6.0)
+    second = recorder.batch(dropped=100)
+    timeline.extend(second)
+    timeline.extend(first)
+    timeline.extend(second)
+    (rank,) = timeline.ranks()
+    assert (rank.events, rank.dropped) == (len(first.events) + len(second.events), 100)
+    assert sum(len(events) for _, events in timeline.since(0)[0]) == rank.events
+    assert "100 events were dropped" in timeline.summary()
+
+
+def test_cursor_reads_say_what_is_gone() -> None:
+    """`since` returns each event once, and counts those that were forgotten before they were read."""
+    timeline, recorder = Timeline(max_events=50), Recorder(0)
+    recorder.backward(0, 20 * MS, EARLY, 6.0)
+    timeline.extend(recorder.batch())
+    _, cursor, gone = timeline.since(0)
+    assert gone == 0
+    assert timeline.since(cursor)[0] == []
+    for step in range(1, 20):
+        recorder.backward(step, (step + 1) * 20 * MS, EARLY, 6.0)
+        timeline.extend(recorder.batch())
+    more, end, gone = timeline.since(cursor)
+    assert gone + sum(len(events) for _, events in more) == end - cursor
+    assert gone > 0
+    assert timeline.spans().step.nunique() == 20, "the tables reach further back than the raw events"
+
+
+def test_bounded_steps() -> None:
+    """Of more steps than `max_steps` the newest are kept."""
+    timeline = _two_ranks(30, Timeline(max_steps=8))
+    assert timeline.spans().step.unique().tolist() == list(range(22, 30))
+    assert timeline.steps(last_steps=3).step.unique().tolist() == [27, 28, 29]
+    assert timeline.steps(last_steps=3).step_ms.tolist() == [20.0] * 6, "the step before is known, if not shown"
+
+
+def test_abandoned_backward() -> None:
+    """A backward that did not finish is shown as abandoned, without hidden and exposed times."""
+    timeline, recorder = Timeline(), Recorder(0)
+    recorder.record(Kind.BACKWARD_BEGIN, 10 * MS, reducer=0, step=0)
+    recorder.record(Kind.BUCKET_LAUNCHED, 11 * MS, reducer=0, step=0, bucket=0, bytes=5)
+    recorder.record(Kind.ABANDONED, 12 * MS, reducer=0, step=0)
+    timeline.extend(recorder.batch())
+    (step,) = timeline.steps().itertuples()
+    assert (step.state, np.isnan(step.exposed_ms)) == ("abandoned", True)
+
+
+def test_device_times_are_kept_apart() -> None:
+    """With device spans hidden and exposed parts are those on the device, and say so; host times stay."""
+    timeline, recorder = Timeline(), Recorder(0)
+    recorder.backward(0, 20 * MS, EARLY, 6.0)
+    for bucket, (begin, end) in enumerate([(25, 31), (30, 33)]):
+        recorder.record(
+            *(Kind.DEVICE_SPAN, 50 * MS), reducer=0, step=0, bucket=bucket,
+            device_begin_ns=begin * MS, device_end_ns=end * MS,
+        )  # fmt: skip
+    timeline.extend(recorder.batch())
+    spans, steps = timeline.spans(), timeline.steps()
+    # The last bucket begins at 30 ms: there the device's own computation is over.
+    assert spans.hidden_ms.tolist() == [5.0, 0.0]
+    assert spans.exposed_ms.tolist() == [1.0, 3.0]
+    assert spans.device_ms.tolist() == [6.0, 3.0]
+    assert spans.all_reduce_ms.tolist() == [2.0, 6.0]
+    assert steps[["hidden_ms", "exposed_ms", "communication_ms"]].to_numpy().tolist() == [[5.0, 3.0, 8.0]]
+    assert spans.clock.tolist() == ["device", "device"]
+
+
+def test_find_late_names_rank_bucket_and_parameter() -> None:
+    """The late rank is named with the bucket and the parameter at which it falls behind."""
+    (late,) = _two_ranks().find_late()
+    assert (late.rank, late.bucket, late.parameter, late.delay_ms, late.share) == (1, 1, "layer0", 4.0, 1.0)
+
+
+def test_ranks_and_statuses() -> None:
+    """A rank's record tells what its statuses and events said last."""
+    timeline = _two_ranks()
+    timeline.set_status(1, {"session": 1, "pid": 77, "state": "running", "cell": "c5"})
+    timeline.set_status(1, {"session": 1, "state": "idle", "cell": None})
+    one = timeline.ranks()[1]
+    assert (one.pid, one.state, one.cell, one.step, one.dropped) == (77, "idle", None, 9, 0)
+    assert timeline.ranks()[0].state == "unknown"
+
+
+def test_inspections() -> None:
+    """Gradients are equal where all ranks' checksums are, and who has not answered is named."""
+    timeline = _two_ranks()
+
+    def answer(rank: int, checksum: str) -> None:
+        buckets = [{"bucket": 0, "norm": 1.5, "checksum": "aa"}, {"bucket": 1, "norm": 2.0, "checksum": checksum}]
+        timeline.describe(rank, {"type": "inspection", "reducer": 0, "step": 9, "buckets": buckets})
+
+    answer(0, "bb")
+    (one,) = timeline.inspections(0)
+    assert one.missing == (1,)
+    answer(1, "cc")
+    (one,) = timeline.inspections(0)
+    assert (one.step, one.missing, one.equal, one.norms[0]) == (9, (), {0: True, 1: False}, {0: 1.5, 1: 1.5})
+
+
+def test_summary_in_words() -> None:
+    """The sentences name the waiting bucket, the hidden share, the last rank, the late parameter and the losses."""
+    text = _two_ranks().summary()
+    assert text.splitlines() == [
+        "Net on 2 ranks, steps 3–9: 20.0 ms a step (median), of which 1.0 ms forward, 8.0 ms the backward's "
+        "computation and 4.0 ms waiting for gradients after it.",
+        "2 buckets (3 MB) a step, 6.0 ms under way; 33 % of the communication was hidden under the backward's "
+        "computation.",
+        "Bucket 1 (layer0, layer1) waited longest: 4.0 ms of its collective lie after the computation; once all "
+        "ranks have launched it, it takes 2.0 ms (0.5 GB/s).",
+        "Rank 1 was the last to launch in 50 % of the collectives; the first rank then waited 4.0 ms for it (median).",
+        "Rank 1 falls behind when it computes the gradient of layer0 (bucket 1), by 4.0 ms in 100 % of the steps.",
+        "No event was dropped.",
+    ]
+
+
+@pytest.mark.parametrize("columns", [SPAN_COLUMNS, STEP_COLUMNS, SYNC_COLUMNS])
+def test_empty(columns: tuple[str, ...]) -> None:
+    """Without events every table is empty with all its columns, and the summary says what to do."""
+    timeline = Timeline()
+    tables = (timeline.spans(), timeline.steps(), timeline.sync())
+    assert columns in [tuple(table.columns) for table in tables]
+    assert [len(table) for table in tables] == [0, 0, 0]
+    assert "wrap the model" in timeline.summary()
+    assert timeline.find_late() == []
+
+
+def test_summary_of_one_rank_and_one_bucket() -> None:
+    """One rank has nobody to talk to; a single bucket can't overlap; an unfinished first step is said to be one."""
+    timeline, recorder = Timeline(), Recorder(0)
+    recorder.record(Kind.BACKWARD_BEGIN, 10 * MS, reducer=0, step=0)
+    timeline.extend(recorder.batch())
+    assert timeline.summary().startswith("No step of ? is complete yet.")
+    recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+    timeline.extend(recorder.batch())
+    assert "with one rank there is nobody to communicate with" in timeline.summary()
+    timeline.clear()
+    for rank in (0, 1):
+        recorder = Recorder(rank)
+        recorder.backward(0, 20 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+        timeline.extend(recorder.batch())
+    assert "a single bucket" in timeline.summary()
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    """A loaded timeline shows what the saved one did: spans, names, marks, losses, words; after a restart too."""
+    timeline = _two_ranks()
+    timeline.describe(0, {"type": "mark", "index": 0, "name": "epoch", "session": 2})
+    timeline.describe(0, assignment([[0]]) | {"session": 2})
+    recorder = Recorder(0, session=2)
+    recorder.record(Kind.MARK, 890 * MS, parameter=0)
+    recorder.next += 7
+    recorder.backward(0, 900 * MS, [Bucket((1.0,), 1.0, 2.0)], 1.0)
+    timeline.extend(recorder.batch())
+    timeline.set_status(0, {"session": 2, "state": "idle"})
+    loaded = Timeline.load(timeline.save(tmp_path / "run.npz"))
+    pd.testing.assert_frame_equal(loaded.spans(), timeline.spans())
+    pd.testing.assert_frame_equal(loaded.steps(), timeline.steps())
+    assert loaded.reducers() == timeline.reducers()
+    assert loaded.marks() == timeline.marks() == [(0, 890 * MS, "epoch")]
+    assert loaded.summary() == timeline.summary()
+    assert [rank.dropped for rank in loaded.ranks()] == [rank.dropped for rank in timeline.ranks()]
+
+
+def test_load_says_what_is_wrong(tmp_path: Path) -> None:
+    """A file that is no timeline, or none at all, is refused with its name."""
+    (tmp_path / "text.npz").write_text("hello")
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    for name in ("text.npz", "other.npz"):
+        with pytest.raises(ValueError, match=name):
+            Timeline.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        Timeline.load(tmp_path / "missing.npz")
+
+
+def test_perfetto(tmp_path: Path) -> None:
+    """The trace has a process for each rank, a track for each bucket, and slices that nest or follow each other."""
+    timeline = _two_ranks()
+    document = json.loads(timeline.to_perfetto(tmp_path / "trace.json").read_text())
+    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    names = {(e["pid"], e["args"]["name"]) for e in document["traceEvents"] if e["name"] == "thread_name"}
+    assert {pid for pid, _ in names} == {0, 1}
+    assert {name for _, name in names} == {"Net [0]", "[0] bucket 0", "[0] bucket 1"}
+    assert len([s for s in slices if s["name"] == "all_reduce"]) == 40
+    one = next(s for s in slices if s["name"] == "all_reduce" and s["pid"] == 0 and s["args"]["bucket"] == 1)
+    assert (one["ts"], one["dur"], one["args"]["step"]) == (26_000.0, 6_000.0, 0)
+    by_track: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for s in slices:
+        by_track.setdefault((s["pid"], s["tid"]), []).append((s["ts"], s["ts"] + s["dur"]))
+    for track in by_track.values():
+        track.sort()
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(track))
+
+
+def test_large_tables() -> None:
+    """8 ranks with 50 buckets and 100 steps: 40,000 spans, in one table, in the order of rank, step and bucket."""
+    timeline = Timeline()
+    buckets = [Bucket((b + 0.5, b + 1.0), b + 1.0, b + 2.0, (2 * b, 2 * b + 1)) for b in range(50)]
+    for rank in range(8):
+        recorder = Recorder(rank)
+        for step in range(100):
+            recorder.backward(step, (step + 1) * 100 * MS, buckets, 50.0)
+        timeline.extend(recorder.batch())
+    spans = timeline.spans()
+    assert len(spans) == 40_000
+    assert (np.diff(spans["rank"] * 10**6 + spans.step * 10**3 + spans.bucket) > 0).all()
+
+
+def test_readers_and_the_receiver_thread() -> None:
+    """A reader beside the appending thread always sees whole batches: no torn step, no error."""
+    timeline = Timeline(max_steps=50)
+    timeline.describe(0, assignment([[2, 3], [0, 1]], ranks=[0]))
+    errors: list[BaseException] = []
+
+    def append() -> None:
+        recorder = Recorder(0)
+        try:
+            for step in range(400):
+                recorder.backward(step, (step + 1) * 20 * MS, EARLY, 6.0)
+                timeline.extend(recorder.batch())
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    cursor = events = 0
+    while thread.is_alive():
+        spans = timeline.spans()
+        assert spans.complete.all()
+        assert len(spans) == 2 * spans.step.nunique()
+        chunks, cursor, gone = timeline.since(cursor)
+        events += gone + sum(len(chunk) for _, chunk in chunks)
+    thread.join()
+    events += sum(len(chunk) for _, chunk in timeline.since(cursor)[0])
+    assert errors == []
+    assert events == timeline.ranks()[0].events
