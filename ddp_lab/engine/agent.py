@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -109,8 +109,8 @@ class Agent:
         self._left.set()
         error = end.error
         if self._interrupted == end.cell_id:
-            if isinstance(error, RuntimeError):
-                end.error = KeyboardInterrupt("interrupted in a collective").with_traceback(error.__traceback__)
+            if isinstance(error, RuntimeError | KeyboardInterrupt):
+                end.error = _plain_interrupt(error)
         elif self._freed_by is not None and isinstance(error, RuntimeError):
             end.consequence, end.freed_by = True, self._freed_by
         threading.Thread(
@@ -195,6 +195,21 @@ class Agent:
         groups.free()
         self._freed = cell_id
         self._report()
+
+
+def _plain_interrupt(error: BaseException) -> KeyboardInterrupt:
+    """A KeyboardInterrupt at the line that waited, with nothing of the closed sockets and the signal's handler."""
+    kept: TracebackType | None = None
+    for step in reversed(list(_steps(error.__traceback__))):
+        if step.tb_frame.f_code.co_filename != __file__:
+            kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return KeyboardInterrupt().with_traceback(kept)
+
+
+def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
+    while step is not None:
+        yield step
+        step = step.tb_next
 
 
 def _in_the_cell(frame: FrameType | None) -> bool:

@@ -129,14 +129,20 @@ def _repoint(old: Any, new: Any, keep: dict[str, Any]) -> None:
                 reducer = getattr(model, "reducer", None)
                 if reducer is not None and hasattr(reducer, "_reset_state"):
                     reducer._reset_state()
+    # No closure here may capture `old`: its cell would be among the holders.
     for holder in gc.get_referrers(old):
-        if isinstance(holder, list):
-            holder[:] = [new if item is old else item for item in holder]
-        elif isinstance(holder, types.CellType):
-            holder.cell_contents = new
-        elif holder is not keep:
-            # An instance's attributes may be stored in it, with no dict that the collector knows of.
-            names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
-            if isinstance(names, dict):
-                for name in [name for name, value in names.items() if value is old]:
-                    names[name] = new
+        if holder is not keep:
+            _replace(holder, old, new)
+
+
+def _replace(holder: Any, old: Any, new: Any) -> None:
+    """Puts `new` where a list, a closure, a dict or an object's attributes hold `old`."""
+    if isinstance(holder, list):
+        holder[:] = [new if item is old else item for item in holder]
+    elif isinstance(holder, types.CellType):
+        holder.cell_contents = new
+    else:
+        # An instance's attributes may be stored in it, with no dict that the collector knows of.
+        names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+        if isinstance(names, dict):
+            names.update({name: new for name, value in names.items() if value is old})

@@ -1,0 +1,281 @@
+"""A cell that fails or is interrupted ends on every rank, keeps variables and processes, and the next cell works."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ddp_lab import CellError, ClusterError
+from tests import leftovers
+from tests.cluster.conftest import Lab
+
+CONTROL_BACK_SECONDS = 0.3
+# On a machine that is busy with other things only the median is the cluster's own.
+WORST_SECONDS = 3.0
+
+# What rank 1 does meanwhile, while rank 0 waits in an all-reduce.
+HANGS = {
+    "python loop": "while True: pass",
+    "sleep": "import time; time.sleep(600)",
+    "another collective": "dist.broadcast(t, 0); dist.barrier()",
+    "new_group": "dist.all_reduce(t, group=pair)",
+    "await": "import asyncio; await asyncio.sleep(600)",
+}
+
+
+@pytest.fixture
+def steady(lab: Lab) -> Lab:
+    """The module's cluster, whole, with a tensor, a variable and a group of the user's."""
+    lab.run("t = torch.ones(4); kept = 'kept on %d' % rank; pair = dist.new_group([0, 1])")
+    return lab
+
+
+def state(lab: Lab) -> list[object]:
+    """What must survive: process ids and a variable."""
+    return [lab.values("import os; os.getpid(), kept"), lab.pids()]
+
+
+def interrupt_when(condition: Callable[[], bool], sent: list[float]) -> threading.Thread:
+    """Presses the interrupt button once `condition` holds, and notes when."""
+
+    def press() -> None:
+        leftovers.wait_until(condition, 30, "the moment to interrupt")
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    return thread
+
+
+def in_line(lab: Lab, rank: int, text: str) -> Callable[[], bool]:
+    """Whether a rank's main thread is somewhere that shows `text` in its stack."""
+
+    def look() -> bool:
+        stack = lab.wire.request([rank], "ping", 1.0).get(rank, {}).get("stack", [])
+        return any(text in frame for frame in stack)
+
+    return look
+
+
+def raise_while_peers_wait(lab: Lab) -> float:
+    """Rank 1 raises while rank 0 waits in an all-reduce; returns after how many seconds control was back."""
+    begin = time.monotonic()
+    with pytest.raises(CellError) as caught:
+        lab.run("if rank == 1:\n    raise ValueError('on purpose')\ndist.all_reduce(t)")
+    seconds = time.monotonic() - begin
+    failures = caught.value.failures
+    assert list(failures) == [1, 0]
+    assert (failures[1].name, failures[1].message, failures[1].consequence) == ("ValueError", "on purpose", False)
+    assert failures[0].consequence
+    return seconds
+
+
+def interrupt_a_hang(lab: Lab, meanwhile: str) -> float:
+    """Interrupts a cell that can never end; returns after how many seconds control was back."""
+    sent: list[float] = []
+    code = f"if rank == 0:\n    dist.all_reduce(t)\nelse:\n    {meanwhile}"
+    thread = interrupt_when(in_line(lab, 0, "all_reduce(t)"), sent)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lab.run(code)
+        return time.monotonic() - sent[0]
+    finally:
+        thread.join()
+
+
+def test_raise_while_peers_wait(steady: Lab) -> None:
+    """A rank that raises frees the peer that waits for it within 0.3 s, and names the culprit first."""
+    before = state(steady)
+    seconds = []
+    for _ in range(5):
+        seconds.append(raise_while_peers_wait(steady))
+        assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert statistics.median(seconds) < CONTROL_BACK_SECONDS
+    assert max(seconds) < WORST_SECONDS
+    assert state(steady) == before
+
+
+@pytest.mark.parametrize("meanwhile", HANGS.values(), ids=HANGS.keys())
+def test_interrupt_frees_whoever_waits(steady: Lab, meanwhile: str) -> None:
+    """An interrupt ends a cell within 0.3 s, whatever its ranks are stuck in; processes and variables are kept."""
+    before = state(steady)
+    seconds = []
+    for _ in range(2):
+        seconds.append(interrupt_a_hang(steady, meanwhile))
+        assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert min(seconds) < CONTROL_BACK_SECONDS
+    assert max(seconds) < WORST_SECONDS
+    assert state(steady) == before
+    assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == {0: 2.0, 1: 2.0}
+
+
+@pytest.mark.soak
+def test_fifty_of_fifty(steady: Lab) -> None:
+    """Fifty raises and fifty interrupts of hung collectives in a row: control back within 0.3 s each time."""
+    before = state(steady)
+    raised, interrupted = [], []
+    for _ in range(50):
+        raised.append(raise_while_peers_wait(steady))
+        assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+        interrupted.append(interrupt_a_hang(steady, HANGS["another collective"]))
+        assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert state(steady) == before
+    assert max(raised) < CONTROL_BACK_SECONDS
+    assert max(interrupted) < CONTROL_BACK_SECONDS
+
+
+def test_interrupted_collective_is_reported_as_an_interrupt(steady: Lab) -> None:
+    """A rank that was interrupted in a collective reports KeyboardInterrupt at the cell's line, not a closed socket."""
+    run = steady.run("a = 1\nif rank == 0:\n    dist.all_reduce(t)\nelse:\n    dist.barrier()", wait=False)
+    leftovers.wait_until(in_line(steady, 0, "all_reduce(t)"), 10, "rank 0 in the collective")
+    run.interrupt()
+    with pytest.raises(CellError) as caught:
+        run.wait()
+    assert {failure.name for failure in caught.value.failures.values()} == {"KeyboardInterrupt"}
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", caught.value.failures[0].traceback)
+    assert "dist.all_reduce(t)" in shown
+    assert "RuntimeError" not in shown
+
+
+def test_same_slip_on_all_ranks_costs_no_rejoin(steady: Lab) -> None:
+    """An error that all ranks make alike leaves the process groups as they were."""
+    before = steady.values("id(dist.group.WORLD), id(pair)")
+    with pytest.raises(CellError):
+        steady.run("undefined_name")
+    assert steady.values("id(dist.group.WORLD), id(pair)") == before
+
+
+def test_plain_error_on_one_rank_only(steady: Lab) -> None:
+    """A rank that raises where nobody waits for it leaves a cluster whose next cell works."""
+    with pytest.raises(CellError) as caught:
+        steady.run("if rank == 1: raise ValueError('alone')")
+    assert list(caught.value.failures) == [1]
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_unequal_collectives_are_noticed(steady: Lab) -> None:
+    """A failed cell after which one rank had entered more collectives than the other is followed by a rejoin."""
+    with pytest.raises(CellError):
+        steady.run("if rank == 0: work = dist.all_reduce(t, async_op=True)\nraise ValueError")
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_destroyed_default_group_comes_back(steady: Lab) -> None:
+    """A cell that destroys the default group, as scripts do at their end, is followed by a rejoin."""
+    steady.run("dist.destroy_process_group()")
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+HOLDERS = {
+    "live model": "held = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))",
+    "our live model": "held = ddp_lab.DistributedDataParallel(torch.nn.Linear(2, 2))",
+    "work": "held = dist.all_reduce(torch.ones(1), async_op=True); held.wait()",
+    "reference": "held = dist.group.WORLD",
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS.keys())
+def test_freeing_needs_more_than_destroying(steady: Lab, holder: str) -> None:
+    """With a model, a work or a reference alive, destroying the group frees no peer; our way does, and rejoins."""
+    steady.run(holder)
+    code = "if rank == 0: dist.all_reduce(t)\ndist.destroy_process_group()\nimport time\ntime.sleep(600)"
+    run = steady.run(code, wait=False)
+    leftovers.wait_until(in_line(steady, 1, "time.sleep(600)"), 10, "rank 1 after the group's end")
+    threading.Event().wait(0.5)
+    assert in_line(steady, 0, "all_reduce(t)")()
+    steady.interrupt([1])
+    with pytest.raises(CellError) as caught:
+        run.wait()
+    assert {rank: failure.name for rank, failure in caught.value.failures.items()} == {
+        1: "KeyboardInterrupt",
+        0: "RuntimeError",
+    }
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    steady.run("del held")
+
+
+@pytest.mark.parametrize("model", ["ddp_lab.DistributedDataParallel", "torch.nn.parallel.DistributedDataParallel"])
+def test_models_follow_to_the_new_group(steady: Lab, model: str) -> None:
+    """A model that was training when a cell failed trains on after the rejoin, with equal gradients on all ranks."""
+    steady.run(f"model = {model}(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)))")
+    step = "model.zero_grad(); model(torch.full((4, 8), float(rank))).sum().backward()"
+    steady.run(step)
+    with pytest.raises(CellError):
+        steady.run(f"if rank == 1: raise ValueError\n{step}")
+    steady.run(step)
+    steady.run(step)
+    gradients = steady.values("[float(p.grad.sum()) for p in model.parameters()]")
+    assert gradients[0] == gradients[1]
+    assert steady.values("model.process_group is dist.group.WORLD") == {0: True, 1: True}
+    steady.run("del model")
+
+
+def test_users_groups_are_rebuilt_and_names_follow(steady: Lab) -> None:
+    """After a rejoin every name, attribute, list and closure that held a group of the user's holds the new one."""
+    steady.run(
+        "class Holder: pass\n"
+        "holder = Holder(); holder.group = pair; listed = [pair]\n"
+        "def closure(group=None):\n"
+        "    inner = pair\n"
+        "    return lambda: inner\n"
+        "held_by_closure = closure(); old = id(pair)"
+    )
+    raise_while_peers_wait(steady)
+    same = "holder.group is pair and listed[0] is pair and held_by_closure() is pair"
+    assert steady.values(same) == {0: True, 1: True}
+    assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == {0: 2.0, 1: 2.0}
+    assert steady.values("dist.get_process_group_ranks(pair)") == {0: [0, 1], 1: [0, 1]}
+    steady.run("del holder, listed, held_by_closure")
+
+
+def test_group_that_cannot_be_rebuilt_is_named(steady: Lab) -> None:
+    """A group that can't be built again is replaced by one that raises by name when it is used."""
+    steady.run("from ddp_lab.engine import groups; lost = dist.new_group([0, 1])")
+    steady.run("next(g for g in groups.alive() if g.group is lost).backend = 'mpi'")
+    steady.rejoin()
+    with pytest.raises(CellError) as caught:
+        steady.run("dist.all_reduce(t, group=lost)")
+    assert "process group" in caught.value.failures[0].message
+    assert "[0, 1]" in caught.value.failures[0].message
+    steady.run("del lost")
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_rank_killed_in_a_cell() -> None:
+    """A rank that is killed ends the cell on every rank, is named with its signal, and restart() gives new ranks."""
+    with Lab(2) as lab:
+        lab.run("t = torch.ones(1)")
+        begin = time.monotonic()
+        with pytest.raises(CellError, match=r"rank 1.*SIGKILL"):
+            lab.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(t)")
+        assert time.monotonic() - begin < WORST_SECONDS
+        assert [record.state for record in lab.status()][1] == "dead"
+        assert lab.status()[1].exit_code == -signal.SIGKILL
+        with pytest.raises(ClusterError, match=r"rank 1 was killed by SIGKILL.*restart"):
+            lab.run("1")
+        lab.restart()
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_failure_frees_groups_the_culprit_is_not_in() -> None:
+    """Ranks that wait in a group without the failing rank are freed too."""
+    with Lab(3) as lab:
+        lab.run("outer = dist.new_group([0, 2]); t = torch.ones(1)")
+        with pytest.raises(CellError) as caught:
+            lab.run(
+                "if rank == 1: raise ValueError('culprit')\n"
+                "if rank == 0: dist.barrier()\n"
+                "else: dist.all_reduce(t, group=outer)"
+            )
+        failures = caught.value.failures
+        assert next(iter(failures)) == 1
+        assert sorted(failures) == [0, 1, 2]
+        assert lab.sum_of_ones() == {0: 3.0, 1: 3.0, 2: 3.0}
