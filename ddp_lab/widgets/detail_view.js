@@ -30,6 +30,7 @@ export class DetailView {
     this.facts = element("div", { class: "ddp-summary" });
     this.parameters = makeTable("Parameters, in the order of the bucket's buffer", PARAMETERS);
     this.ranks = makeTable("On each rank, milliseconds from its backward begin", RANKS);
+    this.ranks.node.rows[0].cells[6].title = "Euclidean norm of the bucket's averaged gradients; known after “Compare gradients”";
     const button = element("button", { type: "button", class: "ddp-button ddp-close", "aria-label": "close the bucket's details" }, "×");
     button.addEventListener("click", close);
     const scroll = (table) => element("div", { class: "ddp-table-scroll" }, table.node);
@@ -77,7 +78,7 @@ function rankLine(record, bucket, rank, row, norm) {
     milliseconds(record.times[index * 4 + 3] - begin),
     milliseconds(record.hidden[index]),
     milliseconds(record.exposed[index]),
-    norm === undefined ? "compare gradients to see" : significant(norm),
+    norm === undefined ? "–" : significant(norm),
   ];
 }
 

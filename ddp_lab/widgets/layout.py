@@ -15,7 +15,7 @@ import numpy as np
 from .gradient_sync import GradientSync, gradient_sync
 from .step_store import BEGIN, END, FINALIZE, FIRST_READY, LAUNCHED, READY, REDUCED, Float64, StepFrame
 
-__all__ = ["Band", "Bar", "Layout", "Part", "Size", "Tick", "lay_out", "ticks"]
+__all__ = ["Band", "Bar", "Layout", "Part", "Size", "Span", "Tick", "lay_out", "spans_of", "ticks"]
 
 LABEL_WIDTH = 76
 RIGHT_MARGIN = 14
@@ -34,6 +34,10 @@ class Part(enum.IntEnum):
     WAITING = 2  # launched → launched on the last rank
     REDUCING = 3  # launched on the last rank → reduced
     EXPOSED = 4  # what of launched → reduced lies after finalize began: nothing is left to hide it behind
+
+
+# part, begin, end (milliseconds), whether its end has not arrived
+Span = tuple[Part, float, float, bool]
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,7 @@ def lay_out(frame: StepFrame, size: Size, sync: GradientSync | None = None) -> L
     """Returns the layout of one step; of a step without events, bare headers and an axis of 1 ms."""
     sync = gradient_sync(frame) if sync is None else sync
     ranks, buckets = frame.shape
-    times, bounds = frame.milliseconds(frame.times_ns), frame.milliseconds(frame.bounds_ns)
-    last = np.broadcast_to(sync.last_launched_ms, (ranks, buckets)).copy()
-    if size.axis == "rank":
-        zero = np.nan_to_num(bounds[:, BEGIN])
-        times, bounds, last = times - zero[:, None, None], bounds - zero[:, None], last - zero[:, None]
+    times, bounds, last = _on_axis(frame, sync, size.axis)
     latest = _latest(times, bounds)
     window = size.window or (min(0.0, _earliest(times)), latest * 1.02 if latest > 0 else 1.0)
     scale = _Scale(window, size.width - LABEL_WIDTH - RIGHT_MARGIN)
@@ -138,6 +138,18 @@ def lay_out(frame: StepFrame, size: Size, sync: GradientSync | None = None) -> L
     return Layout(bars, bands, ticks(window, scale.width), row_height, ranks * group, window)
 
 
+def spans_of(frame: StepFrame, sync: GradientSync) -> tuple[list[list[list[Span]]], float]:
+    """Returns the parts of every bucket, ``[rank][bucket]``, on the common axis, and the time of the last event."""
+    times, bounds, last = _on_axis(frame, sync, "common")
+    latest = _latest(times, bounds)
+    ranks, buckets = frame.shape
+    found = [
+        [_spans(times[row, bucket], last[row, bucket], bounds[row, FINALIZE], latest) for bucket in range(buckets)]
+        for row in range(ranks)
+    ]
+    return found, latest
+
+
 def ticks(window: tuple[float, float], width: float) -> list[Tick]:
     """Returns round marks (1, 2 or 5 times a power of ten) of a time axis of `width` pixels."""
     first, last = window
@@ -150,10 +162,20 @@ def ticks(window: tuple[float, float], width: float) -> list[Tick]:
     return [Tick(scale.x(mark * step), f"{mark * step:.{digits}f}") for mark in marks]
 
 
-def _spans(times: Float64, last: float, finalize: float, latest: float) -> list[tuple[Part, float, float, bool]]:
+def _on_axis(frame: StepFrame, sync: GradientSync, axis: str) -> tuple[Float64, Float64, Float64]:
+    """Returns times, bounds and the last launch of each bucket in milliseconds of the axis, ranks first."""
+    times, bounds = frame.milliseconds(frame.times_ns), frame.milliseconds(frame.bounds_ns)
+    last = np.broadcast_to(sync.last_launched_ms, frame.shape)
+    if axis == "rank":
+        zero = np.nan_to_num(bounds[:, BEGIN])
+        return times - zero[:, None, None], bounds - zero[:, None], last - zero[:, None]
+    return times, bounds, last
+
+
+def _spans(times: Float64, last: float, finalize: float, latest: float) -> list[Span]:
     """Returns the parts of one bucket on one rank as (part, begin, end, open) in milliseconds."""
     first, ready, launched, reduced = (float(times[column]) for column in (FIRST_READY, READY, LAUNCHED, REDUCED))
-    found: list[tuple[Part, float, float, bool]] = []
+    found: list[Span] = []
     if math.isnan(first):
         first = ready
     if not math.isnan(first):
@@ -174,9 +196,7 @@ def _spans(times: Float64, last: float, finalize: float, latest: float) -> list[
     return found
 
 
-def _bars(
-    spans: list[tuple[Part, float, float, bool]], scale: _Scale, row: int, bucket: int, y: float, row_height: float
-) -> list[Bar]:
+def _bars(spans: list[Span], scale: _Scale, row: int, bucket: int, y: float, row_height: float) -> list[Bar]:
     """Returns the rectangles of one bucket on one rank; what lies outside the window is left out."""
     gap = 1 if row_height >= 5 else 0
     line = max(1, math.floor(row_height / 5))

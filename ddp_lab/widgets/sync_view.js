@@ -8,7 +8,7 @@ const COLUMNS = [
   ["size", "bytes of the bucket's buffer"],
   ["all-reduce ms", "from the last rank's launch until the bucket is reduced on every rank"],
   ["GB/s", "the bucket's bytes (1e9 a second) over its all-reduce"],
-  ["longest wait", "how long the rank that launched first waited, and for which rank"],
+  ["longest wait ms", "how long the rank that launched first waited, and for which rank"],
   ["hidden | exposed ms", "launched → reduced, mean over ranks: behind the backward's computation | after it"],
   ["equal", "gradients equal on all ranks, after a comparison"],
 ];
@@ -47,7 +47,7 @@ export class SyncView {
       setText(cells[1], bytes(row.bytes));
       setText(cells[2], milliseconds(row.allReduce));
       setText(cells[3], significant(row.bandwidth));
-      setText(cells[4], row.lastRank < 0 ? "–" : row.wait > 0 ? `${milliseconds(row.wait)} ms for rank ${row.lastRank}` : "–");
+      setText(cells[4], row.lastRank < 0 ? "–" : row.wait > 0 ? `${milliseconds(row.wait)} for rank ${row.lastRank}` : "–");
       const waits = record.ranks.map((rank, index) => `rank ${rank}: ${milliseconds(record.wait[index * record.buckets + bucket])} ms`);
       cells[4].title = `waited for the last rank\n${waits.slice(0, 16).join("\n")}${waits.length > 16 ? "\n…" : ""}`;
       this.fillBar(cells[5], row, longest);

@@ -4,7 +4,7 @@ import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, LABEL_WIDTH, RIGHT_MARGIN, exten
 import { bytes, element, makeFills, milliseconds, readTheme } from "./theme.js";
 import { paint } from "./timeline_paint.js";
 
-const HEIGHTS = [150, 420];
+const HEIGHTS = [150, 460];
 const ROW = 16;
 
 export class TimelineView {

@@ -1,0 +1,220 @@
+"""A real JupyterLab and a real Chromium for tests: started with nothing of the user's, ended with nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import nbformat
+import psutil
+from playwright.sync_api import Browser, Page, sync_playwright
+
+Result = TypeVar("Result")
+
+CHROMIUM_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_SETTINGS = {
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+    "@jupyterlab/docmanager-extension/plugin": {"autosave": False},
+}
+
+
+def chromium() -> str | None:
+    """Path of Chromium, None if it is not installed."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def until(probe: Callable[[], Result], seconds: float = 60.0, what: str = "the condition") -> Result:
+    """Calls `probe` until it returns something true; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = probe()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not happen within {seconds:g} s")
+
+
+@contextmanager
+def jupyterlab(root: Path) -> Iterator[Lab]:
+    """Runs a JupyterLab server whose configuration, settings and notebooks live below `root`."""
+    token = secrets.token_hex(16)
+    environment = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(root / "settings"), "PYTHONWARNINGS": ""}
+    for name in (
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTER_RUNTIME_DIR",
+        "IPYTHONDIR",
+        "JUPYTERLAB_WORKSPACES_DIR",
+    ):
+        environment[name] = str(root / name.lower())
+    for plugin, settings in _SETTINGS.items():
+        file = root / "settings" / f"{plugin}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
+    notebooks = root / "notebooks"
+    notebooks.mkdir()
+    arguments = [
+        *("--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0", f"--IdentityProvider.token={token}"),
+        *("--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={notebooks}"),
+    ]
+    with (root / "jupyterlab.log").open("w") as log:
+        command = [sys.executable, "-m", "jupyterlab", *arguments]
+        server = subprocess.Popen(command, env=environment, cwd=notebooks, stdout=log, stderr=log)
+        family: list[psutil.Process] = []
+        try:
+            yield Lab(_address(root, server), token, notebooks)
+        finally:
+            family = psutil.Process(server.pid).children(recursive=True) if server.poll() is None else []
+            server.terminate()
+            server.wait(30)
+            _assert_gone(family)
+
+
+def _address(root: Path, server: subprocess.Popen[bytes]) -> str:
+    """Waits until the server says where it listens."""
+
+    def found() -> str | None:
+        assert server.poll() is None, (root / "jupyterlab.log").read_text()
+        for file in (root / "jupyter_runtime_dir").glob(f"jpserver-{server.pid}.json"):
+            text = file.read_text()
+            return str(json.loads(text)["url"]) if text.endswith("}") else None
+        return None
+
+    return until(found, 60, "the start of JupyterLab")
+
+
+def _assert_gone(family: list[psutil.Process]) -> None:
+    """Asserts that these processes end, and ends those that do not."""
+    _, left = psutil.wait_procs(family, timeout=15)
+    names = [f"{one.pid} {one.name()}" for one in left]
+    for one in left:
+        one.kill()
+    assert not names, f"left behind: {names}"
+
+
+class Lab:
+    """A running JupyterLab."""
+
+    def __init__(self, url: str, token: str, notebooks: Path) -> None:
+        self.url = url
+        self.token = token
+        self.notebooks = notebooks
+        self._number = 0
+
+    def write(self, *cells: str) -> str:
+        """Writes a notebook of code cells under a name of its own (one used before restores old widgets)."""
+        self._number += 1
+        name = f"test{self._number}-{secrets.token_hex(3)}.ipynb"
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        nbformat.write(book, self.notebooks / name)
+        return name
+
+    def read(self, name: str) -> Any:
+        """Returns a notebook as it is on disk."""
+        return nbformat.read(self.notebooks / name, as_version=4)
+
+
+@contextmanager
+def chromium_browser() -> Iterator[Browser]:
+    """Runs Chromium with a profile of its own."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=list(CHROMIUM_FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+    # Chromium's helpers are children of the driver's child and take a moment to go.
+
+
+class NotebookPage:
+    """A notebook open in JupyterLab in Chromium."""
+
+    def __init__(self, page: Page, lab: Lab, name: str) -> None:
+        self.page = page
+        self.lab = lab
+        self.name = name
+        self.errors: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.goto(f"{lab.url}doc/tree/{name}?token={lab.token}")
+        page.wait_for_function(
+            "() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length > 0", timeout=90_000
+        )
+
+    def command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
+        """Starts a command of JupyterLab."""
+        self.page.evaluate(
+            "([name, args]) => { window.jupyterapp.commands.execute(name, args ?? {}) }", [name, arguments]
+        )
+
+    def start_kernel(self) -> None:
+        """Waits for the kernel that JupyterLab starts with the notebook."""
+        self.wait_for_status("idle")
+
+    def status(self) -> str:
+        """Status of the kernel, "none" without one."""
+        return str(
+            self.page.evaluate(
+                "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session?.kernel?.status ?? 'none'"
+            )
+        )
+
+    def wait_for_status(self, status: str, seconds: float = 60.0) -> None:
+        """Waits until the kernel's status is `status`."""
+        until(lambda: self.status() == status, seconds, f"kernel status {status!r}")
+
+    def run_cell(self, index: int, wait: bool = True, seconds: float = 120.0) -> None:
+        """Runs one cell; by default waits until it has ended."""
+        before = self.executions(index)
+        self.page.evaluate(
+            "(index) => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = index;"
+            " window.jupyterapp.commands.execute('notebook:run-cell') }",
+            index,
+        )
+        if wait:
+            until(lambda: self.executions(index) not in (None, before), seconds, f"the end of cell {index}")
+
+    def executions(self, index: int) -> int | None:
+        """Execution count of a cell, None while it runs or has not run."""
+        return self.page.evaluate(
+            "(index) => window.jupyterapp.shell.currentWidget.content.widgets[index].model.executionCount ?? null",
+            index,
+        )
+
+    def save(self) -> Any:
+        """Saves the notebook and returns it as it is on disk."""
+        self.page.evaluate("async () => { await window.jupyterapp.shell.currentWidget.context.save() }")
+        return self.lab.read(self.name)
+
+    def set_theme(self, name: str) -> None:
+        """Changes the theme, e.g. ``"JupyterLab Dark"``."""
+        self.page.evaluate(
+            "async (theme) => { await window.jupyterapp.commands.execute('apputils:change-theme', {theme}) }", name
+        )
+        light = "false" if "Dark" in name else "true"
+        self.page.wait_for_selector(f"body[data-jp-theme-light='{light}']", state="attached")
+
+    def shut_down(self) -> None:
+        """Ends the notebook's kernel."""
+        self.page.evaluate(
+            "async () => { await window.jupyterapp.shell.currentWidget.context.sessionContext.shutdown() }"
+        )
