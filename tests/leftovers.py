@@ -35,12 +35,13 @@ class Belongings:
 
 def look() -> Belongings:
     """What belongs to this test session now."""
+    ours = processes()
     return Belongings(
-        processes=frozenset(f"{pid}: {command}" for pid, command in processes().items()),
+        processes=frozenset(f"{pid}: {command}" for pid, command in ours.items()),
         threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
         sockets=frozenset(_tcp_sockets()),
         shared_memory=frozenset(os.listdir("/dev/shm")),
-        directories=frozenset(str(path) for path in Path(tempfile.gettempdir()).glob("ddp_lab-*")),
+        directories=frozenset(_directories({os.getpid(), *ours})),
     )
 
 
@@ -78,6 +79,13 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> fl
         assert elapsed < seconds, f"{what}: not within {seconds} s"
         time.sleep(0.01)
     return time.monotonic() - begin
+
+
+def _directories(ours: set[int]) -> list[str]:
+    """Directories of clusters whose client is one of these processes, or gone."""
+    found = Path(tempfile.gettempdir()).glob("ddp_lab-*-*")
+    owners = {str(path): int(path.name.split("-")[1]) for path in found}
+    return [path for path, owner in owners.items() if owner in ours or not alive(owner)]
 
 
 def _tcp_sockets() -> list[str]:

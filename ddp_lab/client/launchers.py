@@ -34,6 +34,7 @@ class Controller:
     """ipyparallel's controller: one process and its heart monitor, CurveZMQ on, loopback only."""
 
     def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
         self._profile = run_dir / "profile"
         self._log = run_dir / "controller.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,7 +59,7 @@ class Controller:
         ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ddp_lab.engine.controller", str(os.getpid()), *options],
+                [sys.executable, "-m", "ddp_lab.engine.controller", str(os.getpid()), str(self._run_dir), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

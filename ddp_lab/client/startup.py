@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -42,7 +43,7 @@ class Processes:
         self.engine_of_rank: dict[int, int] = {}
         self.prepared: dict[int, dict[str, Any]] = {}
         self._connection: dict[str, dict[str, Any]] = {}
-        self._run_dir = Path(tempfile.mkdtemp(prefix="ddp_lab-"))
+        self._run_dir = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))
         self.controller = Controller(self._run_dir)
         self.fork_server = ForkServer(self._run_dir, placement.environment)
 
@@ -61,9 +62,9 @@ class Processes:
         Raises:
             ClusterError: a process ended meanwhile; the message holds the end of its log.
         """
-        progress(0.02, "starting the controller")
         self.fork_server.start()
         self.controller.start()
+        progress(0.02, "starting the controller")
         ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second: meanwhile they start
         self._connection = self._wait(self.controller.connection, "starting the controller", progress)
         self.client = ipyparallel.Client(

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import shutil
 import sys
 
 from . import watch
@@ -16,14 +18,23 @@ __all__: list[str] = []
 
 def main(argv: list[str]) -> None:
     """Watches the parent, then becomes ipcontroller."""
-    watch.on_parent_exit(int(argv[0]), lambda: os._exit(1))
-    controller = os.getpid()
-    os.register_at_fork(after_in_child=lambda: watch.kill_with_parent_thread(controller))
+    run_dir, controller = argv[1], os.getpid()
+
+    def end_now() -> None:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        os._exit(1)
+
+    def become_heart_monitor() -> None:
+        watch.kill_with_parent_thread(controller)
+        logging.disable(logging.WARNING)  # else every late heartbeat of a busy machine is two lines of log
+
+    watch.on_parent_exit(int(argv[0]), end_now)
+    os.register_at_fork(after_in_child=become_heart_monitor)
     # The heart monitor is a multiprocessing.Process: only a fork runs the hook above.
     multiprocessing.set_start_method("fork")
     from ipyparallel.controller.app import IPController
 
-    IPController.launch_instance(argv=argv[1:])
+    IPController.launch_instance(argv=argv[2:])
 
 
 if __name__ == "__main__":

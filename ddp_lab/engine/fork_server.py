@@ -20,6 +20,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import selectors
 import shutil
@@ -190,6 +191,7 @@ def _run_rank(spec: Mapping[str, Any], connection: Mapping[str, Any], run_dir: s
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     config = Config()
     config.ProfileDir.location = os.path.join(run_dir, "profile")
+    config.Application.log_level = logging.WARNING
     config.IPEngine.id = spec["rank"]
     config.IPEngine.enable_nanny = False  # the fork server notices an exit, the agent relays interrupts
     config.IPEngine.max_heartbeat_misses = 0  # a paused controller must not end a rank
