@@ -30,7 +30,7 @@ from ..errors import ClusterError
 __all__ = ["Wire", "WireStatistics"]
 
 EVENTS, JSON = b"e", b"j"  # first frame of a data message
-DATA_QUEUE = 1_000  # messages of one rank that wait here, before that rank's own queue fills
+DATA_QUEUE = 128  # messages of one rank that wait here (75 MB at most), before that rank's own queue fills
 MAX_MESSAGE = 64 << 20  # bytes; a rank cuts its batches far below
 WAITING_CONTROL = 64  # control messages kept for a rank that has not said hello
 _TAKE = 64  # data messages between two looks at the control sockets
@@ -387,7 +387,7 @@ class Wire:
     def _sent(self, peer: bytes, payload: bytes) -> bool:
         try:
             self._control.send_multipart([peer, payload], zmq.NOBLOCK)
-        except zmq.Again:  # its queue is full: it has not read 1,000 messages
+        except zmq.Again:  # its queue is full: it does not read
             return False
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:  # it has gone; a successor will say hello

@@ -1,0 +1,346 @@
+"""The event and control channel between real processes: nothing lost unseen, nobody unknown let in, nothing left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from ddp_lab import events
+from ddp_lab.client.wire import Wire
+from ddp_lab.errors import ClusterError
+from tests.leftovers import wait_until
+from tests.ranks.conftest import Ranks
+
+FLOOD = 300_000
+RATE = 150_000  # events a second and rank
+
+
+class Received:
+    """Everything that arrived, in the order of arrival."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.batches: list[events.Batch] = []
+        self.order: list[tuple[str, int, Any]] = []
+        self.statuses: list[tuple[int, dict[str, Any]]] = []
+        wire.on_batch(self._batch)
+        wire.on_description(lambda rank, description: self.order.append(("description", rank, description)))
+        wire.on_status(lambda rank, status: self.statuses.append((rank, status)))
+
+    def _batch(self, batch: events.Batch) -> None:
+        self.batches.append(batch)
+        self.order.append(("batch", batch.rank, batch))
+
+    def of_rank(self, rank: int) -> np.ndarray:
+        return np.concatenate([batch.events for batch in self.batches if batch.rank == rank])
+
+    def dropped(self, rank: int) -> int:
+        return sum(batch.dropped for batch in self.batches if batch.rank == rank)
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    with Wire() as made:
+        yield made
+
+
+def _telemetry(endpoint: dict[str, str], rank: int) -> Any:
+    """A Telemetry that begins after what this process has recorded before."""
+    from ddp_lab.engine.telemetry import Telemetry
+    from ddp_lab.parallel import recording
+
+    made = Telemetry(endpoint, rank, session=time.time_ns())
+    made._cursor = recording.statistics().recorded
+    made._described = recording.descriptions(0)[1]
+    return made
+
+
+def _record(count: int, rate: float | None = None) -> None:
+    from ddp_lab import _C
+
+    begin = time.perf_counter()
+    for number in range(count):
+        _C.record(events.Kind.GRAD_READY, step=number)
+        if rate is not None and number % 1_000 == 0:
+            while time.perf_counter() - begin < number / rate:
+                pass
+
+
+def _flood(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, int]:
+    telemetry = _telemetry(endpoint, rank)
+    first = telemetry._cursor
+    telemetry.start()
+    _record(FLOOD, RATE)
+    while not telemetry.flush("flood"):
+        pass
+    telemetry.stop()
+    return first, threading.active_count()
+
+
+def test_nothing_is_lost(wire: Wire, ranks: Ranks) -> None:
+    """Two ranks that record 150,000 events a second each: all arrive, once and in order, the counts are exact."""
+    received = Received(wire)
+    before = ranks(2, _threads)
+    told = ranks(2, _flood, wire.endpoint())
+    assert wire.wait_for("flood", [0, 1], 10)
+    for rank, (first, _) in enumerate(told):
+        sequence = received.of_rank(rank)["sequence"]
+        assert (sequence == np.arange(first, first + FLOOD)).all()
+        assert (received.of_rank(rank)["step"] == np.arange(FLOOD)).all()
+        batches = [batch for batch in received.batches if batch.rank == rank]
+        assert all(a.first + len(a.events) == b.first for a, b in itertools.pairwise(batches))
+        counted = wire.statistics()[rank]
+        assert (counted.events, counted.dropped, counted.batches) == (FLOOD, 0, len(batches))
+        assert max(len(batch.events) for batch in batches) <= 8_192
+    assert [threads for _, threads in told] == before, "stop() left a thread"
+    wire.check()
+
+
+def _threads(rank: int, size: int) -> int:
+    return threading.active_count()
+
+
+def _overflow(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, int]:
+    from ddp_lab.parallel import recording
+
+    telemetry = _telemetry(endpoint, rank)
+    count = 2 * recording.statistics().capacity + 123
+    _record(count)
+    telemetry.start()
+    while not telemetry.flush("overflow"):
+        pass
+    telemetry.stop()
+    return count, recording.statistics().capacity
+
+
+def test_overflow_is_counted(wire: Wire, ranks: Ranks) -> None:
+    """Events that the ring overwrote before they were sent are counted as dropped, exactly; the newest arrive."""
+    received = Received(wire)
+    [(count, capacity)] = ranks(1, _overflow, wire.endpoint())
+    assert wire.wait_for("overflow", [0], 10)
+    steps = received.of_rank(0)["step"]
+    assert received.dropped(0) + len(steps) == count
+    assert 0 < len(steps) <= capacity
+    assert (steps == np.arange(count - len(steps), count)).all()
+    assert wire.statistics()[0].dropped == count - len(steps)
+
+
+def _against_a_reader_that_stands_still(rank: int, size: int, endpoint: dict[str, str], done: str) -> int:
+    telemetry = _telemetry(endpoint, rank)
+    telemetry.start()
+    for _ in range(100):  # far more than all queues and the ring hold
+        _record(20_000)
+        telemetry.flush("stuck", timeout=0.0)
+    Path(done).touch()
+    while not telemetry.flush("read"):
+        pass
+    telemetry.stop()
+    return 100 * 20_000
+
+
+def test_a_client_that_reads_slowly_stops_nobody(wire: Wire, ranks: Ranks, tmp_path: Path) -> None:
+    """While the client does not read, the rank records on to its end; what then arrives and what was dropped add up."""
+    received = Received(wire)
+    gate, done = threading.Event(), tmp_path / "done"
+    wire.on_batch(lambda _: gate.wait(60))
+    thread, counts = _in_background(ranks, 1, _against_a_reader_that_stands_still, wire.endpoint(), str(done))
+    try:
+        wait_until(done.exists, 60, "the rank has recorded everything")
+        assert len(received.batches) <= 1
+    finally:
+        gate.set()
+        thread.join()
+    assert wire.wait_for("read", [0], 10)
+    sequence = received.of_rank(0)["sequence"].astype(np.int64)
+    assert (np.diff(sequence) > 0).all()
+    assert received.dropped(0) > 0
+    assert [len(sequence) + received.dropped(0)] == counts
+
+
+def _without_a_client(rank: int, size: int, endpoint: dict[str, str]) -> tuple[bool, str | None]:
+    telemetry = _telemetry(endpoint, rank)
+    telemetry.start()
+    _record(100_000)
+    telemetry.flush("nobody")
+    telemetry.send_status({"state": "idle"})
+    telemetry.stop()
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("ddp_lab-")]
+    return not left, telemetry.error and str(telemetry.error)
+
+
+def test_a_client_that_is_gone_stops_nobody(ranks: Ranks) -> None:
+    """A rank whose client has died records, flushes and stops without waiting and without an error."""
+    wire = Wire()
+    endpoint = wire.endpoint()
+    wire.close()
+    assert ranks(1, _without_a_client, endpoint) == [(True, None)]
+
+
+def test_unknown_keys_are_refused(wire: Wire, ranks: Ranks) -> None:
+    """Who does not hold the ranks' key gets nothing in and nothing out, encrypted or not."""
+    received = Received(wire)
+    endpoint = wire.endpoint()
+    public, secret = zmq.curve_keypair()
+    batch = events.encode(events.Batch(0, 1, 0, 0, np.zeros(3, events.DTYPE)))
+    with zmq.Context() as context:
+        sockets = [_intruder(context, endpoint, kind, keys) for kind in (zmq.PUSH, zmq.DEALER) for keys in
+                   (None, (public, secret))]  # fmt: skip
+        sockets[0].send_multipart([b"e", *batch])
+        sockets[1].send_multipart([b"e", *batch])
+        for dealer in sockets[2:]:
+            dealer.send(b'{"type": "hello", "rank": 0}')
+        wait_until(lambda: wire.refused >= 2, 10, "both wrong keys are refused")
+        ranks(1, _hello, endpoint, "known")  # the channel works all the while
+        assert wire.wait_for("known", [0], 10)
+        wire.send([0], {"op": "secret"})
+        assert not any(dealer.poll(50) for dealer in sockets[2:])
+        for socket in sockets:
+            socket.close(linger=0)
+    assert sum(len(b.events) for b in received.batches) == 0
+    wire.check()
+
+
+def _intruder(context: Any, endpoint: dict[str, str], kind: int, keys: tuple[bytes, bytes] | None) -> Any:
+    socket = context.socket(kind)
+    if keys is not None:
+        socket.curve_serverkey = endpoint["server_public"].encode()
+        socket.curve_publickey, socket.curve_secretkey = keys
+    socket.connect(endpoint["data" if kind == zmq.PUSH else "control"])
+    return socket
+
+
+def _hello(rank: int, size: int, endpoint: dict[str, str], cell: str) -> None:
+    telemetry = _telemetry(endpoint, rank)
+    telemetry.start()
+    while not telemetry.flush(cell):
+        pass
+    telemetry.stop()
+
+
+def _controlled(rank: int, size: int, endpoint: dict[str, str]) -> list[str]:
+    telemetry = _telemetry(endpoint, rank)
+    heard: list[str] = []
+    left = threading.Event()
+    telemetry.on_control("early", lambda message: heard.append("early"))
+    telemetry.on_control("double", lambda message: {"twice": 2 * message["number"]})
+    telemetry.on_control("fail", lambda message: {}[message["op"]])
+    telemetry.on_control("leave", lambda message: left.set())
+    telemetry.start()
+    assert left.wait(60)
+    telemetry.stop()
+    return heard
+
+
+def _in_background(ranks: Ranks, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.extend(ranks(*arguments)))
+    thread.start()
+    return thread, results
+
+
+def test_control(wire: Wire, ranks: Ranks) -> None:
+    """Control reaches ranks named before their hello; requests are answered by rank, errors included."""
+    wire.send([0, 1], {"op": "early"})
+    thread, heard = _in_background(ranks, 2, _controlled, wire.endpoint())
+    try:
+        assert wire.wait_connected([0, 1], 60) == set()
+        assert wire.request([0, 1], "double", 10, number=21) == {0: {"twice": 42}, 1: {"twice": 42}}
+        assert wire.request([1], "fail", 10) == {1: {"error": "KeyError: 'fail'"}}
+        assert "knows no control message 'dance'" in wire.request(None, "dance", 10)[0]["error"]
+        assert wire.request([0], "ping", 10) == {0: {}}
+        assert wire.request([0, 7], "ping", 0.2) == {0: {}}, "rank 7 does not exist"
+    finally:
+        wire.send(None, {"op": "leave"})
+        thread.join()
+    assert heard == [["early"], ["early"]]
+    wait_until(lambda: wire.connected() == set(), 10, "the ranks say goodbye")
+
+
+def test_a_successor_takes_over(wire: Wire, ranks: Ranks) -> None:
+    """What is sent to a rank that has left reaches the process that connects next under its number."""
+    ranks(1, _hello, wire.endpoint(), "first")
+    wait_until(lambda: wire.connected() == set(), 10, "the first has gone")
+    wire.send([0], {"op": "early"})
+    thread, heard = _in_background(ranks, 1, _controlled, wire.endpoint())
+    assert wire.wait_connected([0], 60) == set()
+    wire.send([0], {"op": "leave"})
+    thread.join()
+    assert heard == [["early"]]
+
+
+def _describe_and_mark(rank: int, size: int, endpoint: dict[str, str]) -> None:
+    from ddp_lab.parallel import recording
+
+    telemetry = _telemetry(endpoint, rank)
+    telemetry.start()
+    for number in range(200):
+        recording.mark(f"{os.getpid()}.{time.time_ns()}.{number}")
+    telemetry.send_status({"state": "idle", "step": 3})
+    while not telemetry.flush("described"):
+        pass
+    telemetry.stop()
+
+
+def test_descriptions_come_before_the_events_that_need_them(wire: Wire, ranks: Ranks) -> None:
+    """Whatever moment the flusher chooses, a mark's name arrives before the mark, and the status before the end."""
+    received = Received(wire)
+    ranks(1, _describe_and_mark, wire.endpoint())
+    assert wire.wait_for("described", [0], 10)
+    known: set[int] = set()
+    marks = 0
+    for what, _, value in received.order:
+        if what == "description":
+            known.add(value["index"])
+            assert value["session"] == received.batches[0].session
+        else:
+            assert set(value.events["parameter"].tolist()) <= known
+            marks += len(value.events)
+    assert marks == 200
+    [(rank, status)] = received.statuses
+    assert (rank, status["state"], status["step"]) == (0, "idle", 3)
+
+
+def test_a_failing_handler_is_shown_and_ends_nothing(wire: Wire, ranks: Ranks) -> None:
+    """A handler's error is kept for `check()`; other handlers and later batches are served."""
+    received = Received(wire)
+
+    def fail(batch: events.Batch) -> None:
+        raise ValueError("handler broke")
+
+    wire.on_batch(fail)
+    ranks(1, _flood_little, wire.endpoint())
+    assert wire.wait_for("little", [0], 10)
+    assert len(received.of_rank(0)) == 1_000
+    assert str(wire.error) == "handler broke"
+    with pytest.raises(ClusterError, match="handler broke"):
+        wire.check()
+
+
+def _flood_little(rank: int, size: int, endpoint: dict[str, str]) -> None:
+    telemetry = _telemetry(endpoint, rank)
+    telemetry.start()
+    _record(1_000)
+    while not telemetry.flush("little"):
+        pass
+    telemetry.stop()
+
+
+def test_waiting_ends() -> None:
+    """Waiting for a cell that nobody flushed ends after its time, and at once when the wire is closed."""
+    wire = Wire()
+    assert not wire.wait_for("never", [0], 0.01)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(wire.wait_for("never", [0], 60)))
+    thread.start()
+    wire.close()
+    thread.join(10)
+    assert results == [False]
+    wire.close()
