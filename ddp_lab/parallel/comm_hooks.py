@@ -38,7 +38,7 @@ def check_hook(hook: Callable[..., Any]) -> None:
             "hook(state, bucket)."
         )
     annotation = signature.parameters["bucket"].annotation
-    if annotation not in (inspect.Parameter.empty, dist.GradBucket, "dist.GradBucket"):
+    if annotation not in (inspect.Parameter.empty, dist.GradBucket) and not isinstance(annotation, str):
         raise ValueError(f"Communication hook: bucket annotation should be dist.GradBucket, got {annotation}.")
     returned = signature.return_annotation
     if returned not in (inspect.Signature.empty, torch.futures.Future[torch.Tensor]) and not isinstance(returned, str):

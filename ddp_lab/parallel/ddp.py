@@ -230,8 +230,16 @@ class DistributedDataParallel(TorchDDP):
         """
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-            output = self._run_ddp_forward(*inputs, **kwargs)
-            return self._post_forward(output)
+            return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        # torch.compile asks the class which model runs. Torch's own way of telling imports torch._dynamo (seconds).
+        outer = TorchDDP._active_ddp_module
+        TorchDDP._active_ddp_module = self
+        try:
+            return self.module(*inputs, **kwargs)
+        finally:
+            TorchDDP._active_ddp_module = outer
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         if torch.is_grad_enabled():

@@ -1,0 +1,32 @@
+"""Fixtures of the tests that run on several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.ranks.harness import RankPool
+
+Ranks = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def _pools() -> Iterator[dict[int, RankPool]]:
+    pools: dict[int, RankPool] = {}
+    yield pools
+    for pool in pools.values():
+        pool.hang_up()
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.fixture
+def ranks(_pools: dict[int, RankPool]) -> Ranks:
+    """``ranks(n, function, *args)``: what ``function(rank, n, *args)`` returned in each of n processes."""
+
+    def run(size: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+        return _pools.setdefault(size, RankPool(size)).run(function, *args, timeout=timeout)
+
+    return run

@@ -1,0 +1,146 @@
+"""Real ranks for tests: processes with a Gloo group that stay up between cases, because importing torch takes seconds.
+
+`RankPool(n).run(function, *args)` calls ``function(rank, world_size, *args)`` in each of n processes and returns the
+results by rank. The function is a module-level one of a test module. If a rank raises, dies or does not answer in
+time, all ranks are ended (which frees those that waited for it) and the next `run` starts fresh ones.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RankError", "RankPool"]
+
+_GRACE_SECONDS = 3.0
+_context = multiprocessing.get_context("spawn")
+
+
+class RankError(AssertionError):
+    """A rank raised, died or did not answer in time; the text holds every rank's traceback, first in time first."""
+
+
+def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
+    """A rank's main loop: functions in, results or tracebacks out, until the pipe closes."""
+    import torch
+    import torch.distributed as dist
+
+    faulthandler.register(signal.SIGUSR1)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    pipe.send(("ready", None))
+    while True:
+        try:
+            function, args = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            break
+        try:
+            answer = ("result", function(rank, size, *args))
+        except BaseException:  # noqa: BLE001 - it is raised again in the test's process
+            answer = ("error", traceback.format_exc())
+        pipe.send(answer)
+    dist.destroy_process_group()
+
+
+class RankPool:
+    """`size` processes that form one Gloo group."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+        """What ``function(rank, world_size, *args)`` returned on each rank.
+
+        Raises:
+            RankError: a rank raised, died, or had not answered after `timeout` seconds.
+        """
+        if not self._processes:
+            self._start()
+        job = pickle.dumps((function, args))
+        for pipe in self._pipes:
+            pipe.send_bytes(job)
+        return self._collect(time.monotonic() + timeout)
+
+    def hang_up(self) -> None:
+        """Tells all processes to end."""
+        for pipe in self._pipes:
+            pipe.close()
+
+    def close(self) -> None:
+        """Ends all processes and waits for them."""
+        self.hang_up()
+        for process in self._processes:
+            process.join(_GRACE_SECONDS)
+        self._kill()
+
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        for rank in range(self.size):
+            ours, theirs = _context.Pipe()
+            process = _context.Process(target=_serve, args=(rank, self.size, self._folder.name, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+        self._collect(time.monotonic() + 60)
+
+    def _collect(self, deadline: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        errors: list[str] = []
+        while len(results) < self.size:
+            waiting = [rank for rank in range(self.size) if rank not in results]
+            pipes = {self._pipes[rank]: rank for rank in waiting}
+            arrived = wait(list(pipes), max(0.0, deadline - time.monotonic()))
+            if not arrived:
+                break
+            for pipe in arrived:
+                rank = pipes[pipe]  # type: ignore[index]
+                try:
+                    what, value = pipe.recv()  # type: ignore[union-attr]
+                except (EOFError, ConnectionResetError):
+                    what, value = "error", f"the process of rank {rank} died"
+                results[rank] = value
+                if what == "error":
+                    errors.append(f"--- rank {rank} ---\n{value}")
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        if len(results) == self.size and not errors:
+            return [results[rank] for rank in range(self.size)]
+        silent = [rank for rank in range(self.size) if rank not in results]
+        if silent and not errors:
+            errors.append(f"no answer in time from ranks {silent}; their stacks are on stderr")
+            for rank in silent:
+                os.kill(self._processes[rank].pid, signal.SIGUSR1)
+            wait([process.sentinel for process in self._processes], 0.2)  # lets them write
+        self._kill()
+        raise RankError("\n".join(errors) + (f"\n(ranks {silent} were still waiting)" if silent else ""))
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+# What a child needs to import the test modules by name.
+ROOT = str(Path(__file__).resolve().parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)

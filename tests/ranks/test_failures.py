@@ -1,0 +1,309 @@
+"""Errors name parameters and ranks, and leave the model usable."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.ranks.conftest import Ranks
+
+
+def _error(action: Callable[[], Any], kind: type[BaseException] = RuntimeError) -> str:
+    try:
+        action()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+class TwoBranches(nn.Module):
+    """Uses its second branch only if asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.fail: Callable[[torch.Tensor], None] | None = None
+
+    def forward(self, x: torch.Tensor, both: bool = True) -> torch.Tensor:
+        y = self.first(x)
+        if self.fail is not None:
+            y.register_hook(self.fail)
+        return self.second(y) if both else y
+
+
+def _pair(**arguments: Any) -> tuple[Any, Any]:
+    """Our model, and torch's from the same seed that never saw a failure."""
+    from ddp_lab import DistributedDataParallel
+
+    torch.manual_seed(5)
+    module = TwoBranches()
+    return (
+        DistributedDataParallel(copy.deepcopy(module), **arguments),
+        nn.parallel.DistributedDataParallel(copy.deepcopy(module), **arguments),
+    )
+
+
+def _assert_clean_step(ours: Any, torchs: Any, rank: int) -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+    for model in (ours, torchs):
+        model.zero_grad()
+        model(x).square().sum().backward()
+    for mine, other in zip(ours.parameters(), torchs.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+
+
+def _unused_on_rank(rank: int, size: int) -> str:
+    ours, torchs = _pair()
+    ours(torch.ones(2, 4), both=False).sum().backward()
+    message = _error(lambda: ours(torch.ones(2, 4)))
+    for _ in range(3):
+        _assert_clean_step(ours, torchs, rank)
+    return message
+
+
+def test_parameters_without_a_gradient_are_named(ranks: Ranks) -> None:
+    """A parameter that got no gradient is named at the next forward, and the forward after it starts clean."""
+    for rank, message in enumerate(ranks(2, _unused_on_rank)):
+        assert message.startswith(
+            "Expected to have finished reduction in the prior iteration before starting a new one."
+        )
+        assert "'second.weight', 'second.bias'" in message
+        assert f"on rank {rank}" in message
+        assert "2 of 4 parameters" in message
+
+
+def _several_backwards_on_rank(rank: int, size: int) -> str:
+    """Gradients may arrive over several backwards, but each only once."""
+    ours, torchs = _pair()
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+    for model in (ours, torchs):
+        module = model.module
+        model.zero_grad()
+        model(x)  # arms; the losses below reach each parameter once, in two backwards
+        module.second(x).sum().backward()
+        module.first(x).sum().backward()
+    for mine, other in zip(ours.parameters(), torchs.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+    ours(x)
+    ours.module.first(x).sum().backward()
+    return _error(ours.module.first(x).sum().backward)
+
+
+def test_a_gradient_that_is_ready_twice_is_named(ranks: Ranks) -> None:
+    """Gradients may come in several backwards; one that comes twice raises, naming the parameter."""
+    for rank, message in enumerate(ranks(2, _several_backwards_on_rank)):
+        assert message.startswith("Expected to mark a variable ready only once.")
+        assert "'first." in message
+        assert f"on rank {rank}" in message
+
+
+def _exception_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    ours, torchs = _pair(**arguments)
+
+    def fail(_: torch.Tensor) -> None:
+        raise ZeroDivisionError("in the middle of the backward")
+
+    for repeat in range(3):
+        ours.module.fail = fail
+        assert "in the middle" in _error(ours(torch.ones(2, 4)).sum().backward, ZeroDivisionError)
+        ours.module.fail = None
+        if repeat == 1:
+            ours.abandon_backward()
+        _assert_clean_step(ours, torchs, rank)
+        _assert_clean_step(ours, torchs, rank)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"bucket_cap_mb": 1e-5}, {"gradient_as_bucket_view": True}])
+def test_an_exception_in_the_backward_is_recovered_from(ranks: Ranks, arguments: dict[str, Any]) -> None:
+    """After an exception between two gradients the next steps give torch's gradients, bit by bit."""
+    ranks(2, _exception_on_rank, arguments)
+
+
+def _failing_hook_on_rank(rank: int, size: int) -> list[str]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ours, torchs = _pair()
+    what = "raise"
+
+    def hook(state: None, bucket: dist.GradBucket) -> Any:
+        if what == "raise":
+            raise LookupError("the hook failed")
+        if what == "no future":
+            return bucket.buffer()
+        if what == "wrong size":
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer()[1:])
+            return future
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    ours.register_comm_hook(None, hook)
+    messages = []
+    for what, kind in (("raise", LookupError), ("no future", RuntimeError), ("wrong size", RuntimeError)):
+        messages.append(_error(ours(torch.ones(2, 4)).sum().backward, kind))
+    what = "average"
+    _assert_clean_step(ours, torchs, rank)
+    return messages
+
+
+def test_a_failing_comm_hook_is_recovered_from(ranks: Ranks) -> None:
+    """A hook that raises, returns no future or a tensor that does not fit ends the backward with its reason."""
+    for messages in ranks(2, _failing_hook_on_rank):
+        assert "the hook failed" in messages[0]
+        assert "Future" in messages[1]
+        assert "bucket 0 holds a tensor of 39 elements" in messages[2]
+        assert "the bucket has 40" in messages[2]
+
+
+def _freed_on_rank(rank: int, size: int) -> list[str]:
+    """Rank 1 raises in its backward; rank 0, which waits for it, is freed by closing its group's sockets."""
+    from ddp_lab import DistributedDataParallel
+
+    before = {int(fd) for fd in os.listdir("/proc/self/fd")}
+    group = dist.new_group([0, 1])
+    torch.manual_seed(5)
+    module = TwoBranches()
+    ours = DistributedDataParallel(copy.deepcopy(module), process_group=group)
+    x = torch.ones(2, 4)
+    ours(x).sum().backward()
+    ours(x).sum().backward()  # rebuilt
+    steps = [int(ours._reducer.step())]
+
+    def free() -> None:
+        deadline = time.monotonic() + 30
+        while not ours._reducer.in_flight() and time.monotonic() < deadline:
+            pass
+        for fd in {int(fd) for fd in os.listdir("/proc/self/fd")} - before:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+                connection.getpeername()  # a socket that listens has no peer: gloo ends the process if it fails
+                connection.shutdown(socket.SHUT_RDWR)
+
+    if rank == 0:
+        helper = threading.Thread(target=free)
+        helper.start()
+        message = _error(ours(x).sum().backward)
+        helper.join()
+    else:
+        ours.module.fail = lambda _: 1 / 0
+        message = _error(ours(x).sum().backward, ZeroDivisionError)
+        ours.module.fail = None
+    ours.abandon_backward()
+
+    ours._update_process_group(dist.new_group([0, 1]))
+    torchs = nn.parallel.DistributedDataParallel(copy.deepcopy(module))
+    for _ in range(3):
+        _assert_clean_step(ours, torchs, rank)
+    assert len(ours.buckets()) == 1
+    assert ours.buckets()[0].rebuilt
+    return [message, str([*steps, int(ours._reducer.step())])]
+
+
+def test_a_rank_that_waits_is_freed_and_rejoins(ranks: Ranks) -> None:
+    """A rank freed from its wait raises, and with a new group both ranks train on, counting the same steps."""
+    (freed, steps), (_, other) = ranks(2, _freed_on_rank)
+    assert freed
+    assert steps == other
+
+
+def _different_models_on_rank(rank: int, size: int) -> dict[str, str]:
+    from ddp_lab import DistributedDataParallel
+
+    def shapes() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5 if rank == 1 else 4), nn.Linear(5 if rank == 1 else 4, 2))
+
+    def order() -> nn.Module:
+        net = nn.Module()
+        for name in ("left", "right") if rank != 2 % size else ("right", "left"):
+            net.add_module(name, nn.Linear(4, 4))
+        return net
+
+    def names() -> nn.Module:
+        net = nn.Module()
+        net.add_module("head" if rank == 0 else "tail", nn.Linear(4, 4))
+        return net
+
+    def dtypes() -> nn.Module:
+        return nn.Linear(4, 4, dtype=torch.float64 if rank == size - 1 else torch.float32)
+
+    def frozen() -> nn.Module:
+        net = nn.Linear(4, 4)
+        net.bias.requires_grad_(rank == 0)
+        return net
+
+    def all_frozen() -> nn.Module:
+        return nn.Linear(4, 4).requires_grad_(rank == 0)
+
+    def count() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(4, 4) for _ in range(2 + (rank == 1))))
+
+    def buffers() -> nn.Module:
+        net = nn.Linear(4, 4)
+        net.register_buffer("table", torch.zeros(3 + rank))
+        return net
+
+    builders = (shapes, order, names, dtypes, frozen, all_frozen, count, buffers)
+    messages = {build.__name__: _error(lambda build=build: DistributedDataParallel(build())) for build in builders}
+    messages["caps"] = _error(lambda: DistributedDataParallel(nn.Linear(4, 4), bucket_cap_mb=1 + rank))
+    DistributedDataParallel(nn.Linear(4, 4))(torch.ones(1, 4)).sum().backward()  # the group is as good as before
+    return messages
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_models_that_differ_between_ranks_are_refused_on_all_ranks(ranks: Ranks, size: int) -> None:
+    """All ranks raise the same message that names the parameter, the ranks and what each has."""
+    messages = ranks(size, _different_models_on_rank)
+    assert all(found == messages[0] for found in messages)
+    first = messages[0]
+    assert all(text.startswith("DDP expects same model across all ranks, but ") for text in first.values())
+    others = "rank 1" if size == 2 else "ranks 1, 2, 3"
+    assert "parameter '0.weight' of shape [4, 4], float32, trained" in first["shapes"]
+    assert "rank 1: parameter '0.weight' of shape [5, 4]" in first["shapes"]
+    assert "parameter 'left.weight'" in first["order"]
+    assert "parameter 'right.weight'" in first["order"]
+    assert (
+        f"rank 0: parameter 'head.weight' of shape [4, 4], float32, trained, strides [4, 1]; {others}" in first["names"]
+    )
+    assert f"rank {size - 1}: parameter 'weight' of shape [4, 4], float64" in first["dtypes"]
+    assert f"{others}: parameter 'bias' of shape [4], float32, frozen" in first["frozen"]
+    assert "frozen" in first["all_frozen"]
+    assert "nothing" in first["count"]
+    assert "buffer 'table' of shape [3]" in first["buffers"]
+    assert "argument bucket_cap_bytes=[1048576]" in first["caps"]
+
+
+def _nothing_to_train_on_rank(rank: int, size: int) -> list[str]:
+    from ddp_lab import DistributedDataParallel
+
+    lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(3))
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    sparse = nn.Sequential(nn.Embedding(4, 4, sparse=True))
+    return [
+        _error(lambda: DistributedDataParallel(frozen)),
+        _error(lambda: DistributedDataParallel(nn.ReLU())),
+        _error(lambda: DistributedDataParallel(lazy)),
+        _error(lambda: DistributedDataParallel(sparse), NotImplementedError),
+        _error(lambda: DistributedDataParallel(nn.Linear(4, 4), device_ids=[0]), ValueError),
+        _error(lambda: DistributedDataParallel(nn.Linear(4, 4), device_ids=[0, 1]), ValueError),
+    ]
+
+
+def test_modules_that_can_not_be_wrapped_are_refused(ranks: Ranks) -> None:
+    """Nothing to train, lazy and sparse modules and devices that do not fit raise errors that say so."""
+    frozen, empty, lazy, sparse, cpu, two = ranks(1, _nothing_to_train_on_rank)[0]
+    assert "doesn't have any parameter that requires a gradient" in frozen
+    assert "doesn't have any parameter that requires a gradient" in empty
+    assert "'1.weight'" in lazy
+    assert "'0'" in sparse
+    assert "device_ids [0]" in cpu
+    assert "single element" in two
