@@ -135,14 +135,14 @@ def _failing_hook_on_rank(rank: int, size: int) -> list[str]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     ours, torchs = _pair()
-    what = "raise"
+    mode = "raise"
 
     def hook(state: None, bucket: dist.GradBucket) -> Any:
-        if what == "raise":
+        if mode == "raise":
             raise LookupError("the hook failed")
-        if what == "no future":
+        if mode == "no future":
             return bucket.buffer()
-        if what == "wrong size":
+        if mode == "wrong size":
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             future.set_result(bucket.buffer()[1:])
             return future
@@ -150,9 +150,9 @@ def _failing_hook_on_rank(rank: int, size: int) -> list[str]:
 
     ours.register_comm_hook(None, hook)
     messages = []
-    for what, kind in (("raise", LookupError), ("no future", RuntimeError), ("wrong size", RuntimeError)):
+    for mode, kind in (("raise", LookupError), ("no future", RuntimeError), ("wrong size", RuntimeError)):  # noqa: B007
         messages.append(_error(ours(torch.ones(2, 4)).sum().backward, kind))
-    what = "average"
+    mode = "average"
     _assert_clean_step(ours, torchs, rank)
     return messages
 

@@ -91,7 +91,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_gradients_and_buffers_are_bit_equal_to_torchs(ranks: Ranks, name: str) -> None:
-    """On 2 ranks, over caps, views, zero_grad and accumulation, gradients, strides and buffers are torch's, bit by bit."""
+    """Over caps, views, zero_grad and accumulation, gradients, strides and buffers are torch's, bit by bit."""
     assert ranks(2, _grid_on_rank, name, VARIANTS) == [len(VARIANTS)] * 2
 
 

@@ -1,0 +1,259 @@
+"""What a backward records: a well-formed sequence on each rank, ids that ranks agree on, bucket records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddp_lab.events import Kind
+from tests.ranks.conftest import Ranks
+
+
+def _mlp() -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(6):
+        layers += [nn.Linear(24, 24), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def _recorded(action: Callable[[], Any]) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """The events and descriptions that `action` caused."""
+    from ddp_lab import recording
+
+    start = recording.statistics().recorded
+    _, known = recording.descriptions(0)
+    action()
+    events, dropped, _ = recording.drain(start)
+    assert dropped == 0
+    return events, recording.descriptions(known)[0]
+
+
+def _check_step(events: np.ndarray, buckets: int, parameters: int) -> None:
+    """One synchronised step's events, in sequence order."""
+    kinds = [Kind(kind) for kind in events["kind"]]
+
+    def only(kind: Kind) -> int:
+        assert kinds.count(kind) == 1, (kind, kinds)
+        return kinds.index(kind)
+
+    order = [Kind.FORWARD_BEGIN, Kind.FORWARD_END, Kind.BACKWARD_BEGIN, Kind.FINALIZE_BEGIN, Kind.BACKWARD_END]
+    places = [only(kind) for kind in order]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert places[-1] == len(kinds) - 1
+    begin, end = int(events["host_ns"][places[2]]), int(events["host_ns"][places[-1]])
+    times: dict[tuple[Kind, int], int] = {}
+    for kind in (Kind.BUCKET_READY, Kind.BUCKET_LAUNCHED, Kind.BUCKET_REDUCED):
+        of_kind = events[events["kind"] == kind]
+        assert sorted(of_kind["bucket"]) == list(range(buckets)), kind
+        assert (of_kind["bytes"] > 0).all()
+        times |= {(kind, int(e["bucket"])): int(e["host_ns"]) for e in of_kind}
+    grads = events[events["kind"] == Kind.GRAD_READY]
+    assert sorted(grads["parameter"]) == list(range(parameters))
+    for bucket in range(buckets):
+        last = int(grads["host_ns"][grads["bucket"] == bucket].max())
+        ready, launched, reduced = (
+            times[kind, bucket] for kind in (Kind.BUCKET_READY, Kind.BUCKET_LAUNCHED, Kind.BUCKET_REDUCED)
+        )
+        assert begin <= last <= ready <= launched <= reduced <= end
+        if bucket:
+            assert times[Kind.BUCKET_LAUNCHED, bucket - 1] <= launched  # launched in bucket order
+    assert (np.diff(events["sequence"].astype(np.int64)) == 1).all()
+
+
+def _steps_on_rank(rank: int, size: int) -> list[Any]:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
+    x = torch.randn(4, 24)
+
+    def train() -> None:
+        for _ in range(4):
+            model(x).sum().backward()
+
+    events, descriptions = _recorded(train)
+    assert set(events["reducer"]) == {model.reducer_id}
+    assert set(events["process_group"]) == {0}
+    assert sorted(set(events["step"])) == [0, 1, 2, 3]
+    rebuilt = events[events["kind"] == Kind.REBUILT]
+    assert [(int(e["step"]), int(e["generation"])) for e in rebuilt] == [(1, 1)]
+    for step in range(4):
+        of_step = events[(events["step"] == step) & (events["kind"] != Kind.REBUILT)]
+        assert set(of_step["generation"]) == {min(step, 1)}
+        _check_step(of_step, 1 if step == 0 else len(model.buckets()), 12)
+    assert len(model.buckets()) > 2
+    (assignment,) = [d for d in descriptions if d["type"] == "assignment"]
+    assert (assignment["generation"], assignment["first_step"], assignment["rebuilt"]) == (1, 1, True)
+    assert assignment["group_ranks"] == list(range(size))
+    assert assignment["backend"] == "gloo"
+    names = {p["index"]: p["name"] for p in assignment["parameters"]}
+    for info, described in zip(model.buckets(), assignment["buckets"], strict=True):
+        assert info.parameters == tuple(names[i] for i in described["parameters"])
+        assert info.bytes == described["bytes"]
+        times = info.times
+        assert times is not None
+        assert 0 <= times.first_ready_ms <= times.ready_ms <= times.launched_ms <= times.reduced_ms
+        assert times.reduced_ms <= times.backward_ms
+    return [model.reducer_id, json.dumps(assignment["buckets"])]
+
+
+def test_a_step_is_recorded_well_formed(ranks: Ranks) -> None:
+    """Every step's events are complete and in order, and ranks agree on reducer id and buckets."""
+    for size in (1, 2, 4):
+        found = ranks(size, _steps_on_rank)
+        assert all(one == found[0] for one in found)
+
+
+def _no_sync_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_mlp())
+    x = torch.randn(4, 24)
+
+    def accumulate() -> None:
+        with model.no_sync():
+            model(x).sum().backward()
+            model(x).sum().backward()
+
+    events, _ = _recorded(accumulate)
+    assert set(events["step"]) == {0}
+    assert set(events["bucket"]) == {-1}
+    kinds = [Kind(kind) for kind in events["kind"]]
+    assert kinds == 2 * [Kind.FORWARD_BEGIN, Kind.FORWARD_END, *12 * [Kind.GRAD_READY]]
+    events, _ = _recorded(lambda: model(x).sum().backward())
+    _check_step(events, 1, 12)
+    assert set(events["step"]) == {0}
+    model.eval()
+    with torch.no_grad():
+        assert len(_recorded(lambda: model(x))[0]) == 0
+
+
+def test_no_sync_windows_carry_the_coming_step(ranks: Ranks) -> None:
+    """Under no_sync gradients are recorded for the coming step and no bucket; evaluation records nothing."""
+    ranks(2, _no_sync_on_rank)
+
+
+def _abandoned_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_mlp())
+    x = torch.randn(4, 24)
+    middle = model.module[4].weight
+    handle = middle.register_hook(lambda _: 1 / 0)
+
+    def fail_once() -> None:
+        try:
+            model(x).sum().backward()
+        except ZeroDivisionError:
+            handle.remove()
+        model(x).sum().backward()
+
+    events, _ = _recorded(fail_once)
+    abandoned = events[events["kind"] == Kind.ABANDONED]
+    assert [int(e["step"]) for e in abandoned] == [0]
+    _check_step(events[events["step"] == 1], 1, 12)
+
+
+def test_an_abandoned_backward_keeps_its_step(ranks: Ranks) -> None:
+    """A backward that failed is recorded as abandoned, and the next one has a number of its own."""
+    ranks(2, _abandoned_on_rank)
+
+
+def _off_on_rank(rank: int, size: int) -> int:
+    from ddp_lab import DistributedDataParallel, recording
+
+    model = DistributedDataParallel(_mlp())
+    recording.disable()
+    try:
+        model(torch.randn(4, 24)).sum().backward()
+        return len(_recorded(lambda: model(torch.randn(4, 24)).sum().backward())[0])
+    finally:
+        recording.enable()
+
+
+def test_recording_can_be_off(ranks: Ranks) -> None:
+    """With recording off a model trains and records nothing."""
+    assert ranks(2, _off_on_rank) == [0, 0]
+
+
+def _ids_on_rank(rank: int, size: int) -> dict[str, list[int]]:
+    from ddp_lab import DistributedDataParallel
+    from ddp_lab.parallel.ddp import live_models
+
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    first = DistributedDataParallel(nn.Linear(2, 2))
+    mine = DistributedDataParallel(nn.Linear(2, 2), process_group=halves[rank // 2])
+    again = DistributedDataParallel(nn.Linear(2, 2), process_group=halves[rank // 2])
+    last = DistributedDataParallel(nn.Linear(2, 2))
+    assert live_models() == [first, mine, again, last]
+    del again
+    assert live_models() == [first, mine, last]
+    return {"world": [first.reducer_id, last.reducer_id], "half": [mine.reducer_id, mine.reducer_id]}
+
+
+def test_reducer_ids_are_agreed_and_never_reused(ranks: Ranks) -> None:
+    """The ranks of a group agree on a model's id, and models of disjoint groups have different ones."""
+    found = ranks(4, _ids_on_rank)
+    assert len({tuple(one["world"]) for one in found}) == 1
+    assert found[0]["half"] == found[1]["half"]
+    assert found[2]["half"] == found[3]["half"]
+    everything = [*found[0]["world"], found[0]["half"][0], found[2]["half"][0]]
+    assert len(set(everything)) == 4
+
+
+def _inspection_on_rank(rank: int, size: int) -> list[Any]:
+    import time
+
+    from ddp_lab import DistributedDataParallel, recording
+    from ddp_lab.parallel.ddp import request_inspection
+
+    model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
+    x = torch.randn(4, 24, generator=torch.Generator().manual_seed(rank))
+
+    def run(first: int, count: int) -> None:
+        for step in range(first, first + count):
+            model.zero_grad()
+            model(x * (step + 1)).square().sum().backward()
+
+    run(0, 2)
+    asked = model.inspect_gradients()
+    for bucket, info in zip(asked, model.buckets(), strict=True):
+        gradients = [dict(model.module.named_parameters())[name].grad for name in info.parameters]
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).double().norm().item()
+        assert abs(bucket["norm"] - norm) <= 1e-9 * norm
+    request_inspection(model.reducer_id, 4)
+    _, described = _recorded(lambda: run(2, 4))
+    (later,) = [d for d in described if d["type"] == "inspection"]
+    assert (later["reducer"], later["step"]) == (model.reducer_id, 4)
+
+    _, start = recording.descriptions(0)
+    request_inspection(model.reducer_id, 0)  # long past: now
+    (now,) = [d for d in recording.descriptions(start)[0] if d["type"] == "inspection"]
+    assert now["step"] == 5
+    request_inspection(model.reducer_id, 100)  # never reached: when the model has been idle for a while
+    deadline = time.monotonic() + 30
+    while len(recording.descriptions(start)[0]) < 2 and time.monotonic() < deadline:
+        pass
+    assert recording.descriptions(start)[0][1]["step"] == 5
+
+    with torch.no_grad():  # one bit of one gradient on one rank
+        if rank == 1:
+            model.module[0].bias.grad.view(torch.int32)[0] ^= 1
+    changed = model.inspect_gradients()
+    return [asked, later["buckets"], now["buckets"], [one["checksum"] for one in changed]]
+
+
+def test_gradients_are_inspected_on_demand(ranks: Ranks) -> None:
+    """Norms and checksums are equal on all ranks, asked for before, after or during training; one bit shows."""
+    first, second = ranks(2, _inspection_on_rank)
+    assert first[:3] == second[:3]
+    assert all(int(bucket["checksum"], 16) for bucket in first[1])
+    differing = [mine != other for mine, other in zip(first[3], second[3], strict=True)]
+    assert differing.count(True) == 1
