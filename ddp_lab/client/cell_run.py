@@ -268,9 +268,15 @@ class CellRun:
         self._refresh_after = now + max(_REFRESH_S, _REFRESH_SHARE * (now - begin))
 
     def _feed_board(self) -> None:
-        """Outputs that came within one refresh are shown by rank, whoever was first by a millisecond."""
+        """Of outputs within one refresh, every rank's first is shown, then every rank's second, ...: who was first by a
+        millisecond says nothing, and equal outputs meet."""
         unshown, self._unshown = self._unshown, []
-        for rank, kind, content in sorted(unshown, key=lambda each: each[0]):
+        counts = dict.fromkeys(self.ranks, 0)
+        turns = []
+        for rank, kind, content in unshown:
+            counts[rank] += 1
+            turns.append((counts[rank], rank, kind, content))
+        for _, rank, kind, content in sorted(turns, key=lambda turn: turn[:2]):
             self._board.feed(rank, kind, content)
 
     def _look(self, now: float) -> None:

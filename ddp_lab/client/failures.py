@@ -131,6 +131,8 @@ def _where(failures: Mapping[int, RankFailure], silent: Sequence[int]) -> list[s
             places.setdefault(_cell_lines_of(failure.traceback), []).append(rank)
         else:
             lines.append(f"rank {rank} failed: {_headline(failure)}")
+    if not failures and not silent:
+        lines.append("it ended on every rank without an error")
     for place, ranks in places.items():
         verb = "was" if len(ranks) == 1 else "were"
         lines.append(f"{label_of(ranks)} {verb} " + ("here:" if place else "outside the cell's own lines"))

@@ -1,9 +1,10 @@
 """Rows of output that several ranks may share, in blocks of text.
 
 [Note: joining equal lines]
-Rows are kept in the order in which they first came. A line of a rank joins the first row below the rank's previous
-one that has the same text and kind; only when there is none it becomes a row of its own. So every rank's lines stay
-in their order, and ranks that print the same share their rows however late one of them is.
+Rows are kept in the order in which they first came. A line of a rank joins the first row below the rank's last shared
+one that has the same text and kind; only when there is none it becomes a row of its own. Rows that the rank has had for
+itself meanwhile move above the row that it joins. So every rank's lines stay in their order, and ranks that print the
+same share their rows however late one of them is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ TAIL_LINES = 300
 _SLACK_LINES = 100
 _JOINABLE_ROWS = 20_000
 _LONGEST_LINE = 5_000
+_MOVABLE_ROWS = 200
+_GAP = 1 << 256  # between the orders of two rows: room to move rows between them
 
 
 @dataclass(eq=False)
@@ -34,7 +37,6 @@ class Row:
     text: str
     ranks: set[int]
     block: Block
-    floor: int
     key: tuple[str, str] = ("", "")
     visible: bool = True
     bundle: dict[str, Any] | None = None
@@ -54,67 +56,76 @@ class Block:
     rich_shown: bool = False
 
 
+@dataclass(eq=False)
+class _Progress:
+    """Where a rank is: its last shared row (or rich output), its own rows below that, and its last block."""
+
+    anchor: int = 0
+    own: list[Row] = field(default_factory=list)
+    block: int = 0
+
+
 class Rows:
     """All rows of a board. See [Note: joining equal lines]."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.dirty = False
-        self._order = itertools.count(1)
-        self._last: dict[int, int] = {}
-        self._last_block: dict[int, int] = {}
+        self._orders = itertools.count(_GAP, _GAP)
+        self._ranks: dict[int, _Progress] = {}
         self._joinable: dict[tuple[str, str], list[Row]] = {}
         self._recent: deque[Row] = deque()
 
     def place(self, rank: int, kind: str, text: str, joins: bool) -> Row:
         """The row for an output of `rank`: an equal one of other ranks if it `joins`, else a new one."""
-        floor = self._last.get(rank, 0)
         key = (kind, text)
-        row = self._find(rank, key, floor) if joins else None
-        if row is None:
-            row = self.append(kind, text, {rank})
-            if joins:
-                self.offer(row, key)
-        else:
-            row.ranks.add(rank)
-            self.touch(row)
-            self._note(rank, row)
+        progress = self._progress(rank)
+        found = self._find(rank, key, progress.own) if joins else None
+        if found is not None:
+            self._join(rank, found, progress.own)
+            progress.own = []
+            return found
+        row = self.append(kind, text, {rank})
+        if joins:
+            self.offer(row, key)
         return row
 
     def append(self, kind: str, text: str, ranks: set[int]) -> Row:
         """A new last row."""
         block = self._block_for(ranks)
-        floor = max((self._last.get(rank, 0) for rank in ranks), default=0)
-        row = Row(next(self._order), kind, text, ranks, block, floor)
+        row = Row(next(self._orders), kind, text, ranks, block)
         block.rows.append(row)
-        if len(block.rows) > HEAD_LINES + TAIL_LINES + _SLACK_LINES:
-            cut = block.rows[HEAD_LINES:-TAIL_LINES]
-            del block.rows[HEAD_LINES:-TAIL_LINES]
-            block.hidden += len(cut)
-            for each in cut:
-                each.visible = False
+        self._trim(block)
         for rank in ranks:
-            self._note(rank, row)
+            progress = self._progress(rank)
+            progress.block = max(progress.block, block.index)
+            if kind == "rich" or len(ranks) > 1 or len(progress.own) >= _MOVABLE_ROWS:
+                progress.anchor, progress.own = row.order, []
+            else:
+                progress.own.append(row)
         self.touch(row)
         return row
 
     def settle(self, rank: int, row: Row) -> Row:
         """The row of `rank` for a line that is complete now and was shown while it grew."""
         key = (row.kind, row.text)
-        found = self._find(rank, key, row.floor)
-        if found is None or found is row:
-            self.offer(row, key)
-            return row
-        self.drop(row)
-        found.ranks.add(rank)
-        self.touch(found)
-        self._note(rank, found)
-        return found
+        progress = self._progress(rank)
+        place = progress.own.index(row) if row in progress.own else None
+        found = None
+        if place is not None:
+            before, after = progress.own[:place], progress.own[place + 1 :]
+            found = self._find(rank, key, before)
+            if found is not None and all(each.order > found.order for each in after):
+                self.drop(row)
+                self._join(rank, found, before)
+                progress.own = after
+                return found
+        self.offer(row, key)
+        return row
 
     def forget(self, rank: int) -> None:
         """`rank` begins anew: its next output may join any row."""
-        self._last.pop(rank, None)
-        self._last_block.pop(rank, None)
+        self._ranks.pop(rank, None)
 
     def touch(self, row: Row) -> None:
         """Marks a row's block for showing again."""
@@ -148,29 +159,70 @@ class Rows:
             if not rows:
                 del self._joinable[row.key]
 
-    def _note(self, rank: int, row: Row) -> None:
-        self._last[rank] = max(self._last.get(rank, 0), row.order)
-        self._last_block[rank] = max(self._last_block.get(rank, 0), row.block.index)
+    def _progress(self, rank: int) -> _Progress:
+        return self._ranks.setdefault(rank, _Progress())
 
     def _block_for(self, ranks: set[int]) -> Block:
         """The first block from the ranks' last row on that no rich output ends: the last one, or, for live plots, one
         that a `clear_output` has opened again."""
-        begin = max((self._last_block.get(rank, 0) for rank in ranks), default=0)
+        begin = max((self._progress(rank).block for rank in ranks), default=0)
         for block in self.blocks[begin:]:
             if block.rich is None:
                 return block
         self.blocks.append(Block(len(self.blocks)))
         return self.blocks[-1]
 
-    def _find(self, rank: int, key: tuple[str, str], floor: int) -> Row | None:
+    def _find(self, rank: int, key: tuple[str, str], before: list[Row]) -> Row | None:
+        """An equal row below the rank's last shared one, above which its rows `before` can be moved."""
         rows = self._joinable.get(key)
         if not rows:
             return None
-        begin = bisect.bisect_right(rows, floor, key=lambda row: row.order)
+        begin = bisect.bisect_right(rows, self._progress(rank).anchor, key=lambda row: row.order)
         for row in itertools.islice(rows, begin, None):
-            if rank not in row.ranks:
+            below = [each for each in before if each.order > row.order]
+            movable = all(each.ranks == {rank} and each.block is row.block and each.visible for each in below)
+            if rank not in row.ranks and (not below or (movable and row.visible)):
                 return row
         return None
+
+    def _join(self, rank: int, row: Row, before: list[Row]) -> None:
+        """Adds `rank` to a row; its own rows `before` that are below it move above it."""
+        rows = row.block.rows
+        moved = [each for each in before if each.order > row.order]
+        if moved:
+            for each in moved:
+                rows.remove(each)
+            place = rows.index(row)
+            above = rows[place - 1].order if place else 0
+            rows[place:place] = moved
+            for number, each in enumerate(moved, start=1):
+                self._reorder(each, above + (row.order - above) * number // (len(moved) + 1))
+        for other in row.ranks:
+            progress = self._progress(other)
+            if row in progress.own:
+                progress.anchor = row.order
+                progress.own = progress.own[progress.own.index(row) + 1 :]
+        row.ranks.add(rank)
+        progress = self._progress(rank)
+        progress.anchor = row.order
+        progress.block = max(progress.block, row.block.index)
+        self.touch(row)
+
+    def _reorder(self, row: Row, order: int) -> None:
+        joinable = row in self._joinable.get(row.key, ())
+        if joinable:
+            self.withdraw(row)
+        row.order = order
+        if joinable:
+            self.offer(row, row.key)
+
+    def _trim(self, block: Block) -> None:
+        if len(block.rows) > HEAD_LINES + TAIL_LINES + _SLACK_LINES:
+            cut = block.rows[HEAD_LINES:-TAIL_LINES]
+            del block.rows[HEAD_LINES:-TAIL_LINES]
+            block.hidden += len(cut)
+            for each in cut:
+                each.visible = False
 
     def offer(self, row: Row, key: tuple[str, str]) -> None:
         """Lets other ranks join this row with an output of the same kind and text."""

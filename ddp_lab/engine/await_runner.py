@@ -11,17 +11,25 @@ import contextlib
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-__all__ = ["run_to_end"]
+__all__ = ["run_to_end", "was_interrupted"]
 
 _loop: asyncio.AbstractEventLoop | None = None
+_interrupted = False
+
+
+def was_interrupted() -> bool:
+    """Whether the last coroutine was cancelled because of an interrupt: its CancelledError stands for that."""
+    return _interrupted
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Runs `coroutine` to its end on the cells' own loop and returns its value.
 
-    An exception (an interrupt included) cancels the coroutine, waits for its clean-up, and passes on.
+    An interrupt cancels the coroutine where it waits, and waits for its clean-up. A coroutine that reports its own
+    failure, as a cell's does, then returns that report; else the interrupt passes on.
     """
-    global _loop
+    global _interrupted, _loop
+    _interrupted = False
     with _outer_loop_set_aside():
         if _loop is None or _loop.is_closed():
             _loop = asyncio.new_event_loop()
@@ -29,11 +37,17 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
         try:
             return _loop.run_until_complete(task)
         except BaseException:
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    _loop.run_until_complete(task)
-            raise
+            if task.done():
+                raise
+            _interrupted = True
+            task.cancel()
+            try:
+                result = _loop.run_until_complete(task)
+            except asyncio.CancelledError:
+                result = None
+            if getattr(result, "success", True):
+                raise
+            return result
 
 
 @contextlib.contextmanager

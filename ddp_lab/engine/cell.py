@@ -7,6 +7,7 @@ cell hangs on three lists of hooks: `before_cell`, `on_failure`, `on_done`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import linecache
 import sys
@@ -16,8 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import values
-from .await_runner import run_to_end
+from . import await_runner, values
 
 __all__ = ["CellEnd", "before_cell", "on_done", "on_failure", "run", "running"]
 
@@ -101,7 +101,7 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
 
 def _run_text(shell: Any, code: str, end: CellEnd) -> Any:
     result = shell.run_cell(code, store_history=True, silent=False)
-    error = result.error_before_exec or result.error_in_exec
+    error = result.error_in_exec or result.error_before_exec
     if error is None and getattr(shell, "_last_traceback_during_displayhook", False):
         error = RuntimeError("the value's display failed")
     if error is None:
@@ -129,6 +129,8 @@ def _note_failure(end: CellEnd, error: BaseException) -> None:
         return
     first = end.raised is None
     end.error = end.raised = error
+    if isinstance(error, asyncio.CancelledError) and await_runner.was_interrupted():
+        end.error = KeyboardInterrupt("interrupted in an await").with_traceback(error.__traceback__)
     if first:
         end.time_ns = time.monotonic_ns()
         for failed in on_failure:
@@ -188,8 +190,8 @@ def _text_of(error: BaseException) -> str:
 
 def _prepare(shell: Any, label: str) -> None:
     """Gives the shell our loop runner and a compiler that knows the cell's label; cheap when already done."""
-    if shell.loop_runner is not run_to_end:
-        shell.loop_runner = run_to_end
+    if shell.loop_runner is not await_runner.run_to_end:
+        shell.loop_runner = await_runner.run_to_end
     if not hasattr(shell.compile, "ddp_lab_label"):
         shell.compile.__class__ = _labelled(type(shell.compile))
     shell.compile.ddp_lab_label = label

@@ -63,6 +63,16 @@ def test_a_late_rank_joins_the_row_of_the_others() -> None:
     assert page.updates == 1
 
 
+def test_equal_lines_after_different_ones_are_joined() -> None:
+    """A rank's own lines move above the next line that it shares."""
+    shown, page = board()
+    for rank in range(3):
+        shown.feed(rank, "stream", stream(f"begin\nown {rank}\nend\n"))
+    shown.refresh(final=True)
+    own = [f"   rank {rank} │ own {rank}" for rank in range(3)]
+    assert page.lines() == ["ranks 0–2 │ begin", *own, "ranks 0–2 │ end"]
+
+
 def test_repeated_lines_are_not_swallowed() -> None:
     """A rank that prints the same line three times has three rows."""
     shown, page = board()
@@ -178,7 +188,9 @@ def test_a_terminal_gets_prefixed_lines() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.lists(st.sampled_from(["a\n", "b\n", "c", "\n"]), max_size=5)), max_size=8)
+    st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.sampled_from(["a\n", "b\n", "c", "\n"]), max_size=6)), max_size=12
+    )
 )
 def test_every_rank_keeps_its_lines_in_order(messages: list[tuple[int, list[str]]]) -> None:
     """Whatever ranks print and however it joins, the rows of each rank are its own lines in its own order."""

@@ -1,0 +1,110 @@
+"""What a notebook page shows: of a board in this process, and of a real Jupyter kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from queue import Empty
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+from ddp_lab.client.lines import plain
+
+LIMIT_S = 120.0
+
+
+class Page:
+    """Displays in the order in which they were made, each in its last state."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, Mapping[str, Any]] = {}
+        self.updates = 0
+
+    def publish(self, key: str, data: Mapping[str, Any], metadata: Mapping[str, Any], update: bool) -> None:
+        self.blocks[key] = data
+        self.updates += update
+
+    @property
+    def text(self) -> str:
+        """All plain text, without colours."""
+        return plain("\n".join(str(data.get("text/plain", "")) for data in self.blocks.values()))
+
+
+@dataclass
+class Shown:
+    """One executed cell as its notebook shows it."""
+
+    status: str = ""
+    streams: str = ""
+    page: Page = field(default_factory=Page)
+    results: list[Mapping[str, Any]] = field(default_factory=list)
+    error: tuple[str, str, str] = ("", "", "")
+    seconds_after_interrupt: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Streams, displays and results as plain text."""
+        results = "\n".join(str(data.get("text/plain", "")) for data in self.results)
+        return plain("\n".join(part for part in (self.streams, self.page.text, results) if part))
+
+
+class Notebook:
+    """A Jupyter kernel that runs cells as a notebook does."""
+
+    def __init__(self) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel()
+        self._client = self.manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=LIMIT_S)
+
+    def begin(self, code: str) -> str:
+        """Sends a cell; returns the request's id."""
+        return str(self._client.execute(code))
+
+    def run(self, code: str, interrupt_when: str = "") -> Shown:
+        """Runs a cell to its end; interrupts the kernel as soon as the page shows `interrupt_when`."""
+        return self.finish(self.begin(code), interrupt_when)
+
+    def finish(self, message_id: str, interrupt_when: str = "") -> Shown:
+        """Follows a cell that was sent to its end."""
+        shown, interrupted = Shown(), 0.0
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            try:
+                message = self._client.get_iopub_msg(timeout=0.05)
+            except Empty:
+                continue
+            if message["parent_header"].get("msg_id") == message_id and self._take(message, shown):
+                break
+            if interrupt_when and not interrupted and interrupt_when in shown.text:
+                interrupted = time.monotonic()
+                self.manager.interrupt_kernel()
+        else:
+            raise AssertionError(f"the cell did not end; it shows: {shown.text}")
+        reply = self._client.get_shell_msg(timeout=LIMIT_S)
+        while reply["parent_header"].get("msg_id") != message_id:
+            reply = self._client.get_shell_msg(timeout=LIMIT_S)
+        shown.status = reply["content"]["status"]
+        shown.seconds_after_interrupt = time.monotonic() - interrupted if interrupted else 0.0
+        return shown
+
+    def _take(self, message: Mapping[str, Any], shown: Shown) -> bool:
+        kind, content = message["msg_type"], message["content"]
+        if kind == "stream":
+            shown.streams += content["text"]
+        elif kind in ("display_data", "update_display_data"):
+            key = content.get("transient", {}).get("display_id") or f"own-{len(shown.page.blocks)}"
+            shown.page.publish(key, content["data"], {}, kind == "update_display_data")
+        elif kind == "execute_result":
+            shown.results.append(content["data"])
+        elif kind == "error":
+            shown.error = (content["ename"], content["evalue"], plain("\n".join(content["traceback"])))
+        return kind == "status" and content["execution_state"] == "idle"
+
+    def close(self) -> None:
+        """Ends the kernel."""
+        self._client.stop_channels()
+        self.manager.shutdown_kernel()

@@ -1,0 +1,315 @@
+"""Cells on real ranks: what runs, what comes back, how it fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from ddp_lab import CellError
+from ddp_lab.client.lines import plain
+from ddp_lab.client.outputs import OutputBoard
+from ddp_lab.client.results import RemoteValue
+from tests.cluster.conftest import Lab
+from tests.cluster.pages import Page
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Waits for a condition; fails after half a minute."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def page_of(lab: Lab, code: Any, **options: Any) -> str:
+    """The text that a notebook shows for a cell."""
+    page = Page()
+    lab.run(code, board=OutputBoard(page), **options)
+    return page.text
+
+
+def failure(lab: Lab, code: Any, **options: Any) -> CellError:
+    """The error of a cell that must fail."""
+    with pytest.raises(CellError) as caught:
+        lab.run(code, **options)
+    return caught.value
+
+
+def test_output_comes_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
+    """What a rank prints is on the page before its cell has ended."""
+    go_on = tmp_path / "go on"
+    code = f"import os, time\nprint('begun', rank)\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.005)"
+    page = Page()
+    run = lab.run(code, board=OutputBoard(page), wait=False)
+    until(lambda: "rank 0 │ begun 0\nrank 1 │ begun 1" in page.text)
+    assert not run.done
+    assert set(run.status().ranks.values()) == {"running"}
+    go_on.touch()
+    assert run.wait().text(1) == "begun 1\n"
+
+
+def test_no_output_is_lost(lab: Lab) -> None:
+    """Fifty cells that print and end at once all have their text, and the values of both ranks."""
+    for number in range(50):
+        result = lab.run(f"print('line', {number}); rank + {number}")
+        assert [result.text(rank) for rank in (0, 1)] == [f"line {number}\n{number + rank}\n" for rank in (0, 1)]
+        assert result.values == {0: number, 1: number + 1}
+
+
+def test_equal_outputs_are_shown_once(lab: Lab) -> None:
+    """Equal lines carry the label of both ranks; values have an arrow."""
+    assert page_of(lab, "print('same'); print('own', rank); 'v'") == (
+        "ranks 0–1 │ same\n   rank 0 │ own 0\n   rank 1 │ own 1\nranks 0–1 → 'v'"
+    )
+
+
+def test_cells_are_ipython_cells(lab: Lab) -> None:
+    """Magics, shell commands, top-level await, `_` and the shell's events work on the ranks."""
+    lab.run("ended = []\nget_ipython().events.register('post_run_cell', lambda result: ended.append(result.success))")
+    result = lab.run("!echo from the shell\n%env DDP_LAB_CELL=7\nimport asyncio\nawait asyncio.sleep(0)\n6 * 7")
+    assert "from the shell" in result.text(0)
+    assert result.values == {0: 42, 1: 42}
+    assert lab.values("import os; (_, os.environ['DDP_LAB_CELL'], list(ended))") == {
+        rank: (42, "7", [True, True]) for rank in (0, 1)
+    }
+
+
+def test_tasks_live_on_between_cells(lab: Lab) -> None:
+    """A task that one cell began is awaited in the next."""
+    lab.run(
+        "import asyncio\nasync def answer(): return 42\nawait asyncio.sleep(0)\nbegun = asyncio.create_task(answer())"
+    )
+    assert lab.values("await begun") == {0: 42, 1: 42}
+
+
+def test_classes_of_a_cell_can_be_pickled(lab: Lab) -> None:
+    """A class that a cell defines survives pickle and torch.save in a later cell."""
+    lab.run("class Net(torch.nn.Linear):\n    pass\nimport pickle, io, inspect")
+    assert lab.values("pickle.loads(pickle.dumps(Net(2, 3))).weight.shape[0]") == {0: 3, 1: 3}
+    lab.run("file = io.BytesIO(); torch.save(Net(2, 3), file); file.seek(0)")
+    assert lab.values("type(torch.load(file, weights_only=False)) is Net") == {0: True, 1: True}
+    lab.run("def own():\n    return 'source'")
+    assert lab.values("inspect.getsource(own)") == dict.fromkeys((0, 1), "def own():\n    return 'source'\n")
+
+
+def test_stderr_and_progress_bars(lab: Lab) -> None:
+    """A tqdm bar is one line for each rank, in its last state."""
+    text = page_of(lab, "from tqdm import tqdm\nfor _ in tqdm(range(50), desc='train'): pass")
+    assert len(text.splitlines()) == 2
+    assert text.count("train: 100%") == 2
+    result = lab.run("import sys\nprint('warned', file=sys.stderr)")
+    assert [output["name"] for output in result.outputs[0]] == ["stderr"]
+
+
+def test_rich_outputs_arrive_as_such(lab: Lab) -> None:
+    """A figure and a table come with their mime bundles, equal ones once."""
+    page = Page()
+    code = (
+        "import matplotlib.pyplot as plt, pandas\nplt.plot([1, 2])\nplt.show()\n"
+        "from IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank}</b>'))\npandas.DataFrame({'a': [1]})"
+    )
+    result = lab.run(code, board=OutputBoard(page))
+    assert {rank: value.kind for rank, value in result.values.items()} == {0: "DataFrame", 1: "DataFrame"}
+    bundles = [data for key, data in page.blocks.items() if key.endswith("rich")]
+    own = [data["text/html"] for data in bundles if "<b>" in data.get("text/html", "")]
+    assert sorted(own) == ["<b>0</b>", "<b>1</b>"]
+    assert sum("image/png" in data for data in bundles) == 1
+    assert sum("dataframe" in data.get("text/html", "") for data in bundles) == 1
+    assert "ranks 0–1 ▾" in page.text
+
+
+def test_chatty_cells(lab: Lab) -> None:
+    """Of 20,000 lines a rank all are in the result; the page shows the first and last few hundred."""
+    page = Page()
+    result = lab.run("for i in range(20_000): print('line', i, rank)", board=OutputBoard(page))
+    for rank in (0, 1):
+        assert result.text(rank).splitlines() == [f"line {i} {rank}" for i in range(20_000)]
+    lines = page.text.splitlines()
+    assert len(lines) < 700
+    assert "line 0 0" in lines[0]
+    assert any("lines not shown" in line for line in lines)
+
+
+def test_long_cells(lab: Lab) -> None:
+    """A cell of 2,000 lines runs, and its error names its last line."""
+    assert lab.values("\n".join(["n = 0", *["n += 1"] * 2_000, "n"])) == {0: 2_000, 1: 2_000}
+    error = failure(lab, "\n".join(["n = 0"] * 2_000 + ["n / 0"]))
+    assert "line 2001" in plain(error.report)
+
+
+def test_values(lab: Lab) -> None:
+    """Plain values and small tensors come back, tensors as numpy arrays; what is large or foreign stays, named."""
+    values = lab.values("(rank, 'text', [1.5, None], {'t': torch.arange(3) + rank}, torch.tensor(2.0))")
+    assert values[1][:3] == (1, "text", [1.5, None])
+    assert values[1][3]["t"].tolist() == [1, 2, 3]
+    assert isinstance(values[1][3]["t"], numpy.ndarray)
+    assert values[1][4] == numpy.float32(2)
+    assert lab.values("x = 3") == {0: None, 1: None}
+    stayed = lab.values("torch.zeros(1_000_000)")[0]
+    assert isinstance(stayed, RemoteValue)
+    assert stayed.kind == "Tensor"
+    assert "tensor([0., 0." in stayed.text
+    assert lab.values("torch.nn.Linear(1, 1)")[1].kind == "Linear"
+
+
+def test_functions(lab: Lab) -> None:
+    """A client's function runs in the rank's namespace, returns its value, and shows its own line when it fails."""
+
+    def scaled(factor: int, *, plus: int = 0) -> Any:
+        return factor * rank + plus  # type: ignore[name-defined]  # noqa: F821
+
+    def failing() -> None:
+        raise LookupError("from the function")
+
+    scaled.__module__ = failing.__module__ = "__main__"
+    assert lab.run(scaled, 10, plus=1).values == {0: 1, 1: 11}
+    error = failure(lab, failing)
+    assert 'raise LookupError("from the function")' in plain(error.report)
+    assert "engine/cell.py" not in error.report
+
+
+def test_error_shows_the_cells_own_line(lab: Lab) -> None:
+    """The first failing rank's traceback names the cell and shows its line; the values of the other ranks are kept."""
+    error = failure(lab, "y = rank\nif rank == 1:\n    int('no number')\n", label="%%distributed [3]")
+    assert str(error).startswith("rank 1 failed: ValueError: invalid literal")
+    assert list(error.failures) == [1]
+    report = plain(error.report)
+    assert "Cell %%distributed [3], line 3" in report
+    assert "----> 3     int('no number')" in report
+    assert lab.values("y") == {0: 0, 1: 1}
+
+
+def test_same_error_on_all_ranks_is_shown_once(lab: Lab) -> None:
+    """A slip that all ranks make has one traceback with the label of all."""
+    error = failure(lab, "undefined_name")
+    assert str(error) == "ranks 0–1 failed: NameError: name 'undefined_name' is not defined"
+    assert plain(error.report).count("NameError: name 'undefined_name'") == 1
+    assert set(error.failures) == {0, 1}
+
+
+def test_later_errors_are_folded(lab: Lab, tmp_path: Path) -> None:
+    """Errors are in the order of time; a later one takes one line."""
+    mark = tmp_path / "mark"
+    code = (
+        f"import pathlib, time\nmark = pathlib.Path({str(mark)!r})\nif rank == 1:\n    try:\n"
+        "        raise KeyError('first')\n    finally:\n        mark.touch()\n"
+        "while not mark.exists(): time.sleep(0.001)\ntime.sleep(0.02)\nraise TypeError('second')"
+    )
+    error = failure(lab, code)
+    assert [(each.rank, each.name, each.consequence) for each in error.failures.values()] == [
+        (1, "KeyError", False),
+        (0, "TypeError", False),
+    ]
+    assert plain(error.report).splitlines()[-1].startswith("rank 0 failed ")
+
+
+def test_a_rank_that_waited_is_a_consequence(lab: Lab) -> None:
+    """The rank that raised is the culprit, the one in a collective is freed in one line; the next cell works."""
+    for raising in (0, 1):
+        error = failure(lab, f"kept = rank\nif rank == {raising}: 1 / 0\ndist.all_reduce(torch.ones(1))")
+        first, second = error.failures.values()
+        assert (first.rank, first.name, first.consequence) == (raising, "ZeroDivisionError", False)
+        assert (second.rank, second.consequence) == (1 - raising, True)
+        assert f"rank {1 - raising} waited for rank {raising} and was freed" in plain(error.report)
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        assert lab.values("kept") == {0: 0, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("def f(:\n    pass", "SyntaxError"),
+        ("if True:\nx = 1", "IndentationError"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("raise BaseException('plain')", "BaseException"),
+        ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", "ValueError"),
+        ("await asyncio.sleep(0, 1, 2, 3)", "TypeError"),
+        ("class Bad:\n    def __repr__(self): raise KeyError('in repr')\nBad()", "RuntimeError"),
+        ("%no_such_magic", "UsageError"),
+    ],
+)
+def test_all_kinds_of_errors_fail_the_cell(lab: Lab, code: str, name: str) -> None:
+    """Whatever a cell raises, and however early, the cell fails with its name, and the next cell runs."""
+    lab.run("import asyncio")
+    error = failure(lab, code)
+    assert {each.name for each in error.failures.values()} == {name}
+    assert lab.values("1") == {0: 1, 1: 1}
+
+
+def test_timeout(lab: Lab) -> None:
+    """After its time limit a cell is interrupted; the error names the ranks and where they were."""
+    error = failure(lab, "import time\nif rank == 1:\n    time.sleep(600)", timeout=0.3)
+    assert str(error) == "rank 1 did not end within 0.3 s"
+    assert "----> 3     time.sleep(600)" in plain(error.report)
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_interrupting_a_followed_cell(lab: Lab) -> None:
+    """`CellRun.interrupt` ends a cell that nobody waits for; `wait` then says so."""
+    page = Page()
+    run = lab.run("print('begun')\nimport time\ntime.sleep(600)", board=OutputBoard(page), wait=False)
+    until(lambda: "begun" in page.text)
+    run.interrupt()
+    with pytest.raises(CellError, match="KeyboardInterrupt"):
+        run.wait()
+
+
+def test_one_rank_goes_on_after_another_failed(lab: Lab, tmp_path: Path) -> None:
+    """While a rank goes on, the page says which one has failed and why."""
+    go_on = tmp_path / "go on"
+    code = (
+        f"import os, time\nif rank == 1: raise ValueError('early')\n"
+        f"while not os.path.exists({str(go_on)!r}): time.sleep(0.005)"
+    )
+    page = Page()
+    run = lab.run(code, board=OutputBoard(page), wait=False)
+    until(lambda: "rank 1 │ ✗ ValueError: early (rank 0 goes on" in page.text)
+    go_on.touch()
+    with pytest.raises(CellError, match="rank 1 failed: ValueError: early"):
+        run.wait()
+
+
+def test_push_and_pull(lab: Lab) -> None:
+    """Objects and functions travel to ranks and back; nested tensors come as numpy arrays."""
+    lab.push({"numbers": [1, 2], "double": lambda x: 2 * x})
+    lab.push({"only": "one"}, ranks=[1])
+    assert lab.values("double(sum(numbers))") == {0: 6, 1: 6}
+    assert lab.pull("only", ranks=[1]) == {1: "one"}
+    lab.run("nest = {'a': [torch.ones(2, dtype=torch.bfloat16) * rank], 's': torch.Size([2])}")
+    pulled = lab.pull("nest")
+    assert pulled[1]["a"][0].tolist() == [1.0, 1.0]
+    assert pulled[1]["a"][0].dtype == numpy.float32
+    assert pulled[0]["s"] == (2,)
+    assert lab.pull("len(numbers) + rank") == {0: 2, 1: 3}
+
+
+def test_errors_of_push_and_pull(lab: Lab) -> None:
+    """The error names the variable, the ranks that miss it, and what in it can't travel."""
+    lab.run("if rank == 0: there = 1")
+    with pytest.raises(NameError, match=r"no there on rank 1 .*; rank 0 has it"):
+        lab.pull("there")
+    lab.run(
+        "net = torch.nn.Linear(1, 1)\nclass Own: pass\nown = [Own()]\nimport threading\nlock = {'l': threading.Lock()}"
+    )
+    for name, reason in {"net": "needs torch", "own": "Own was defined on the rank", "lock": "lock"}.items():
+        with pytest.raises(TypeError, match=rf"{name} .* can't be pulled: .*{reason}"):
+            lab.pull(name)
+    with pytest.raises(TypeError, match=r"frames .a generator. can't be pushed"):
+        lab.push({"frames": (i for i in ())})
+    with pytest.raises(TypeError, match="can't name a variable"):
+        lab.push({"not a name": 1})
+
+
+def test_a_dead_rank_ends_the_cell() -> None:
+    """A rank whose process ends during a cell ends it with an error that names rank and exit; its peer is freed."""
+    with Lab(2) as own:
+        error = failure(own, "import os\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(1))")
+        assert str(error) == "rank 1 ended with exit code 3"
+        assert [each.consequence for each in error.failures.values()] == [False, True]
+        own.restart()
+        assert own.sum_of_ones() == {0: 2.0, 1: 2.0}

@@ -1,0 +1,226 @@
+"""The magics in a real Jupyter kernel, and notebooks run by nbclient and papermill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from ddp_lab.client.lines import plain
+from tests.cluster.pages import Notebook
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_by_test() -> None:
+    """Restarts make new processes in the middle of this module; what is left at its end counts."""
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    """A kernel with the magics and a running cluster of two ranks."""
+    kernel = Notebook()
+    try:
+        kernel.run("%load_ext ddp_lab")
+        shown = kernel.run("%cluster start -n 2")
+        assert shown.status == "ok", shown.error
+        assert "cluster ready: ranks 0–1 · cpu · gloo in " in shown.text
+        yield kernel
+        kernel.run("%cluster stop")
+    finally:
+        kernel.close()
+
+
+def test_load_ext_is_light(notebook: Notebook) -> None:
+    """The extension brings in no torch, and with no widget shown no ipywidgets and no plotly."""
+    shown = notebook.run("import sys; [name for name in ('torch', 'ipywidgets', 'plotly') if name in sys.modules]")
+    assert shown.text == "[]"
+
+
+def test_outputs_are_labelled(notebook: Notebook) -> None:
+    """Outputs of a cell are one plain-text display, labelled by rank, made once the cell is done if it is short."""
+    shown = notebook.run("%%distributed\nprint('same')\nprint('own', rank)\nrank + 1")
+    assert shown.status == "ok"
+    assert shown.text.splitlines() == [
+        "ranks 0–1 │ same",
+        "   rank 0 │ own 0",
+        "   rank 1 │ own 1",
+        "   rank 0 → 1",
+        "   rank 1 → 2",
+    ]
+    assert len(shown.page.blocks) == 1
+    assert not shown.results
+
+
+def test_some_ranks(notebook: Notebook) -> None:
+    """`--ranks` runs the cell there alone; `--quiet` shows nothing."""
+    assert notebook.run("%%distributed --ranks 1\nprint(rank)").text == "rank 1 │ 1"
+    quiet = notebook.run("%%distributed --quiet\nprint(rank)")
+    assert (quiet.status, quiet.text) == ("ok", "")
+    assert notebook.run("__import__('ddp_lab').current_cluster().last_result.text(1)").text == "'1\\n'"
+
+
+def test_failed_cell(notebook: Notebook) -> None:
+    """The error is a CellError with a telling value; the traceback shows the cell's own line and folds the peers."""
+    shown = notebook.run(
+        "%%distributed\nt = torch.ones(1)\nif rank == 1:\n    raise ValueError('bad batch')\ndist.all_reduce(t)"
+    )
+    assert shown.status == "error"
+    name, value, traceback = shown.error
+    assert (name, value) == ("CellError", "rank 1 failed: ValueError: bad batch")
+    assert "----> 3     raise ValueError('bad batch')" in traceback
+    assert "rank 0 waited for rank 1 and was freed" in traceback
+    assert "cell_run.py" not in traceback
+    assert notebook.run("%%distributed\nt = torch.ones(1); dist.all_reduce(t); t.item()").text == "ranks 0–1 → 2.0"
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "import time; time.sleep(600)",
+        "dist.all_reduce(torch.ones(1)) if rank == 0 else time.sleep(600)",
+        "dist.barrier() if rank == 0 else None",
+        "import asyncio; await asyncio.sleep(600)",
+        "while True: pass",
+        "!sleep 600",
+    ],
+)
+def test_interrupt(notebook: Notebook, waiting: str) -> None:
+    """The Interrupt button ends Python code, sleeps and collectives on all ranks; variables are kept."""
+    shown = notebook.run(f"%%distributed\nimport time\nkept = rank\nprint('begun')\n{waiting}", interrupt_when="begun")
+    assert shown.status == "error"
+    assert shown.error[0] == "KeyboardInterrupt"
+    if not waiting.startswith("!"):  # an interrupted shell command is no error, as in any notebook
+        assert "Cell %%distributed [" in shown.error[2]
+    after = notebook.run("%%distributed\nt = torch.ones(1); dist.all_reduce(t); (t.item(), kept)")
+    assert after.text.splitlines() == ["rank 0 → (2.0, 0)", "rank 1 → (2.0, 1)"]
+
+
+def test_timeout_option(notebook: Notebook) -> None:
+    """`--timeout` ends the cell with an error that names the ranks that had not ended."""
+    shown = notebook.run("%%distributed --timeout 0.3 --name slow\nif rank == 1:\n    import time; time.sleep(600)")
+    assert shown.error[:2] == ("CellError", "rank 1 did not end within 0.3 s")
+    assert "Cell slow [" in shown.error[2]
+
+
+def test_no_wait(notebook: Notebook) -> None:
+    """`--no-wait` returns at once with a CellRun whose outputs keep coming; `.wait()` returns the result."""
+    code = "import threading; go_on = threading.Event(); print('begun'); go_on.wait(0.2); print('ended'); rank"
+    begun = notebook.run(f"run = get_ipython().run_cell_magic('distributed', '--no-wait --name later', {code!r}); run")
+    assert begun.status == "ok"
+    assert "<CellRun later [" in begun.text
+    assert "runs …" in begun.text
+    waited = notebook.run("run.wait().values, run.done")
+    assert "({0: 0, 1: 1}, True)" in waited.text
+    assert "ranks 0–1 │ begun\n          │ ended" in waited.text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%%distributed --rank 1", "unknown option --rank; did you mean --ranks?"),
+        ("%%distributed --ranks x", "argument --ranks: 'x' does not name ranks"),
+        ("%%distributed --ranks 7", "there is no rank 7: the cluster has ranks 0 to 1"),
+        ("%%distributed --timeout soon", "argument --timeout: 'soon' is not a time in seconds"),
+        ("%%distributed --name 'open", "No closing quotation"),
+        ("%cluster start -n none", "argument -n: 'none' is not a number of ranks"),
+        ("%cluster start --env NAME", "argument --env: 'NAME' is not NAME=VALUE"),
+        ("%cluster start --backend smoke", "argument --backend: invalid choice: 'smoke'"),
+        ("%cluster start --device 0", "unknown option --device; did you mean --devices?"),
+        ("%cluster fly", "invalid choice: 'fly'"),
+        ("%push nowhere", "%push: no variable nowhere in this notebook"),
+        ("%pull nowhere", "no nowhere on ranks 0–1"),
+        ("%pull", "the following arguments are required: NAME"),
+    ],
+)
+def test_wrong_options(notebook: Notebook, line: str, message: str) -> None:
+    """A wrong option is a UsageError that names it and says what is valid."""
+    shown = notebook.run(line + ("\npass" if line.startswith("%%") else ""))
+    assert shown.status == "error"
+    assert message in shown.text
+    assert "UsageError" in shown.text
+
+
+def test_push_and_pull(notebook: Notebook) -> None:
+    """Variables go to the ranks and come back bound and returned: by rank, or the value itself of a single rank."""
+    notebook.run("numbers = [1, 2]\nadd = lambda x: x + sum(numbers_there)\nnumbers_there = [10]")
+    assert notebook.run("%push numbers numbers_there add").status == "ok"
+    assert notebook.run("%%distributed\nown = torch.tensor([add(rank)]); own").text.splitlines() == [
+        "rank 0 → tensor([10])",
+        "rank 1 → tensor([11])",
+    ]
+    assert notebook.run("%pull own").text == "{0: array([10]), 1: array([11])}"
+    assert notebook.run("own[1]").text == "array([11])"
+    assert notebook.run("one = %pull own --ranks 1\none").text == "array([11])"
+
+
+def test_status(notebook: Notebook) -> None:
+    """The table of ranks comes as text and as HTML."""
+    shown = notebook.run("%cluster status")
+    (data,) = shown.page.blocks.values()
+    assert str(data["text/plain"]).splitlines()[0].split()[:3] == ["rank", "state", "device"]
+    assert str(data["text/html"]).count("<tr>") == 3
+
+
+def test_starting_again_keeps_the_cluster(notebook: Notebook) -> None:
+    """A notebook can be run again from the top; asking for another size is an error that says what to do."""
+    notebook.run("%%distributed\nkept_over_start = 1")
+    assert "runs already" in notebook.run("%cluster start -n 2").text
+    assert notebook.run("%%distributed\nkept_over_start").text == "ranks 0–1 → 1"
+    other = notebook.run("%cluster start -n 3")
+    assert other.error[0] == "ClusterError"
+    assert "%cluster stop" in other.error[1]
+
+
+def test_rejoin_and_restart(notebook: Notebook) -> None:
+    """Rejoin keeps variables, restart does not."""
+    notebook.run("%%distributed\nkept = 1")
+    assert "rejoined in" in notebook.run("%cluster rejoin").text
+    assert notebook.run("%%distributed\nkept").text == "ranks 0–1 → 1"
+    assert "variables are gone" in notebook.run("%cluster restart").text
+    assert notebook.run("%%distributed\n'kept' in globals()").text == "ranks 0–1 → False"
+
+
+def notebook_of(*cells: str) -> Any:
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    made.metadata["kernelspec"] = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    return made
+
+
+def text_of(cell: Any) -> str:
+    """The plain text of a saved cell."""
+    return plain("\n".join(str(output.get("text") or output["data"].get("text/plain", "")) for output in cell.outputs))
+
+
+def test_nbclient() -> None:
+    """nbclient saves what was streamed, and a failed cell stops it with the error of the rank."""
+    book = notebook_of(
+        "%load_ext ddp_lab",
+        "%%distributed\nimport time\nfor step in range(3):\n    print('step', step); time.sleep(0.1)\nrank",
+        "%%distributed\nif rank == 0: 1 / 0\ndist.barrier()",
+        "never = 'run'",
+    )
+    with pytest.raises(CellExecutionError, match=r"(?s)rank 0 failed.* in cell .*division by zero"):
+        NotebookClient(book, timeout=120).execute()
+    assert "no cluster runs: starting one with defaults" in text_of(book.cells[1])
+    steps = "\n".join(f"{'ranks 0–1' if step == 0 else '         '} │ step {step}" for step in range(3))
+    assert text_of(book.cells[1]).endswith(f"{steps}\n   rank 0 → 0\n   rank 1 → 1")
+    (error,) = book.cells[2].outputs
+    assert error.ename == "CellError"
+    assert book.cells[3].execution_count is None
+
+
+def test_papermill(tmp_path: Path) -> None:
+    """papermill passes a good notebook with its outputs, and fails a bad one."""
+    papermill = pytest.importorskip("papermill")
+    good, bad = tmp_path / "good.ipynb", tmp_path / "bad.ipynb"
+    nbformat.write(notebook_of("%load_ext ddp_lab\n%cluster start -n 1", "%%distributed\nprint('on', rank)"), good)
+    nbformat.write(notebook_of("%load_ext ddp_lab\n%cluster start -n 1", "%%distributed\nraise OSError('no')"), bad)
+    out = papermill.execute_notebook(good, tmp_path / "out.ipynb", progress_bar=False)
+    assert text_of(out.cells[-1]) == "rank 0 │ on 0"
+    with pytest.raises(papermill.PapermillExecutionError, match=r"(?s)rank 0 failed in cell.*OSError: no"):
+        papermill.execute_notebook(bad, tmp_path / "out.ipynb", progress_bar=False)
