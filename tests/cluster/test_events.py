@@ -1,0 +1,86 @@
+"""Events on a real cluster: live while the cell runs, complete when it has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_lab.bench import events as bench_events
+from ddp_lab.errors import CellError
+from tests.cluster.conftest import Lab
+from tests.leftovers import wait_until
+
+MODEL = """
+model = ddp_lab.DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]))
+def step():
+    model(torch.randn(8, 64)).square().mean().backward()
+    model.zero_grad()
+"""
+
+
+def _reducer(lab: Lab) -> int:
+    return lab.timeline.reducers()[-1].reducer
+
+
+def test_the_last_step_is_there_when_the_cell_returns(lab: Lab) -> None:
+    """After each of 30 cells the timeline already holds the cell's step, complete on both ranks."""
+    lab.run(MODEL)
+    for number in range(30):
+        lab.run("step()")
+        last = lab.timeline.steps(_reducer(lab), last_steps=1)
+        assert last.step.tolist() == [number, number]
+        assert last.state.tolist() == ["complete", "complete"]
+
+
+def test_the_last_step_is_there_when_the_cell_fails(lab: Lab) -> None:
+    """What a cell recorded before it raised is on the timeline when the error is shown."""
+    lab.run(MODEL)
+    with pytest.raises(CellError, match="on purpose"):
+        lab.run("step()\nstep()\nraise ValueError('on purpose')")
+    wait_until(lambda: _complete(lab) == [0, 0, 1, 1], 1, "the failed cell's steps")
+
+
+def test_events_arrive_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
+    """A cell that has not ended shows its steps: the first is complete while the ranks still wait for the rest."""
+    lab.run(MODEL)
+    go_on = tmp_path / "go_on"
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)"
+    running = lab.run(f"step()\n{wait}\nstep()", wait=False)
+    try:
+        wait_until(lambda: _complete(lab) == [0, 0], 30, "the first step of the running cell")
+        assert not running.done
+    finally:
+        go_on.touch()
+        running.wait()
+    wait_until(lambda: _complete(lab) == [0, 0, 1, 1], 10, "the second step")
+
+
+def _complete(lab: Lab) -> list[int]:
+    if not lab.timeline.reducers():
+        return []
+    steps = lab.timeline.steps(_reducer(lab))
+    return sorted(steps[steps.state == "complete"].step.tolist())
+
+
+def test_a_restart_brings_new_models() -> None:
+    """The timeline outlives a restart: the models of before stay, those built after it are others."""
+    with Lab(2) as lab:
+        for _ in range(2):
+            lab.run(MODEL)
+            lab.run("step()")
+            lab.restart()
+        assert [one.reducer for one in lab.timeline.reducers()] == [0, 1]
+        assert sorted(lab.timeline.spans().groupby("reducer").step.max()) == [0, 0]
+        assert lab.wire.error is None
+
+
+def test_benchmark() -> None:
+    """The events benchmark measures on a cluster of its own: all events arrive, none is dropped."""
+    found: dict[str, Any] = bench_events.measure(ranks=2, rounds=1, models=["conv_net"])
+    one = found["models"]["conv_net"]
+    assert one["arrivals"] > 0
+    assert one["events"] > 10
+    assert found["dropped"] == 0
+    assert one["arrival_p50_ms"] <= one["arrival_p95_ms"]
