@@ -68,7 +68,7 @@ def demo(arguments: argparse.Namespace) -> int:
 def _to_html(notebook: Any) -> str:
     from nbconvert import HTMLExporter
 
-    exporter = HTMLExporter(template_name="lab", embed_images=True)  # type: ignore[no-untyped-call]
+    exporter = HTMLExporter(template_name="lab", embed_images=True)
     # The template would load these from a network; nothing in our notebooks needs them.
     for trait in ("mathjax_url", "require_js_url", "jquery_url", "mermaid_js_url", "widget_renderer_url"):
         if exporter.has_trait(trait):
