@@ -301,9 +301,8 @@ class CellRun:
         failed = self._states.failed_before(now - _ANNOUNCE_S) if not self._announced else None
         if failed is not None and self._states.open():
             self._announced = True
-            text = reports.announcement(failed, self._states.open())
-            self._unshown.append((failed.rank, "stream", {"name": "stderr", "text": text}))
-            self._refresh_at = min(self._refresh_at, max(now, self._refresh_after))
+            self._feed_board()
+            self._board.announce([failed.rank], reports.announcement(failed, self._states.open()))
 
     def _abort(self, tick: Callable[[], None] | None) -> None:
         """After the user's interrupt: stops the ranks and collects what they still say, for a bounded time."""

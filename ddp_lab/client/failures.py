@@ -35,6 +35,7 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 _SOURCE_PLACE = re.compile(r"^\[[^\]\s]+:\d+\]\s*")
+_ADDRESS = re.compile(r" \[[\d.:a-f]+\]:\d+")
 _COMMUNICATION_NAMES = {"DistBackendError", "DistNetworkError", "DistStoreError", "RankFreedError"}
 
 
@@ -94,7 +95,7 @@ def cell_error(failures: Mapping[int, RankFailure], label: str) -> CellError:
         message = f"{who} failed: {_headline(first)}"
         lines = [f"\x1b[1;31m{who} failed\x1b[0m in cell {label}"]
         lines += first.traceback.splitlines() or [_headline(first)]
-    lines += [_folded(each, first) for each in failures.values() if each not in same]
+    lines += _folded([each for each in failures.values() if each not in same], first)
     return CellError(message, failures, "\n".join(lines))
 
 
@@ -110,7 +111,7 @@ def timeout_error(failures: Mapping[int, RankFailure], ranks: Sequence[int], lab
 def announcement(failure: RankFailure, others: Sequence[int]) -> str:
     """One line for a cell that goes on after a rank failed."""
     verb = "go on" if len(others) > 1 else "goes on"
-    return f"✗ {_headline(failure)} ({label_of(others)} {verb}; interrupt the cell to stop)\n"
+    return f"✗ {_headline(failure)} ({label_of(others)} {verb}; interrupt the cell to stop)"
 
 
 def interrupt_report(failures: Mapping[int, RankFailure], silent: Sequence[int], label: str) -> list[str]:
@@ -157,7 +158,7 @@ def _headline(failure: RankFailure) -> str:
     lines = failure.message.strip().splitlines()
     text = lines[0] if lines else ""
     if _is_communication(failure):
-        text = _SOURCE_PLACE.sub("", text).split(". ")[0]
+        text = _ADDRESS.sub("", _SOURCE_PLACE.sub("", text).split(". ")[0])
     if len(text) > _LONGEST_MESSAGE:
         text = text[:_LONGEST_MESSAGE] + "…"
     if failure.name in (LOST, TIMEOUT):
@@ -165,12 +166,21 @@ def _headline(failure: RankFailure) -> str:
     return f"{failure.name}: {text}" if text else failure.name
 
 
-def _folded(failure: RankFailure, first: RankFailure) -> str:
-    if failure.consequence:
-        return f"rank {failure.rank} waited for rank {first.rank} and was freed ({_headline(failure)})"
-    later = max(0, failure.time_ns - first.time_ns) / 1e6 if first.time_ns else None
-    when = f" {later:.0f} ms later" if later is not None and later >= 1 else " too"
-    return f"rank {failure.rank} failed{when}: {_headline(failure)}"
+def _folded(failures: Sequence[RankFailure], first: RankFailure) -> list[str]:
+    """One line for the ranks that waited and say the same, one for each other failure."""
+    lines = []
+    freed: dict[str, list[int]] = {}
+    for failure in failures:
+        if failure.consequence:
+            freed.setdefault(_headline(failure), []).append(failure.rank)
+        else:
+            later = (failure.time_ns - first.time_ns) / 1e6 if first.time_ns else 0.0
+            when = f" {later:.0f} ms later" if later >= 1 else " too"
+            lines.append(f"rank {failure.rank} failed{when}: {_headline(failure)}")
+    for headline, ranks in freed.items():
+        verb = "was" if len(ranks) == 1 else "were"
+        lines.append(f"{label_of(ranks)} waited for rank {first.rank} and {verb} freed ({headline})")
+    return lines
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -55,7 +55,8 @@ def _distributed(shell: Any, line: str, cell: str) -> Any:
     options = _PARSERS["distributed"].parse_line(line)
     if options is None:
         return None
-    label = f"{options.name} [{shell.execution_count}]"
+    number = len(shell.history_manager.input_hist_raw) - 1  # execution_count counts on before the cell runs
+    label = f"{options.name} [{number}]"
     with _brief_errors():
         return commands.run_cell(
             cell,

@@ -26,7 +26,7 @@ class Board(Protocol):
         """Shows what came since the last call; `final` also what was still incomplete."""
 
     def announce(self, ranks: Iterable[int], text: str) -> None:
-        """Shows `text` at once, before any output."""
+        """Shows `text` at once; it is about the running cell, not one of its outputs."""
 
 
 def default_board(ranks: Sequence[int], quiet: bool = False) -> Board:
@@ -106,7 +106,7 @@ class OutputBoard:
     """Text and displays of several ranks below one notebook cell, live.
 
     Text goes to updatable plain-text displays, a rich output (figure, table, widget) to a display of its own with
-    its mime bundle unchanged. A long text shows its first 200 and last 300 lines.
+    its mime bundle unchanged. Of a long text the first 60 and last 140 lines are shown.
 
     Args:
         display: where blocks are shown.
@@ -119,7 +119,7 @@ class OutputBoard:
         self._texts: dict[tuple[int, str], TerminalText] = {}
         self._handles: dict[tuple[int, str], Row] = {}
         self._clear_next: set[int] = set()
-        self._placeholder: Row | None = None
+        self._notes: list[Row] = []
 
     def feed(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """See `Board`."""
@@ -143,9 +143,10 @@ class OutputBoard:
         if final:
             for rank in list(self._clear_next):
                 self._clear_if_asked(rank)
-            if self._placeholder is not None:
-                self._rows.drop(self._placeholder)
-                self._placeholder = None
+            for row in self._notes:
+                self._rows.drop(row)
+            self._notes.clear()
+            self._rows.arrange()
         if not self._rows.dirty:
             return
         self._rows.dirty = False
@@ -156,8 +157,8 @@ class OutputBoard:
                 self._show_rich(block)
 
     def announce(self, ranks: Iterable[int], text: str) -> None:
-        """Shows `text` at once until the final refresh: claims the place below the cell for what comes later."""
-        self._placeholder = self._rows.append("display", text, set(ranks))
+        """See `Board`; the text goes with the final refresh, and until then claims the place below the cell."""
+        self._notes.append(self._rows.append("display", text, set(ranks)))
         self.refresh()
 
     def show_again(self) -> None:

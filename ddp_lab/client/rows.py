@@ -19,8 +19,8 @@ from .rank_sets import label_of
 
 __all__ = ["Block", "Row", "Rows", "text_of"]
 
-HEAD_LINES = 200
-TAIL_LINES = 300
+HEAD_LINES = 60
+TAIL_LINES = 140
 _SLACK_LINES = 100
 _JOINABLE_ROWS = 20_000
 _LONGEST_LINE = 5_000
@@ -126,6 +126,16 @@ class Rows:
     def forget(self, rank: int) -> None:
         """`rank` begins anew: its next output may join any row."""
         self._ranks.pop(rank, None)
+
+    def arrange(self) -> None:
+        """Puts rich outputs of different ranks that follow each other in rank order."""
+        for run in _disjoint_runs([block for block in self.blocks if block.rich is not None]):
+            ordered = sorted((block.rows[-1] for block in run), key=lambda row: min(row.ranks))
+            for block, row in zip(run, ordered, strict=True):
+                if block.rich is not row:
+                    block.rows[-1] = block.rich = row
+                    row.block = block
+                    block.text_dirty = block.rich_dirty = self.dirty = True
 
     def touch(self, row: Row) -> None:
         """Marks a row's block for showing again."""
@@ -233,6 +243,20 @@ class Rows:
             self.withdraw(self._recent.popleft())
 
 
+def _disjoint_runs(blocks: list[Block]) -> list[list[Block]]:
+    """Rich outputs of different ranks with nothing between them."""
+    runs: list[list[Block]] = []
+    seen: set[int] = set()
+    for block in blocks:
+        ranks = block.rows[-1].ranks
+        if not runs or len(block.rows) > 1 or not seen.isdisjoint(ranks):
+            runs.append([])
+            seen = set()
+        runs[-1].append(block)
+        seen |= ranks
+    return runs
+
+
 _GUTTER = {"stderr": "\x1b[31m│\x1b[0m", "value": "→", "rich": "▾"}
 
 
@@ -262,7 +286,7 @@ def _by_rank(rows: list[Row]) -> list[Row]:
     window: list[Row] = []
     seen: set[int] = set()
     for row in rows:
-        if not seen.isdisjoint(row.ranks):
+        if row.kind == "rich" or not seen.isdisjoint(row.ranks):
             ordered += sorted(window, key=lambda each: min(each.ranks))
             window, seen = [], set()
         window.append(row)

@@ -158,9 +158,23 @@ def test_long_text_shows_head_and_tail() -> None:
     lines = page.lines()
     assert lines[0] == "ranks 0–1 │ line 0"
     assert lines[-1].endswith("│ line 9999")
-    assert len(lines) <= 602
+    assert len(lines) <= 302
     (note,) = [line for line in lines if "not shown" in line]
     assert f"{10_000 - len(lines) + 1:,} lines" in note
+
+
+def test_rich_outputs_end_in_rank_order() -> None:
+    """Neighbouring figures of different ranks are in rank order once the cell has ended."""
+    shown, page = board()
+    for rank in (2, 0, 1):
+        shown.feed(rank, "stream", stream("plot\n"))
+        shown.feed(rank, "display_data", bundle(image_png=str(rank), text_plain=f"<Figure {rank}>"))
+        shown.refresh()
+    shown.refresh(final=True)
+    assert [line.strip() for line in page.lines()] == [
+        "ranks 0–2 │ plot",
+        *(line for rank in range(3) for line in (f"rank {rank} ▾", f"<Figure {rank}>")),
+    ]
 
 
 def test_nothing_is_published_for_a_silent_cell() -> None:
