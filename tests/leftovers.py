@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from ddp_lab import current_cluster
+
 # Inherited by every process that a test starts, so that one is found even if its parent is gone.
 MARK = "DDP_LAB_TEST_SESSION"
 
@@ -38,7 +40,12 @@ def look() -> Belongings:
     ours = processes()
     return Belongings(
         processes=frozenset(f"{pid}: {command}" for pid, command in ours.items()),
-        threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
+        threads=frozenset(
+            f"{thread.name} ({thread.ident})"
+            for thread in threading.enumerate()
+            # pyzmq keeps one for the process's life, from its first message of more than 64 KiB on
+            if type(thread).__module__ != "zmq.utils.garbage"
+        ),
         sockets=frozenset(_tcp_sockets()),
         shared_memory=frozenset(os.listdir("/dev/shm")),
         directories=frozenset(_directories({os.getpid(), *ours})),
@@ -89,6 +96,9 @@ def _directories(ours: set[int]) -> list[str]:
 
 
 def _tcp_sockets() -> list[str]:
+    """This process's; none while a cluster that tests share is connected, which opens and closes its own."""
+    if current_cluster() is not None:
+        return []
     own = set()
     for entry in os.listdir("/proc/self/fd"):
         try:

@@ -226,6 +226,7 @@ class Cluster:
             timeout=timeout,
         )
         cell_id = f"{os.getpid()}-{number}"
+        members.begin(cell_id, chosen)
         cell_run = CellRun(self.client, self.engine_of_rank, code, chosen, cell_id=cell_id, options=options).submit()
         if not wait:
             return cell_run.follow()

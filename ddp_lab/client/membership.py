@@ -8,6 +8,7 @@ are whole and all members equally far, nothing was lost, else the ranks rejoin.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,8 @@ class Membership:
         self._world_size = processes.placement.world_size
         self._lock = threading.Lock()
         self._told: set[str] = set()  # cells whose ranks have been told that one was freed
+        self._open: dict[str, set[int]] = {}  # cell -> ranks whose code has not ended
+        self._failed: set[str] = set()  # cells that failed on a rank
         self._joined: dict[int, dict[str, Any]] = {}
         self.suspect = False
         wire.on_status(self._on_status)
@@ -82,11 +85,8 @@ class Membership:
             ClusterError: a rank is dead, or still runs a cell.
         """
         self.check_alive()
-        for rank, answer in self._ask("ping").items():
-            if answer.get("cell") is not None:
-                raise ClusterError(
-                    f"rank {rank} still runs a cell: wait for it, or interrupt it (`%cluster interrupt`)"
-                )
+        self._check_idle()
+        self._ask("settle")  # no thread of an earlier cell may shut the new groups down
         self._processes.prepare("rejoining")
         self._call("rejoin", ignore)
 
@@ -98,9 +98,15 @@ class Membership:
         """
         self.check_alive()
         if self.suspect:
+            self._check_idle()
             self.settle()
         if self.suspect:
             self.rejoin()
+
+    def begin(self, cell: str, ranks: Iterable[int]) -> None:
+        """Notes that a cell is about to run on these ranks."""
+        with self._lock:
+            self._open[cell] = set(ranks)
 
     def settle(self) -> None:
         """Tells the ranks that a cell is over everywhere, and asks whether its groups are whole and equally far."""
@@ -140,6 +146,19 @@ class Membership:
             )
         return tuple(records)
 
+    def _check_idle(self) -> None:
+        """Raises `ClusterError` if a rank still runs a cell; one that is being freed gets a moment to end."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            busy = [rank for rank, answer in self._ask("ping").items() if answer.get("cell") is not None]
+            if not busy:
+                return
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"rank {busy[0]} still runs a cell: wait for it, or interrupt it (`%cluster interrupt`)"
+                )
+            time.sleep(0.01)
+
     def _ask(self, op: str) -> dict[int, dict[str, Any]]:
         lost = self.lost()
         living = [rank for rank in range(self._world_size) if rank not in lost]
@@ -174,6 +193,8 @@ class Membership:
         """On the wire's thread: a freed rank's peers are freed too, whichever group they wait on."""
         if not status.get("whole", True):
             self.suspect = True
+        if status.get("ended"):
+            self._note_end(rank, *status["ended"])
         cell = status.get("freed")
         if cell is None:
             return
@@ -182,6 +203,24 @@ class Membership:
             self._told.add(cell)
         if new:
             self._free_others(rank, cell)
+
+    def _note_end(self, rank: int, cell: str, failed: bool) -> None:
+        """Once a cell has failed and its code has ended on all its ranks, nobody waits: no group has to be freed."""
+        with self._lock:
+            missing = self._open.get(cell)
+            if missing is None:
+                return
+            missing.discard(rank)
+            if failed:
+                self._failed.add(cell)
+                self.suspect = True
+            if missing:
+                return
+            del self._open[cell]
+            if cell not in self._failed:
+                return
+            self._failed.discard(cell)
+        self._wire.send(None, {"op": "settle", "cell": cell})
 
     def _on_exit(self, rank: int) -> None:
         """On the fork server's reader thread: a rank's process has ended."""

@@ -6,13 +6,15 @@ ipyparallel. Every wait here looks at the processes it waits for, and ends with 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +69,10 @@ class Processes:
         progress(0.02, "starting the controller")
         ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second: meanwhile they start
         self._connection = self._wait(self.controller.connection, "starting the controller", progress)
-        self.client = ipyparallel.Client(
-            self._connection["client"], profile_dir=str(self._run_dir / "profile"), timeout=60
-        )
+        with _without_signing_warning():
+            self.client = ipyparallel.Client(
+                self._connection["client"], profile_dir=str(self._run_dir / "profile"), timeout=60
+            )
         self.fork_engines(progress)
 
     def fork_engines(self, progress: Progress) -> None:
@@ -153,12 +156,13 @@ class Processes:
                 f"{info['interface']}:{info['registration']}",
                 curve_serverkey=info["curve_serverkey"].encode(),
             )
-            sender = session.Session(
-                key=info["key"].encode(),
-                packer=info["pack"],
-                unpacker=info["unpack"],
-                signature_scheme=info["signature_scheme"],
-            )
+            with _without_signing_warning():
+                sender = session.Session(
+                    key=info["key"].encode(),
+                    packer=info["pack"],
+                    unpacker=info["unpack"],
+                    signature_scheme=info["signature_scheme"],
+                )
             sender.send(socket, "unregistration_request", content={"id": engine})
 
     def close(self) -> None:
@@ -196,6 +200,21 @@ class Processes:
         error = result.exception()
         trace = "\n".join(getattr(error, "traceback", None) or [])
         return f"{doing} failed on rank {rank}: {error}\n{trace}".rstrip()
+
+
+@contextlib.contextmanager
+def _without_signing_warning() -> Iterator[None]:
+    """ipyparallel leaves signing to CurveZMQ, and jupyter_client warns that messages are not signed."""
+    log = importlib.import_module("traitlets.log").get_logger()
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "Message signing is disabled" not in record.getMessage()
+
+    log.addFilter(keep)
+    try:
+        yield
+    finally:
+        log.removeFilter(keep)
 
 
 def ignore(fraction: float, text: str) -> None:

@@ -7,7 +7,7 @@ exception would hit IPython's own code instead of the cell; the agent then signa
 
 See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
 is safe but costs a rejoin, and most failures are a slip that all ranks make at the same line. So the agent waits
-`_GRACE_SECONDS`, in which the client may answer ("settle") that every rank's cell has ended anyway.
+`_GRACE_SECONDS`, in which the client may say ("settle") that every rank's cell has ended anyway.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Agent:
         self._left = threading.Event()  # the running cell's own code has ended
         self._left.set()
         self._settled = threading.Event()
+        self._gate = threading.Lock()  # guards the next two: no thread frees groups for a cell that is settled
+        self._at_risk: str | None = None  # the cell for which this rank's groups may be shut down
         self._interrupted: str | None = None  # id of the cell that was interrupted
+        self._ended: tuple[str, bool] | None = None  # the last cell whose own code ended here, and whether it failed
         self._freed_by: int | None = None
         self._freed: str | None = None  # the cell during which this rank's groups were shut down
         self._withheld = False  # a signal came while an exception would have missed the cell
@@ -93,7 +96,8 @@ class Agent:
 
     def joined(self) -> None:
         """Notes that this rank's groups are whole again."""
-        self._freed = self._freed_by = self._interrupted = None
+        with self._gate:
+            self._at_risk = self._freed = self._freed_by = self._interrupted = None
         self._report()
 
     # The cell's hooks, on the main thread
@@ -102,6 +106,8 @@ class Agent:
         self._withheld = False
         self._interrupted = None
         self._settled.clear()
+        with self._gate:
+            self._at_risk = cell_id
         self._left.clear()
         self._channel.send_status({"state": "running", "cell": cell_id})
 
@@ -113,12 +119,17 @@ class Agent:
                 end.error = _plain_interrupt(error)
         elif self._freed_by is not None and isinstance(error, RuntimeError):
             end.consequence, end.freed_by = True, self._freed_by
+        self._ended = (end.cell_id, True)
+        self._report()
         threading.Thread(
             target=self._free_unless_settled, args=(end.cell_id,), name="ddp_lab-free", daemon=True
         ).start()
 
     def _on_done(self, end: cell.CellEnd) -> None:
         self._left.set()
+        self._ended = (end.cell_id, end.error is not None)
+        if end.error is None:
+            self._settle(end.cell_id)
         self._report()
         self._channel.flush(end.cell_id)
 
@@ -127,6 +138,7 @@ class Agent:
             {
                 "state": self._state(),
                 "cell": cell.running(),
+                "ended": self._ended,
                 "freed": self._freed,
                 "whole": self._freed is None and dist.is_initialized(),
             }
@@ -159,12 +171,13 @@ class Agent:
     def _answer_free(self, request: Mapping[str, Any]) -> dict[str, Any]:
         cell_id = cell.running()
         if cell_id is not None and request.get("cell") in (None, cell_id):
-            self._freed_by = request.get("by")
-            self._free(cell_id)
+            self._free(cell_id, request.get("by"))
         return {"state": self._state()}
 
     def _answer_settle(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self._settled.set()
+        cell_id = request.get("cell")
+        if cell_id is not None or cell.running() is None:
+            self._settle(cell_id)
         whole = self._freed is None and dist.is_initialized()
         return {"whole": whole, "sequences": groups.sequences()}
 
@@ -191,9 +204,20 @@ class Agent:
         if not self._settled.wait(_GRACE_SECONDS):
             self._free(cell_id)
 
-    def _free(self, cell_id: str) -> None:
-        groups.free()
-        self._freed = cell_id
+    def _settle(self, cell_id: str | None) -> None:
+        """From now on no group is shut down for this cell (None: for whichever it was)."""
+        with self._gate:
+            if cell_id in (None, self._at_risk):
+                self._at_risk = None
+                self._settled.set()
+
+    def _free(self, cell_id: str, by: int | None = None) -> None:
+        with self._gate:
+            if self._at_risk != cell_id:
+                return
+            if self._freed is None:
+                self._freed, self._freed_by = cell_id, by
+            groups.free()
         self._report()
 
 

@@ -182,6 +182,8 @@ def _run_rank(spec: Mapping[str, Any], connection: Mapping[str, Any], run_dir: s
     from ipyparallel.engine.app import IPEngine
     from traitlets.config import Config
 
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    sys.argv = [""]
     log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
