@@ -28,7 +28,7 @@ from . import await_runner, cell, groups
 
 __all__ = ["Agent"]
 
-_SIGNAL_SECONDS = 0.04
+_SIGNAL_SECONDS = 0.025
 _REPEAT_SECONDS = 0.1
 _GRACE_SECONDS = 0.05
 

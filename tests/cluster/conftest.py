@@ -8,16 +8,9 @@ from typing import Any
 import pytest
 
 from ddp_lab import Cluster
+from ddp_lab.client.outputs import SilentBoard
 from tests import leftovers
 from tests.conftest import nothing_more_than
-
-
-class SilentBoard:
-    """Shows nothing."""
-
-    def feed(self, rank: int, kind: str, content: Any) -> None: ...
-
-    def refresh(self, final: bool = False) -> None: ...
 
 
 class Lab(Cluster):
