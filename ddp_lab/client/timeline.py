@@ -155,8 +155,8 @@ class Timeline(TimelineModel):
         saved = timeline_files.read(Path(path))
         made = cls(max_events=max(1_000_000, sum(len(events) for _, events in saved.chunks)))
         for number, about in saved.ranks.items():
-            made._enter(number, 0).dropped = about["dropped"]
-            made._ranks[number].status = about["status"]
+            made._enter(number, 0)
+            made._ranks[number].dropped, made._ranks[number].status = about["dropped"], about["status"]
         for number, description in saved.described:
             made.describe(number, description)
         for number, chunk in saved.chunks:

@@ -23,12 +23,16 @@ class _Rank:
     """What the timeline knows of one rank (guarded by the timeline's lock)."""
 
     def __init__(self) -> None:
-        self.session: int | None = None
-        self.life = -1  # how many sessions it had before this one
+        self.sessions: list[int] = []  # of its processes, one after the other
         self.next = 0  # sequence number of the next event
         self.events = self.dropped = self.last_event_ns = 0
         self.step = -1
         self.status: dict[str, Any] = {}
+
+    @property
+    def life(self) -> int:
+        """How many processes it had before this one."""
+        return max(0, len(self.sessions) - 1)
 
 
 class TimelineModel:
@@ -54,8 +58,10 @@ class TimelineModel:
     def extend(self, batch: events.Batch) -> None:
         """Takes one batch; events that it has had already (sent again after a rejoin) are left out."""
         with self._lock:
-            self.version += 1
             rank = self._enter(batch.rank, batch.session)
+            if rank is None:
+                return
+            self.version += 1
             taken = batch.events
             repeated = rank.next - batch.first
             if repeated > 0:
@@ -101,26 +107,33 @@ class TimelineModel:
             changed[field][where] = number
         return changed
 
-    def _enter(self, number: int, session: int | None) -> _Rank:
+    def _enter(self, number: int, session: int | None) -> _Rank | None:
+        """The rank, after beginning a new life if the session is new; None for a message of a former life."""
         rank = self._ranks.setdefault(number, _Rank())
-        if session is not None and session != rank.session:
-            rank.session, rank.next, rank.events, rank.dropped = session, 0, 0, 0
-            rank.life += 1
-            rank.status = {}
+        if session is None or (rank.sessions and session == rank.sessions[-1]):
+            return rank
+        if session in rank.sessions:
+            return None
+        rank.sessions.append(session)
+        rank.next = rank.events = rank.dropped = 0
+        rank.status = {}
         return rank
 
     def describe(self, rank: int, description: dict[str, Any]) -> None:
         """Takes one description of a rank (assignment, mark, inspection); it may name its ``"session"``."""
         with self._lock:
-            self.version += 1
-            life = max(0, self._enter(rank, description.get("session")).life)
-            self._described.append((rank, self._book.describe(rank, life, description)))
+            known = self._enter(rank, description.get("session"))
+            if known is not None:
+                self.version += 1
+                self._described.append((rank, self._book.describe(rank, known.life, description)))
 
     def set_status(self, rank: int, status: dict[str, Any]) -> None:
         """Takes a rank's status: ``state``, ``cell``, ``pid``, ... (see `RankStatus`); merged into the last."""
         with self._lock:
-            self.version += 1
-            self._enter(rank, status.get("session")).status.update(status)
+            known = self._enter(rank, status.get("session"))
+            if known is not None:
+                self.version += 1
+                known.status.update(status)
 
     def clear(self) -> None:
         """Forgets all events, descriptions and ranks."""
@@ -136,7 +149,7 @@ class TimelineModel:
             return [
                 RankStatus(
                     rank=number,
-                    session=rank.session,
+                    session=rank.sessions[-1] if rank.sessions else None,
                     pid=rank.status.get("pid"),
                     state=rank.status.get("state", "unknown"),
                     cell=rank.status.get("cell"),

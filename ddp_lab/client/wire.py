@@ -29,7 +29,7 @@ from ..errors import ClusterError
 
 __all__ = ["Wire", "WireStatistics"]
 
-EVENTS, JSON = b"e", b"j"  # first frame of a data message
+JSON_FRAME = b"j"  # first frame of a data message that is not an event batch: the second is JSON
 DATA_QUEUE = 128  # messages of one rank that wait here (75 MB at most), before that rank's own queue fills
 MAX_MESSAGE = 64 << 20  # bytes; a rank cuts its batches far below
 WAITING_CONTROL = 64  # control messages kept for a rank that has not said hello
@@ -306,9 +306,9 @@ class Wire:
             self._guarded(self._handle_data, [frame.buffer for frame in frames])
 
     def _handle_data(self, frames: list[memoryview]) -> None:
-        if bytes(frames[0]) == EVENTS:
-            batch = events.decode([bytes(frames[1]), frames[2]])
-            self._count(batch, sum(len(frame) for frame in frames[1:]))
+        if frames[0] != JSON_FRAME:
+            batch = events.decode([bytes(frames[0]), *frames[1:]])
+            self._count(batch, sum(len(frame) for frame in frames))
             for handler in self._on_batch:
                 handler(batch)
             return

@@ -193,8 +193,8 @@ def test_unknown_keys_are_refused(wire: Wire, ranks: Ranks) -> None:
     with zmq.Context() as context:
         sockets = [_intruder(context, endpoint, kind, keys) for kind in (zmq.PUSH, zmq.DEALER) for keys in
                    (None, (public, secret))]  # fmt: skip
-        sockets[0].send_multipart([b"e", *batch])
-        sockets[1].send_multipart([b"e", *batch])
+        sockets[0].send_multipart(batch)
+        sockets[1].send_multipart(batch)
         for dealer in sockets[2:]:
             dealer.send(b'{"type": "hello", "rank": 0}')
         wait_until(lambda: wire.refused >= 2, 10, "both wrong keys are refused")
