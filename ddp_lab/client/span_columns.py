@@ -18,7 +18,7 @@ from ..insight import overlap, stragglers
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
-__all__ += ["sync_columns", "view"]
+__all__ += ["device_rows", "sync_columns", "view"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -84,7 +84,7 @@ def _ms(end: npt.NDArray[Any], begin: npt.NDArray[Any]) -> npt.NDArray[np.float6
     return np.where((end > 0) & (begin > 0), (end - begin) / 1e6, np.nan)
 
 
-def _device_rows(buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def device_rows(buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Which steps have device spans for all of their launched buckets."""
     launched = buckets[:, :, _B["launched"]] > 0
     timed = buckets[:, :, _B["device_end"]] > 0
@@ -98,7 +98,7 @@ def _collectives(one: TableView) -> tuple[npt.NDArray[Any], npt.NDArray[Any], np
     step they are device times: a span begins when the compute stream has reached the launch, so the last begin is
     where the backward's own computation on the device is over.
     """
-    device = _device_rows(one.buckets)[:, None]
+    device = device_rows(one.buckets)[:, None]
     begin = np.where(device, one.buckets[:, :, _B["device_begin"]], one.buckets[:, :, _B["launched"]])
     end = np.where(device, one.buckets[:, :, _B["device_end"]], one.buckets[:, :, _B["reduced"]])
     host = one.steps[:, _F["finalize"]][:, None]
@@ -146,7 +146,7 @@ def _spans_of(one: TableView, sizes: Mapping[tuple[int, int], npt.NDArray[np.int
         "device_ms": _ms(device_end, device_begin),
         "hidden_ms": np.where(valid, hidden[row, bucket] / 1e6, np.nan),
         "exposed_ms": np.where(valid, exposed[row, bucket] / 1e6, np.nan),
-        "clock": np.where(_device_rows(one.buckets)[row], "device", "host"),
+        "clock": np.where(device_rows(one.buckets)[row], "device", "host"),
         "complete": one.steps[row, _F["backward_end"]] > 0,
     }
     for name in ("first_ready", "ready", "launched", "reduced"):
@@ -210,7 +210,7 @@ def _steps_of(one: TableView) -> Columns:
         "communication_ms": np.where(done, (hidden + exposed) / 1e6, np.nan),
         "hidden_ms": np.where(done, hidden / 1e6, np.nan),
         "exposed_ms": np.where(done, exposed / 1e6, np.nan),
-        "clock": np.where(_device_rows(one.buckets), "device", "host"),
+        "clock": np.where(device_rows(one.buckets), "device", "host"),
     }
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..insight import stragglers, trace_export
 from . import span_columns, timeline_files, timeline_words
 from .span_columns import Columns, TableView
-from .step_table import STEP_FIELDS
+from .step_table import BUCKET_FIELDS, STEP_FIELDS
 from .timeline_model import TimelineModel
 from .timeline_records import Inspection, LatePlace, RankStatus, ReducerInfo
 
@@ -102,13 +102,13 @@ class Timeline(TimelineModel):
             views = self.views(chosen.reducer, last_steps + 1)
             bucket_of = self._bucket_of(chosen.reducer)
             names = self._book.names(chosen.reducer)
-        begin, ready = _aligned(views, last_steps)
+        begin, ready, by_bucket = _aligned(views, last_steps)
         late = stragglers.find_late(begin, ready, minimum_ns=minimum_ms * 1e6, minimum_share=minimum_share)
         return [
             LatePlace(
                 rank=views[one.rank].rank,
-                bucket=bucket_of.get(one.place),
-                parameter=names[one.place] if 0 <= one.place < len(names) else None,
+                bucket=(one.place if by_bucket else bucket_of.get(one.place)) if one.place >= 0 else None,
+                parameter=names[one.place] if not by_bucket and 0 <= one.place < len(names) else None,
                 delay_ms=one.delay_ns / 1e6,
                 share=one.share,
             )
@@ -178,24 +178,27 @@ class Timeline(TimelineModel):
         return figures.timeline_figure(self, **options)
 
 
-def _aligned(views: list[TableView], last_steps: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Begin of backward and readiness of gradients in the steps that all ranks have completed, ranks first."""
-    column = STEP_FIELDS.index("backward_end")
+def _aligned(views: list[TableView], last_steps: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
+    """Begin of backward and times of readiness in the steps that all ranks have completed, ranks first.
+
+    On a CPU readiness is known by parameter. Where devices compute, the host runs ahead of them, and readiness is
+    when the device reached the launch of each bucket: the third value then says that places are buckets.
+    """
     common: npt.NDArray[np.int64] | None = None
     for one in views:
-        done = one.step[one.steps[:, column] > 0]
+        done = one.step[one.steps[:, STEP_FIELDS.index("backward_end")] > 0]
         common = done if common is None else np.intersect1d(common, done)
-    if common is None or not len(views):
-        return np.zeros((0, 0), np.int64), np.zeros((0, 0, 0), np.int64)
+    if common is None or not len(common):
+        return np.zeros((0, 0), np.int64), np.zeros((0, 0, 0), np.int64), False
     common = common[-last_steps:]
-    places = max(one.gradients.shape[1] for one in views)
-    begin = np.zeros((len(views), len(common)), np.int64)
-    ready = np.zeros((len(views), len(common), places), np.int64)
-    for index, one in enumerate(views):
-        row = np.searchsorted(one.step, common)
-        begin[index] = one.steps[row, STEP_FIELDS.index("backward_begin")]
-        ready[index, :, : one.gradients.shape[1]] = one.gradients[row]
-    return begin, ready
+    rows = [np.searchsorted(one.step, common) for one in views]
+    by_bucket = all(span_columns.device_rows(one.buckets[row]).all() for one, row in zip(views, rows, strict=True))
+    times = [one.buckets[:, :, BUCKET_FIELDS.index("device_begin")] if by_bucket else one.gradients for one in views]
+    ready = np.zeros((len(views), len(common), max(of_rank.shape[1] for of_rank in times)), np.int64)
+    for index, (of_rank, row) in enumerate(zip(times, rows, strict=True)):
+        ready[index, :, : of_rank.shape[1]] = of_rank[row]
+    begin = [one.steps[row, STEP_FIELDS.index("backward_begin")] for one, row in zip(views, rows, strict=True)]
+    return np.stack(begin), ready, by_bucket
 
 
 def _frame(columns: Columns) -> pd.DataFrame:

@@ -42,7 +42,7 @@ def summary(facts: Facts) -> str:
     lines = [_cost(facts, steps), _communication(facts, steps, sync)]
     if len(facts.info.ranks) > 1 and len(sync["step"]):
         lines += [_longest(facts, sync), _last(sync)]
-        lines += [_late(one) for one in facts.late[:2]]
+        lines += [_late(facts, sync, one) for one in facts.late[:2]]
     lines.append(_losses(facts))
     return "\n".join(line for line in lines if line)
 
@@ -121,12 +121,14 @@ def _last(sync: Mapping[str, npt.NDArray[Any]]) -> str:
     )
 
 
-def _late(one: LatePlace) -> str:
+def _late(facts: Facts, sync: Mapping[str, npt.NDArray[Any]], one: LatePlace) -> str:
     when = f"by {_ms(one.delay_ms)} in {100 * one.share:.0f} % of the steps"
-    if one.parameter is None and one.bucket is None:
-        return f"Rank {one.rank} comes late to its backward, {when}: look at its input data and its forward."
-    where = f" (bucket {one.bucket})" if one.bucket is not None else ""
-    return f"Rank {one.rank} falls behind when it computes the gradient of {one.parameter}{where}, {when}."
+    if one.parameter is not None:
+        where = f" (bucket {one.bucket})" if one.bucket is not None else ""
+        return f"Rank {one.rank} falls behind when it computes the gradient of {one.parameter}{where}, {when}."
+    if one.bucket is not None:
+        return f"Rank {one.rank} falls behind in bucket {one.bucket}{_names(facts, sync, one.bucket)}, {when}."
+    return f"Rank {one.rank} comes late to its backward, {when}: look at its input data and its forward."
 
 
 def _losses(facts: Facts) -> str:

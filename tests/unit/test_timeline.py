@@ -140,6 +140,19 @@ def test_separate_groups_that_number_alike_are_separate_models() -> None:
     assert timeline.sync().reducer.tolist() == [0, 1]
 
 
+def test_messages_of_a_former_process_are_ignored() -> None:
+    """What a rank's former process had still in flight does not end the life of the one that replaced it."""
+    timeline = _two_ranks()
+    timeline.set_status(0, {"session": 2, "state": "idle"})
+    late = Recorder(0, session=1, next=500)
+    late.backward(99, 900 * MS, EARLY, 6.0)
+    timeline.extend(late.batch())
+    timeline.set_status(0, {"session": 1, "state": "leaving"})
+    one = timeline.ranks()[0]
+    assert (one.session, one.state, one.events) == (2, "idle", 0)
+    assert timeline.spans().step.max() == 9
+
+
 def test_drops_and_repeats_are_counted() -> None:
     """A gap counts as dropped once, whoever caused it; a batch that is sent again counts for nothing."""
     timeline, recorder = Timeline(), Recorder(0)
@@ -212,6 +225,24 @@ def test_device_times_are_kept_apart() -> None:
     assert spans.all_reduce_ms.tolist() == [2.0, 6.0]
     assert steps[["hidden_ms", "exposed_ms", "communication_ms"]].to_numpy().tolist() == [[5.0, 3.0, 8.0]]
     assert spans.clock.tolist() == ["device", "device"]
+
+
+def test_find_late_on_a_device() -> None:
+    """Where devices compute, the host's times of readiness say nothing: the bucket is named by device times."""
+    timeline = Timeline()
+    for rank in (0, 1):
+        timeline.describe(rank, assignment([[2, 3], [0, 1]]))
+        recorder = Recorder(rank)
+        for step in range(10):
+            begin = (step + 1) * 50 * MS
+            recorder.backward(step, begin, EARLY, 6.0)
+            for bucket, at in enumerate([3, 8 + 20 * rank]):
+                times = {"device_begin_ns": begin + at * MS, "device_end_ns": begin + 30 * MS}
+                recorder.record(Kind.DEVICE_SPAN, begin, reducer=0, step=step, bucket=bucket, **times)
+        timeline.extend(recorder.batch())
+    (late,) = timeline.find_late()
+    assert (late.rank, late.bucket, late.parameter, late.delay_ms) == (1, 1, None, 20.0)
+    assert "Rank 1 falls behind in bucket 1 (layer0, layer1), by 20.0 ms" in timeline.summary()
 
 
 def test_find_late_names_rank_bucket_and_parameter() -> None:
