@@ -1,0 +1,312 @@
+"""Ours in torch's place: signature, methods, state_dict, no_sync, buffers, scripts under torchrun."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from tests.ranks.conftest import Ranks
+from tests.ranks.harness import ROOT
+
+# Inherited methods that need no reducer of torch's: they read attributes that ours sets.
+INHERITED = {
+    "_assign_modules_buffers", "_build_debug_param_to_name_mapping", "_build_params_for_reducer",
+    "_check_and_sync_module_buffers", "_check_comm_hook", "_check_default_group",
+    "_check_global_requires_backward_grad_sync", "_check_sync_bufs_post_fwd", "_check_sync_bufs_pre_fwd",
+    "_clear_grad_buffer", "_default_broadcast_coalesced", "_delayed_all_reduce_hook",
+    "_distributed_broadcast_coalesced", "_distributed_rank", "_find_common_rank", "_get_active_ddp_module",
+    "_get_data_parallel_params", "_get_parameters", "_inside_ddp_forward", "_log_and_throw",
+    "_passing_sync_batchnorm_handle", "_set_ddp_sink_clone", "_set_params_and_buffers_to_ignore_for_model",
+    "_sync_buffers", "_sync_final_model", "_sync_module_buffers", "broadcast_buffers", "gather", "join_device",
+    "join_process_group", "no_sync", "scatter", "to_kwargs", "train", "will_sync_module_buffers",
+}  # fmt: skip
+# Steps of torch's own constructor, of a mode or of join: nothing that ours runs, or lets a user run, calls them.
+UNREACHABLE = {
+    "_ddp_init_helper", "_fire_reducer_autograd_hook", "_lazy_init", "_match_all_reduce_for_bwd_pass",
+    "_match_unused_params_allreduce", "_module_wait_for_copy_hook", "_register_accum_grad_hook",
+    "_register_delay_all_reduce_hook", "_root_copy_hook", "_setup_in_backward_optimizers",
+}  # fmt: skip
+
+
+def test_the_signature_is_torchs() -> None:
+    """The constructor shows the installed torch's signature and takes each of its arguments."""
+    from ddp_lab import DistributedDataParallel
+
+    assert inspect.signature(DistributedDataParallel) == inspect.signature(TorchDDP)
+    code = DistributedDataParallel.__init__.__code__
+    taken = code.co_varnames[: code.co_argcount]
+    theirs = list(inspect.signature(TorchDDP.__init__).parameters)
+    assert set(theirs) <= set(taken)
+    assert [name for name in taken if name in theirs] == theirs  # in the same positions
+    defaults = inspect.signature(DistributedDataParallel.__init__, follow_wrapped=False)
+    assert {n: p.default for n, p in defaults.parameters.items()} == {
+        n: p.default for n, p in inspect.signature(TorchDDP.__init__).parameters.items()
+    }
+
+
+def test_every_method_of_torchs_is_accounted_for() -> None:
+    """Each method of torch's class is replaced by ours, refused by name, or known to need no reducer of torch's."""
+    from ddp_lab import DistributedDataParallel
+
+    theirs = {
+        name
+        for name, value in vars(TorchDDP).items()
+        if callable(value) or isinstance(value, (property, classmethod, staticmethod))
+    }
+    ours = set(vars(DistributedDataParallel))
+    assert theirs - ours - INHERITED - UNREACHABLE - {"_active_ddp_module"} == set()
+
+
+def _methods_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = DistributedDataParallel(net)
+    assert isinstance(model, TorchDDP)
+    assert list(model.state_dict()) == [f"module.{name}" for name in net.state_dict()]
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert model.module is net
+    assert model.join_process_group is dist.group.WORLD
+    assert model.join_device == torch.device("cpu")
+    assert model.train() is model
+    assert model.eval().training is False
+    assert model.broadcast_buffers is True
+    assert repr(model).startswith("DistributedDataParallel(")
+    for call in (
+        lambda: model.join(),
+        lambda: model.join_hook(),
+        lambda: model._get_ddp_logging_data(),
+        lambda: model._set_static_graph(),
+        lambda: model._register_fused_optim(torch.optim.SGD, lr=0.1),
+        lambda: pickle.dumps(model),
+        lambda: copy.deepcopy(model),
+    ):
+        with pytest.raises(NotImplementedError, match="DistributedDataParallel: .* not supported yet"):
+            call()
+    model._check_reducer_finalized()
+    model._remove_autograd_hooks()
+    model(torch.randn(3, 4)).sum().backward()  # as a plain module now
+
+
+def test_attributes_and_methods(ranks: Ranks) -> None:
+    """State dict, isinstance and attributes are torch's; what is not supported yet says so by name."""
+    ranks(2, _methods_on_rank)
+
+
+def _arguments_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    asked = {
+        "find_unused_parameters": True,
+        "static_graph": True,
+        "mixed_precision": object(),
+        "device_mesh": object(),
+        "skip_all_reduce_unused_params": True,
+        "bucket_cap_mb_list": [1, 2],
+        "batched_grad_copy": True,
+        "delay_all_reduce_named_params": [("weight", None)],
+    }
+    for name, value in asked.items():
+        with pytest.raises(NotImplementedError, match=name):
+            DistributedDataParallel(nn.Linear(2, 2), **{name: value})
+    DistributedDataParallel(nn.Linear(2, 2), None, None, 0, None, True, dist.group.WORLD, 5, False)
+    DistributedDataParallel(nn.Linear(2, 2), device_ids=[], bucket_cap_mb_list=[], device_mesh=None)
+    with pytest.warns(FutureWarning, match="broadcast_buffers is ignored"):
+        DistributedDataParallel(nn.Linear(2, 2), broadcast_buffers=True, forward_sync_buffers=False)
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    for hook, error, message in (
+        (3, TypeError, "must be callable"),
+        (lambda state, grads: None, ValueError, "must be named 'bucket'"),
+    ):
+        with pytest.raises(error, match=message):
+            model.register_comm_hook(None, hook)
+
+    def wrong(state: Any, bucket: int) -> Any: ...
+
+    wrong.__annotations__ = {"bucket": int}
+    with pytest.raises(ValueError, match="bucket annotation"):
+        model.register_comm_hook(None, wrong)
+    wrong.__annotations__ = {"return": int}
+    with pytest.raises(ValueError, match="return annotation"):
+        model.register_comm_hook(None, wrong)
+    wrong.__annotations__ = {}
+    model.register_comm_hook(None, wrong)
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        model.register_comm_hook(None, wrong)
+
+
+def test_arguments_are_checked(ranks: Ranks) -> None:
+    """An argument that is not supported yet is named; a comm hook's signature is checked."""
+    ranks(1, _arguments_on_rank)
+
+
+def _broadcast_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    def net() -> nn.Module:
+        torch.manual_seed(rank)
+        made = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        made.register_buffer("own", torch.full((2,), float(rank)))
+        return made
+
+    def everywhere(tensor: torch.Tensor) -> list[torch.Tensor]:
+        rows = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(rows, tensor.detach().contiguous())
+        return rows
+
+    def same(tensor: torch.Tensor) -> bool:
+        return all(torch.equal(row, everywhere(tensor)[0]) for row in everywhere(tensor))
+
+    model = DistributedDataParallel(net())
+    assert all(same(tensor.float()) for tensor in model.state_dict().values())
+    assert model.module.own.tolist() == [0.0, 0.0]
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(5, 4)).square().sum().backward()
+        assert all(same(p.grad) for p in model.parameters())
+    model.module.own = torch.full((2,), 10.0 + rank)  # assigned anew: found at the next forward
+    model(torch.randn(5, 4))
+    assert model.module.own.tolist() == [10.0, 10.0]
+
+    kept = DistributedDataParallel(net(), forward_sync_buffers=False)
+    assert kept.module.own.tolist() == [0.0, 0.0]
+    kept.module.own.fill_(rank)
+    kept(torch.randn(5, 4)).sum().backward()
+    assert kept.module.own.tolist() == [rank, rank]
+
+    apart = DistributedDataParallel(net(), init_sync=False)
+    assert apart.module.own.tolist() == [rank, rank]
+    assert size == 1 or not same(apart.module[0].weight)
+
+    module = net()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "own"])
+    ignoring = DistributedDataParallel(module)
+    assert module.own.tolist() == [rank, rank]
+    ignoring(torch.randn(5, 4)).square().sum().backward()
+    assert not same(module[0].weight.grad)
+    assert same(module[0].bias.grad)
+
+
+def test_state_is_broadcast_from_rank_0(ranks: Ranks) -> None:
+    """Parameters and buffers become rank 0's, buffers again at each forward; ignored ones are left alone."""
+    ranks(2, _broadcast_on_rank)
+
+
+def _no_sync_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    x = torch.full((1, 3), 1.0 + rank)
+    with model.no_sync():
+        model(x).sum().backward()
+        assert torch.equal(model.module.weight.grad, x.expand(3, 3))
+    model(x).sum().backward()
+    mean = 2 * (1 + (size - 1) / 2)
+    assert torch.equal(model.module.weight.grad, torch.full((3, 3), mean))
+    with pytest.raises(KeyError), model.no_sync():
+        raise KeyError
+    assert model.require_backward_grad_sync
+
+
+def test_no_sync_accumulates(ranks: Ranks) -> None:
+    """Under no_sync gradients stay a rank's own; the next synchronised backward averages what has accumulated."""
+    ranks(2, _no_sync_on_rank)
+
+
+def _two_models_on_rank(rank: int, size: int) -> None:
+    """A discriminator and a generator: two models in one backward."""
+    from ddp_lab import DistributedDataParallel
+
+    def losses(wrap: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        generator, critic = wrap(nn.Linear(3, 3)), wrap(nn.Linear(3, 1))
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(rank))
+        for _ in range(3):
+            critic(torch.tanh(generator(x))).sum().backward()
+            critic(generator(x).detach()).sum().backward()
+        return [p.grad for model in (generator, critic) for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(losses(DistributedDataParallel), losses(TorchDDP), strict=True))
+
+
+def test_two_models_in_one_backward(ranks: Ranks) -> None:
+    """Two models that share a backward give torch's gradients."""
+    ranks(2, _two_models_on_rank)
+
+
+def _checkpoint_on_rank(rank: int, size: int, reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    from ddp_lab import DistributedDataParallel
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(lambda y, layer=layer: torch.tanh(layer(y)), x, use_reentrant=reentrant)
+            return x
+
+    def gradients(wrap: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = wrap(Checkpointed(), bucket_cap_mb=1e-4)
+        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+        for _ in range(3):
+            model.zero_grad()
+            model(x).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(gradients(DistributedDataParallel), gradients(TorchDDP), strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(ranks: Ranks, reentrant: bool) -> None:
+    """Checkpointed layers, also in reentrant backwards, give torch's gradients."""
+    ranks(2, _checkpoint_on_rank, reentrant)
+
+
+SCRIPT = """
+import torch, torch.distributed as dist, ddp_lab
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = ddp_lab.DistributedDataParallel(torch.nn.Linear(4, 2))
+for _ in range(3):
+    model(torch.randn(3, 4)).sum().backward()
+print("rank", dist.get_rank(), "saw", [bucket.parameters for bucket in model.buckets()])
+if dist.get_rank() == 0:
+    ddp_lab.recording.save("events.npz")
+dist.destroy_process_group()
+"""
+
+
+def test_a_plain_script_under_torchrun(tmp_path: Path) -> None:
+    """A script that torchrun starts trains, saves its events, and every process ends by itself, cleanly."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"rank {rank} saw [('bias', 'weight')]" in done.stdout
+    assert (tmp_path / "events.npz").exists()
