@@ -30,6 +30,7 @@ _REFRESH_S = 0.08
 _REFRESH_SHARE = 5  # at most a sixth of the time goes into showing
 _LOOK_S = 0.2  # how often a silent cell looks for lost ranks
 _ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is announced
+_INSIST_S = 1.0  # how often a rank that does not end is interrupted again
 _GRACE_S = 5.0  # how long an interrupted rank may take to end
 
 
@@ -98,6 +99,7 @@ class CellRun:
         self._refresh_at = _NEVER
         self._refresh_after = 0.0
         self._timed_out: tuple[int, ...] | None = None
+        self._insist_at = 0.0
         self._silent: tuple[int, ...] = ()
         self._announced = False
         self._follower: threading.Thread | None = None
@@ -289,12 +291,13 @@ class CellRun:
         limit = self.options.timeout
         if limit is None or now - self._begin < limit:
             return
-        if self._timed_out is None:
-            self._timed_out = self._states.open()
-            self.interrupt()
-        elif now - self._begin > limit + _GRACE_S:
+        self._timed_out = self._timed_out or self._states.open()
+        if now - self._begin > limit + _GRACE_S:
             for rank in self._states.open():
                 self._states.give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
+        elif now >= self._insist_at:
+            self._insist_at = now + _INSIST_S
+            self.interrupt()
 
     def _announce_failure(self, now: float) -> None:
         """Says at once that a rank failed when others go on, so that nobody waits for them unaware."""
@@ -306,12 +309,15 @@ class CellRun:
 
     def _abort(self, tick: Callable[[], None] | None) -> None:
         """After the user's interrupt: stops the ranks and collects what they still say, for a bounded time."""
+        deadline = time.monotonic() + _GRACE_S
         with contextlib.suppress(KeyboardInterrupt):
-            self.interrupt()
-            if self._follower is not None:
-                self._follower.join(_GRACE_S)
-            else:
-                self._pump(tick, until=time.monotonic() + _GRACE_S)
+            while self._states.open() and time.monotonic() < deadline:
+                # Again and again: the first may have come before a rank had begun the cell.
+                self.interrupt()
+                if self._follower is not None:
+                    self._follower.join(_INSIST_S)
+                else:
+                    self._pump(tick, until=min(deadline, time.monotonic() + _INSIST_S))
         self._silent = self._states.open()
         self._end = self._end or time.monotonic()
 

@@ -56,7 +56,7 @@ def _distributed(shell: Any, line: str, cell: str) -> Any:
     if options is None:
         return None
     number = len(shell.history_manager.input_hist_raw) - 1  # execution_count counts on before the cell runs
-    label = f"{options.name} [{number}]"
+    label = f"{options.name} [{number}]" if number > 0 else options.name
     with _brief_errors():
         return commands.run_cell(
             cell,

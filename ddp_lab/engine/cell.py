@@ -109,7 +109,16 @@ def _run_text(shell: Any, code: str, end: CellEnd) -> Any:
         end.error, end.raised, end.time_ns = None, None, 0
     else:
         _note_failure(end, error)
+    _show_pages(shell)
     return result.result
+
+
+def _show_pages(shell: Any) -> None:
+    """Displays what `?name` and %page would open in a pager: a rank has none."""
+    for payload in shell.payload_manager.read_payload():
+        if payload.get("source") == "page":
+            shell.display_pub.publish(data=payload["data"])
+    shell.payload_manager.clear_payload()
 
 
 def _run_function(shell: Any, end: CellEnd, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -79,6 +79,11 @@ def test_cells_are_ipython_cells(lab: Lab) -> None:
     }
 
 
+def test_help_is_shown(lab: Lab) -> None:
+    """`?name` shows the documentation, though a rank has no pager."""
+    assert "Returns a tensor" in page_of(lab, "?torch.ones")
+
+
 def test_tasks_live_on_between_cells(lab: Lab) -> None:
     """A task that one cell began is awaited in the next."""
     lab.run(
@@ -111,10 +116,10 @@ def test_rich_outputs_arrive_as_such(lab: Lab) -> None:
     page = Page()
     code = (
         "import matplotlib.pyplot as plt, pandas\nplt.plot([1, 2])\nplt.show()\n"
-        "from IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank}</b>'))\npandas.DataFrame({'a': [1]})"
+        "from IPython.display import HTML, display\ndisplay(pandas.DataFrame({'a': [1]}))\nHTML(f'<b>{rank}</b>')"
     )
     result = lab.run(code, board=OutputBoard(page))
-    assert {rank: value.kind for rank, value in result.values.items()} == {0: "DataFrame", 1: "DataFrame"}
+    assert {rank: value.kind for rank, value in result.values.items()} == {0: "HTML", 1: "HTML"}
     bundles = [data for key, data in page.blocks.items() if key.endswith("rich")]
     own = [data["text/html"] for data in bundles if "<b>" in data.get("text/html", "")]
     assert sorted(own) == ["<b>0</b>", "<b>1</b>"]

@@ -1,0 +1,107 @@
+"""Which rank is to blame, and how it is said."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ddp_lab.client.failures import cell_error, failure_of, in_order, interrupt_report, lost, timed_out, timeout_error
+from ddp_lab.client.lines import plain
+from ddp_lab.errors import RankFailure
+
+CLOSED = "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36248. This is typical"
+HERE = (
+    "ValueError  Traceback (most recent call last)\nCell %%distributed [3], line 2\n----> 2 boom()\n\nValueError: bad"
+)
+
+
+def failed(rank: int, name: str = "ValueError", message: str = "bad", at: int = 0, **more: object) -> RankFailure:
+    return RankFailure(rank, name, message, str(more.get("traceback", "")), at, bool(more.get("consequence")))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_first_in_time_is_first(order: tuple[int, ...]) -> None:
+    """The culprit leads and freed ranks follow as consequences, whatever the order in which they are reported."""
+    reported = [
+        failed(2, at=10),
+        failed(0, "RuntimeError", CLOSED, at=20),
+        failed(1, "DistBackendError", "NCCL communicator was aborted", at=30),
+    ]
+    ordered = in_order([reported[place] for place in order])
+    assert list(ordered) == [2, 0, 1]
+    assert [failure.consequence for failure in ordered.values()] == [False, True, True]
+
+
+def test_a_communication_error_never_leads_over_a_cause() -> None:
+    """A collective that broke a moment before the culprit's own time stamp is still a consequence."""
+    ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), failed(1, at=11)])
+    assert [(rank, failure.consequence) for rank, failure in ordered.items()] == [(1, False), (0, True)]
+
+
+def test_a_lost_rank_leads() -> None:
+    """The death of a process is the cause of what its peers report before it is noticed."""
+    ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), lost(1, "was killed by SIGKILL (signal 9)")])
+    assert list(ordered) == [1, 0]
+    error = cell_error(ordered, "train [2]")
+    assert str(error) == "rank 1 was killed by SIGKILL (signal 9)"
+    assert "rank 0 waited for rank 1 and was freed (RuntimeError: Connection closed by peer)" in plain(error.report)
+
+
+def test_a_communication_error_alone_is_a_failure() -> None:
+    """With no other cause, the first broken collective leads."""
+    ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), failed(1, "RuntimeError", CLOSED, at=20)])
+    assert [failure.consequence for failure in ordered.values()] == [False, True]
+
+
+def test_folding() -> None:
+    """Equal failures share the headline, other ones take a line each, freed ranks one line together."""
+    failures = in_order(
+        [
+            failed(0, at=1_000_000, traceback=HERE),
+            failed(1, at=2_000_000, traceback=HERE),
+            failed(2, "KeyError", "'x'", at=31_000_000),
+            failed(3, "RuntimeError", CLOSED, at=40_000_000),
+            failed(4, "RuntimeError", CLOSED.replace("36248", "1"), at=41_000_000),
+        ]
+    )
+    error = cell_error(failures, "%%distributed [3]")
+    assert str(error) == "ranks 0–1 failed: ValueError: bad"
+    lines = plain(error.report).splitlines()
+    assert lines[0] == "ranks 0–1 failed in cell %%distributed [3]"
+    assert lines[-2:] == [
+        "rank 2 failed 30 ms later: KeyError: 'x'",
+        "ranks 3–4 waited for rank 0 and were freed (RuntimeError: Connection closed by peer)",
+    ]
+    assert list(error.failures) == [0, 1, 2, 3, 4]
+    assert error._render_traceback_() == error.report.splitlines()
+
+
+def test_where_interrupted_ranks_were() -> None:
+    """Equal places are shown once with the cell's own lines; a rank that does not answer is named."""
+    failures = {
+        rank: failed(rank, "KeyboardInterrupt", "", at=rank, traceback=HERE.replace("ValueError", "KeyboardInterrupt"))
+        for rank in (0, 1)
+    }
+    lines = [plain(line) for line in interrupt_report(failures, (2,), "%%distributed [3]")]
+    assert lines[:3] == [
+        "KeyboardInterrupt: cell %%distributed [3] was interrupted",
+        "ranks 0–1 were here:",
+        "Cell %%distributed [3], line 2",
+    ]
+    assert lines[-1].startswith("rank 2 did not answer the interrupt: `%cluster interrupt`")
+
+
+def test_time_limit() -> None:
+    """The error of a time limit names the ranks that had not ended, and those that do not answer."""
+    failures = in_order([failed(0, "KeyboardInterrupt", "", at=1, traceback=HERE), timed_out(1, 2.5, 9)])
+    error = timeout_error(failures, (0, 1), "slow [1]", 2.5)
+    assert str(error) == "ranks 0–1 did not end within 2.5 s"
+    assert "rank 0 was here:" in plain(error.report)
+    assert "rank 1 did not answer the interrupt" in plain(error.report)
+
+
+def test_a_ranks_report_becomes_a_failure() -> None:
+    """All that a rank reports is kept."""
+    report = {"name": "E", "message": "m", "traceback": ["a", "b"], "time_ns": 5, "consequence": True}
+    assert failure_of(3, report) == RankFailure(3, "E", "m", "a\nb", 5, True)
