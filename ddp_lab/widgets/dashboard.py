@@ -39,7 +39,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     """A live view of a timeline: display it in a notebook, it refreshes itself, also while a cell runs.
 
     It reads the timeline by cursor on a thread of its own and sends what is new to the browser, at most 20 times a
-    second. The browser keeps the last 200 steps of each model: choosing a step, zooming and the details of a bucket
+    second. The browser keeps the last 500 steps of each model: choosing a step, zooming and the details of a bucket
     need no kernel. A saved notebook keeps the last picture (see `saved_picture`).
 
     Args:

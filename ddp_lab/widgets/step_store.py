@@ -122,7 +122,7 @@ class StepStore:
         self,
         assignment: Callable[[int, int], Assignment | None],
         *,
-        max_steps: int = 200,
+        max_steps: int = 500,
         max_bytes: int = 32 << 20,
     ) -> None:
         """Makes an empty store.

@@ -1,6 +1,6 @@
 // The steps that the browser holds: bounded, shared by every view of one dashboard.
 
-const MAX_STEPS = 200;
+const MAX_STEPS = 500;
 const MAX_BYTES = 32 * 1024 * 1024;
 const STALLED_MS = 1000;
 

@@ -71,12 +71,16 @@ export function significant(value) {
   return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : size >= 1 ? value.toFixed(2) : value.toFixed(3);
 }
 
+const CONTROLS = new Set(["button", "input", "select"]);
+
 // element("td", {class: "x", title: "y"}, child, "text", ...)
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
   }
+  // JupyterLab's shortcuts apply to whatever has the focus (":focus"), so each control has to decline them itself.
+  if (CONTROLS.has(tag) || "tabindex" in attributes) made.setAttribute("data-lm-suppress-shortcuts", "true");
   made.append(...children);
   return made;
 }

@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 Result = TypeVar("Result")
 
+PROJECT = Path(__file__).resolve().parents[2]
 CHROMIUM_FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -58,6 +59,7 @@ def jupyterlab(root: Path) -> Iterator[Lab]:
     """Runs a JupyterLab server whose configuration, settings and notebooks live below `root`."""
     token = secrets.token_hex(16)
     environment = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(root / "settings"), "PYTHONWARNINGS": ""}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     for name in (
         "JUPYTER_CONFIG_DIR",
         "JUPYTER_DATA_DIR",
@@ -129,6 +131,13 @@ class Lab:
         nbformat.write(book, self.notebooks / name)
         return name
 
+    def copy(self, notebook: Path) -> str:
+        """Copies a notebook under a name of its own."""
+        self._number += 1
+        name = f"{notebook.stem}-{self._number}-{secrets.token_hex(3)}.ipynb"
+        shutil.copy(notebook, self.notebooks / name)
+        return name
+
     def read(self, name: str) -> Any:
         """Returns a notebook as it is on disk."""
         return nbformat.read(self.notebooks / name, as_version=4)
@@ -192,6 +201,11 @@ class NotebookPage:
         )
         if wait:
             until(lambda: self.executions(index) not in (None, before), seconds, f"the end of cell {index}")
+
+    def code_cells(self) -> list[int]:
+        """Indices of the code cells."""
+        cells = self.lab.read(self.name).cells
+        return [index for index, cell in enumerate(cells) if cell.cell_type == "code"]
 
     def executions(self, index: int) -> int | None:
         """Execution count of a cell, None while it runs or has not run."""

@@ -1,0 +1,103 @@
+"""The quickstart notebook in a real JupyterLab: real engines, real training, a live dashboard."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .lab import PROJECT, NotebookPage, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from .lab import Lab
+
+QUICKSTART = PROJECT / "notebooks" / "quickstart.ipynb"
+_CANVAS = "() => document.querySelector('.ddp-lab canvas')?.toDataURL()"
+_STATISTICS = "() => document.querySelector('.ddp-lab')?.statistics()"
+_SCREENSHOT = "DDP_LAB_SCREENSHOT"  # path that the README's picture is written to
+
+
+def _index_of(notebook: NotebookPage, text: str) -> int:
+    """The first code cell that contains `text`."""
+    cells = notebook.lab.read(notebook.name).cells
+    return next(index for index, cell in enumerate(cells) if cell.cell_type == "code" and text in cell.source)
+
+
+def test_quickstart_draws_the_training_while_it_runs(page: Page, lab: Lab, tmp_path: Path) -> None:
+    """Quickstart trains in JupyterLab: the canvas changes meanwhile, steps can be chosen, and the picture is kept."""
+    if not QUICKSTART.exists():
+        pytest.skip("notebooks/quickstart.ipynb is not there")
+    notebook = NotebookPage(page, lab, lab.copy(QUICKSTART))
+    notebook.start_kernel()
+    training = _index_of(notebook, "%%distributed --watch")
+    try:
+        for index in notebook.code_cells():
+            if index < training:
+                notebook.run_cell(index)
+        notebook.run_cell(training, wait=False)
+        page.wait_for_selector(".ddp-lab", timeout=60_000)
+        page.locator(".ddp-lab").scroll_into_view_if_needed()
+        _sees_the_canvas_change(page, notebook, training)
+        until(lambda: notebook.executions(training), 120, "the end of the training")
+        _chooses_steps(page)
+        _compares_gradients(page)
+        path = os.environ.get(_SCREENSHOT) or tmp_path / "dashboard.png"
+        page.locator(".ddp-lab").screenshot(path=path)
+        assert Path(path).stat().st_size > 20_000
+        assert not notebook.errors
+        _keeps_the_picture(page, notebook, training)
+    finally:
+        notebook.run_cell(_index_of(notebook, "%cluster stop"))
+        notebook.shut_down()
+
+
+def _sees_the_canvas_change(page: Page, notebook: NotebookPage, training: int) -> None:
+    """Asserts that at least five different pictures were drawn while the cell ran."""
+    pictures: set[str] = set()
+
+    def enough() -> bool:
+        pictures.add(page.evaluate(_CANVAS))
+        return len(pictures) >= 5
+
+    until(enough, 120, "five pictures of the timeline")
+    assert notebook.executions(training) is None, "the cell had ended when the fifth picture was seen"
+
+
+def _last_step(page: Page) -> int:
+    """Waits until the page shows the last step that it holds, and returns its number."""
+    newest = page.get_by_role("spinbutton", name="step number")
+    until(lambda: page.evaluate(_STATISTICS)["step"] == int(newest.get_attribute("max") or -1), 10, "the last step")
+    return int(newest.get_attribute("max") or -1)
+
+
+def _chooses_steps(page: Page) -> None:
+    """Asserts that the step selector, by keyboard, shows an earlier step and stops following."""
+    last = _last_step(page)
+    slider = page.get_by_role("slider", name="step")
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    until(lambda: page.evaluate(_STATISTICS)["step"] < last, 10, "an earlier step")
+    assert not page.get_by_label("follow latest").is_checked()
+    page.get_by_label("follow latest").check()
+    until(lambda: page.evaluate(_STATISTICS)["step"] == last, 10, "the latest step")
+
+
+def _compares_gradients(page: Page) -> None:
+    """Asserts that the ranks find their gradients equal."""
+    page.get_by_role("button", name="Compare gradients").click()
+    verdict = page.locator(".ddp-verdict")
+    until(lambda: "equal on all 2 ranks" in verdict.inner_text(), 20, "the comparison of gradients")
+
+
+def _keeps_the_picture(page: Page, notebook: NotebookPage, training: int) -> None:
+    """Asserts that the saved training cell holds the picture of the last step, below the live view."""
+    last = _last_step(page)
+    outputs = notebook.save().cells[training].outputs
+    kept = [output for output in outputs if "ddp-lab-static" in output.get("data", {}).get("text/html", "")]
+    assert len(kept) == 1
+    assert f"–{last}:" in kept[0].data["text/plain"]
