@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch._C._distributed_c10d import FileStore
+from torch.multiprocessing.spawn import spawn
 
 __all__ = ["MODELS", "main", "measure"]
 
@@ -142,7 +143,7 @@ def _recording_cost(name: str, rounds: int) -> dict[str, float]:
 def _run_rank(rank: int, size: int, folder: str, names: Sequence[str], rounds: int, threads: int) -> None:
     torch.set_num_threads(threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    dist.init_process_group("gloo", store=FileStore(f"{folder}/store", size), rank=rank, world_size=size)
     found = {name: {"step": _compare(name, rounds), "recording": _recording_cost(name, rounds)} for name in names}
     if rank == 0:
         Path(folder, "result.json").write_text(json.dumps(found))
@@ -169,7 +170,7 @@ def measure(
     results = []
     for _ in range(sets):
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(_run_rank, (ranks, folder, tuple(names), rounds, threads), nprocs=ranks)  # type: ignore[no-untyped-call]
+            spawn(_run_rank, (ranks, folder, tuple(names), rounds, threads), nprocs=ranks)
             results.append(json.loads(Path(folder, "result.json").read_text()))
     summary: dict[str, Any] = {"ranks": ranks, "threads": threads, "torch": torch.__version__, "models": {}}
     for name in names:

@@ -15,10 +15,12 @@ __all__ = [
     "NOT_YET",
     "bucket_caps",
     "buffer_sync",
+    "check_module",
     "not_yet_method",
     "refuse_methods",
     "refuse_unsupported",
     "resolve_devices",
+    "resolve_group",
 ]
 
 Devices = Sequence[int | torch.device | str] | None
@@ -114,10 +116,43 @@ def resolve_devices(
     return None, None
 
 
+def resolve_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The given group, or the default one; ValueError if there is none, or this rank is not in it."""
+    group = dist.group.WORLD if process_group is None else process_group
+    if group is None:
+        raise ValueError(
+            "there is no process group: call torch.distributed.init_process_group() before wrapping the model"
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"this rank is not in the process group of the model (process_group={group!r})")
+    return group
+
+
+def check_module(module: torch.nn.Module, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    """Refuses parameters that have no shape yet, and those whose gradients we can't average yet; by name."""
+    for name, parameter in parameters:
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise RuntimeError(
+                "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
+                f"Run a dummy forward pass to correctly initialize '{name}'."
+            )
+        if getattr(parameter, "_in_backward_optimizers", None):
+            raise NotImplementedError(
+                f"DistributedDataParallel: '{name}' has an optimizer applied in backward, not supported yet"
+            )
+    for name, child in module.named_modules():
+        if isinstance(child, torch.nn.Embedding | torch.nn.EmbeddingBag) and child.sparse:
+            raise NotImplementedError(
+                f"DistributedDataParallel: the sparse gradients of '{name}' are not supported yet; "
+                "build it with sparse=False"
+            )
+
+
 def bucket_caps(bucket_cap_mb: float | None) -> list[int]:
     """Caps in bytes of the rebuilt buckets: a small first one only if the caller names no size."""
     if bucket_cap_mb is None:
-        return [dist._DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_CAP_MB * MEBIBYTE]
+        first: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
+        return [first, DEFAULT_BUCKET_CAP_MB * MEBIBYTE]
     return [int(bucket_cap_mb * MEBIBYTE)]
 
 

@@ -1,55 +1,10 @@
-"""Which parameters share a bucket: a pure function of their sizes, and the records that describe the result."""
+"""Which parameters share a bucket: a pure function of their sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
-__all__ = ["BucketInfo", "BucketTimes", "assign_buckets"]
-
-
-@dataclass(frozen=True)
-class BucketTimes:
-    """When a bucket's way through one backward happened, in milliseconds from the backward's begin.
-
-    Attributes:
-        first_ready_ms: the first gradient of the bucket was ready.
-        ready_ms: the last one was.
-        launched_ms: its collective was started.
-        reduced_ms: its collective was complete, as the host sees it.
-        backward_ms: the whole backward, until every bucket was written back.
-    """
-
-    first_ready_ms: float
-    ready_ms: float
-    launched_ms: float
-    reduced_ms: float
-    backward_ms: float
-
-
-@dataclass(frozen=True)
-class BucketInfo:
-    """One bucket of a model.
-
-    Attributes:
-        index: its place in the order of launch, the same on all ranks.
-        parameters: qualified names of the parameters whose gradients travel in it, in buffer order.
-        bytes: size of its buffer.
-        dtype: e.g. ``"float32"``.
-        device: e.g. ``"cuda:0"``.
-        rebuilt: whether the order of readiness (after the first backward) decided the assignment.
-        generation: number of the assignment, 0 for the first; events carry it.
-        times: of the last backward that finished; None if there was none with this assignment.
-    """
-
-    index: int
-    parameters: tuple[str, ...]
-    bytes: int
-    dtype: str
-    device: str
-    rebuilt: bool
-    generation: int
-    times: BucketTimes | None
+__all__ = ["assign_buckets"]
 
 
 def assign_buckets(

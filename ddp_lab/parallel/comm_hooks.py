@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 __all__ = ["builtin_hook", "check_hook", "hook_name"]
 
-Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 _BF16 = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
@@ -38,7 +39,7 @@ def check_hook(hook: Callable[..., Any]) -> None:
             "hook(state, bucket)."
         )
     annotation = signature.parameters["bucket"].annotation
-    if annotation not in (inspect.Parameter.empty, dist.GradBucket) and not isinstance(annotation, str):
+    if annotation not in (inspect.Parameter.empty, GradBucket) and not isinstance(annotation, str):
         raise ValueError(f"Communication hook: bucket annotation should be dist.GradBucket, got {annotation}.")
     returned = signature.return_annotation
     if returned not in (inspect.Signature.empty, torch.futures.Future[torch.Tensor]) and not isinstance(returned, str):
@@ -49,11 +50,11 @@ def check_hook(hook: Callable[..., Any]) -> None:
         raise TypeError("BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+ or XPU and XCCL")
 
 
-def builtin_hook(kind: dist.BuiltinCommHookType) -> Hook:
+def builtin_hook(kind: BuiltinCommHookType) -> Hook:
     """Torch's hook of the same arithmetic as its built-in `kind`; its state is the process group."""
-    known: dict[dist.BuiltinCommHookType, Hook] = {
-        dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
-        dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+    known: dict[BuiltinCommHookType, Hook] = {
+        BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+        BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
     }
     if kind not in known:
         raise TypeError(f"comm_hook_type must be a dist.BuiltinCommHookType, got {kind!r}")

@@ -11,7 +11,6 @@ is replaced, or raises NotImplementedError.
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,15 +22,15 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _find_tensors
 
 from .. import native
-from . import arguments, inspection, recording, verify
-from .bucketing import BucketInfo, BucketTimes, assign_buckets
+from . import arguments, inspection, recording, records, verify
+from .bucketing import assign_buckets
 from .comm_hooks import builtin_hook, check_hook
+from .inspection import live_models, request_inspection
+from .records import BucketInfo
 
 __all__ = ["DistributedDataParallel", "live_models", "request_inspection"]
 
 _C = native.load()
-
-_live: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 class DistributedDataParallel(TorchDDP):
@@ -103,16 +102,12 @@ class DistributedDataParallel(TorchDDP):
         # See [Note: a subclass that runs none of torch's reducer]
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
-        self.process_group = dist.group.WORLD if process_group is None else process_group
-        if self.process_group is None:
-            raise ValueError(
-                "there is no process group: call torch.distributed.init_process_group() before wrapping the model"
-            )
+        self.process_group: dist.ProcessGroup = arguments.resolve_group(process_group)
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._module_parameters = [parameter for _, parameter in self._named_parameters(module)]
         if not self._module_parameters:
             raise RuntimeError(_NOTHING_TO_TRAIN)
-        self._check_parameters(module)
+        arguments.check_module(module, self._named_parameters(module))
         self.device_ids, self.output_device = arguments.resolve_devices(
             device_ids, output_device, self._module_parameters
         )
@@ -124,38 +119,19 @@ class DistributedDataParallel(TorchDDP):
         sync_forward, sync_init = arguments.buffer_sync(broadcast_buffers, forward_sync_buffers)
         self._caps = arguments.bucket_caps(bucket_cap_mb)
         self._set_what_torch_reads(sync_forward)
-        self._assign_modules_buffers()
+        self._assign_modules_buffers()  # type: ignore[no-untyped-call]
         self.reducer_id = self._agree(init_sync)
         if not any(parameter.requires_grad for parameter in self._module_parameters):
             raise RuntimeError(_NOTHING_TO_TRAIN)
-        self._passing_sync_batchnorm_handle(module)
+        self._passing_sync_batchnorm_handle(module)  # type: ignore[no-untyped-call]
         if init_sync:
             self._broadcast_state(sync_init)
         self._make_reducer()
-        _live.add(self)
 
     # -- construction
 
     def _named_parameters(self, module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
         return [(name, p) for name, p in module.named_parameters() if name not in self.parameters_to_ignore]
-
-    def _check_parameters(self, module: torch.nn.Module) -> None:
-        for name, parameter in self._named_parameters(module):
-            if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
-                raise RuntimeError(
-                    "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
-                    f"Run a dummy forward pass to correctly initialize '{name}'."
-                )
-            if getattr(parameter, "_in_backward_optimizers", None):
-                raise NotImplementedError(
-                    f"DistributedDataParallel: '{name}' has an optimizer applied in backward, not supported yet"
-                )
-        for name, child in module.named_modules():
-            if isinstance(child, torch.nn.Embedding | torch.nn.EmbeddingBag) and child.sparse:
-                raise NotImplementedError(
-                    f"DistributedDataParallel: the sparse gradients of '{name}' are not supported yet; "
-                    "build it with sparse=False"
-                )
 
     def _set_what_torch_reads(self, sync_buffers: bool) -> None:
         """Attributes that inherited methods and torch.compile read."""
@@ -248,8 +224,8 @@ class DistributedDataParallel(TorchDDP):
             if self._reducer.begin_forward(self.require_backward_grad_sync):
                 self._rebuild()
                 self._reducer.begin_forward(self.require_backward_grad_sync)
-        if self.will_sync_module_buffers():
-            self._sync_buffers()
+        if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+            self._sync_buffers()  # type: ignore[no-untyped-call]
         if self.device_ids:
             device = torch.device(self.device_type, self.device_ids[0])
             moved, moved_kwargs = _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
@@ -310,21 +286,7 @@ class DistributedDataParallel(TorchDDP):
 
     def buckets(self) -> tuple[BucketInfo, ...]:
         """One record for each bucket, in the order of launch, with the times of the last finished backward."""
-        times = self._reducer.bucket_times()
-        generation = self._reducer.generation()
-        return tuple(
-            BucketInfo(
-                index=index,
-                parameters=tuple(self._names[i] for i in members),
-                bytes=sum(self._sizes[i] for i in members),
-                dtype=str(self._keys[members[0]][0]).removeprefix("torch."),
-                device=str(self._keys[members[0]][1]),
-                rebuilt=self._has_rebuilt_buckets,
-                generation=generation,
-                times=_bucket_times(times[index]),
-            )
-            for index, members in enumerate(self._assignment)
-        )
+        return records.buckets(self)
 
     def inspect_gradients(self) -> list[dict[str, Any]]:
         """Norm and checksum of each bucket's gradients, to be compared between ranks.
@@ -339,43 +301,7 @@ class DistributedDataParallel(TorchDDP):
         return inspection.inspect_gradients(self)
 
     def _describe_assignment(self) -> None:
-        parameters = [
-            {
-                "index": index,
-                "name": name,
-                "shape": list(parameter.shape),
-                "numel": parameter.numel(),
-                "bytes": self._sizes[index],
-                "dtype": str(parameter.dtype).removeprefix("torch."),
-                "device": str(parameter.device),
-            }
-            for index, (name, parameter) in enumerate(zip(self._names, self._trained, strict=True))
-        ]
-        buckets = [
-            {
-                "bucket": info.index,
-                "bytes": info.bytes,
-                "dtype": info.dtype,
-                "device": info.device,
-                "parameters": self._assignment[info.index],
-            }
-            for info in self.buckets()
-        ]
-        recording.describe(
-            {
-                "type": "assignment",
-                "reducer": self.reducer_id,
-                "generation": self._reducer.generation(),
-                "first_step": self._reducer.step(),
-                "process_group": verify.process_group_index(self.process_group),
-                "group_ranks": dist.get_process_group_ranks(self.process_group),
-                "backend": str(dist.get_backend(self.process_group)),
-                "module": type(self.module).__name__,
-                "parameters": parameters,
-                "buckets": buckets,
-                "rebuilt": self._has_rebuilt_buckets,
-            }
-        )
+        recording.describe(records.assignment(self))
 
     # -- after a failure
 
@@ -416,31 +342,6 @@ class DistributedDataParallel(TorchDDP):
 _NOTHING_TO_TRAIN = (
     "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
 )
-
-
-def _bucket_times(times: tuple[int, ...]) -> BucketTimes | None:
-    begin, *later = times
-    return BucketTimes(*((moment - begin) / 1e6 for moment in later)) if begin else None
-
-
-def live_models() -> list[DistributedDataParallel]:
-    """The models of this process that exist, in the order of their numbers."""
-    return sorted(_live, key=lambda model: model.reducer_id)
-
-
-def request_inspection(reducer_id: int, step: int) -> None:
-    """Has the gradients of one model inspected at the end of `step`'s backward, or now if the model is idle.
-
-    The result is a description (`recording.descriptions`) of type ``"inspection"``. Any thread may ask.
-
-    Raises:
-        KeyError: there is no such model in this process.
-    """
-    for model in live_models():
-        if model.reducer_id == reducer_id:
-            inspection.request(model, step)
-            return
-    raise KeyError(f"no living model has reducer id {reducer_id}; there are {[m.reducer_id for m in live_models()]}")
 
 
 arguments.refuse_methods(DistributedDataParallel)

@@ -1,4 +1,4 @@
-"""On demand: are the averaged gradients equal on all ranks? Norm and checksum of each bucket."""
+"""The living models, and on demand: are the averaged gradients equal on all ranks? Norm and checksum of each bucket."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from . import recording
 if TYPE_CHECKING:
     from .ddp import DistributedDataParallel
 
-__all__ = ["inspect_gradients", "install", "request"]
+__all__ = ["inspect_gradients", "install", "live_models", "request_inspection"]
 
 # A model that has done nothing for so long is not between two steps of a running loop.
 _IDLE_SECONDS = 1.0
+_NEVER = 2**63 - 1
+
+_live: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def live_models() -> list[DistributedDataParallel]:
+    """The models of this process that exist, in the order of their numbers."""
+    return sorted(_live, key=lambda model: model.reducer_id)
 
 
 def inspect_gradients(model: DistributedDataParallel) -> list[dict[str, Any]]:
@@ -27,16 +35,24 @@ def inspect_gradients(model: DistributedDataParallel) -> list[dict[str, Any]]:
 
 
 def install(model: DistributedDataParallel) -> None:
-    """Makes the reducer report here when it has carried out a request."""
+    """Counts the model among the living, and makes its reducer report here when it has carried out a request."""
+    _live.add(model)
     reducer_id = model.reducer_id
     model._reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
 
 
-def request(model: DistributedDataParallel, step: int) -> None:
-    """Inspects at the end of the first backward from `step` on, or now if the model has gone idle.
+def request_inspection(reducer_id: int, step: int) -> None:
+    """Has one model's gradients inspected at the end of the first backward from `step` on, or now if it is idle.
 
-    Any thread may ask. What is found is appended to the process's descriptions.
+    Any thread may ask. What is found is a description (`recording.descriptions`) of type ``"inspection"``.
+
+    Raises:
+        KeyError: there is no such model in this process.
     """
+    models = {model.reducer_id: model for model in live_models()}
+    if reducer_id not in models:
+        raise KeyError(f"no living model has reducer id {reducer_id}; there are {list(models)}")
+    model = models[reducer_id]
     reducer = model._reducer
     reducer.request_inspection(step)
     idle_since = time.monotonic()
@@ -57,9 +73,6 @@ def _if_idle(reference: weakref.ref[DistributedDataParallel], at_step: int, sinc
     if found is not None:
         model._reducer.request_inspection(_NEVER)
         _describe(model.reducer_id, at_step - 1, found)
-
-
-_NEVER = 2**63 - 1
 
 
 def _describe(reducer_id: int, step: int, found: list[tuple[float, int]]) -> None:

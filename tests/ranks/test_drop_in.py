@@ -93,7 +93,7 @@ def _methods_on_rank(rank: int, size: int) -> None:
         lambda: pickle.dumps(model),
         lambda: copy.deepcopy(model),
     ):
-        with pytest.raises(NotImplementedError, match="DistributedDataParallel: .* not supported yet"):
+        with pytest.raises(NotImplementedError, match=r"DistributedDataParallel: .* not supported yet"):
             call()
     model._check_reducer_finalized()
     model._remove_autograd_hooks()
