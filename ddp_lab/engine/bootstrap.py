@@ -84,6 +84,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     _rank.telemetry = Telemetry(spec["endpoint"], spec["rank"])
     _rank.agent = Agent(_rank.telemetry, spec["rank"])
     _rank.agent.install(shell.kernel)
+    _rank.telemetry.on_control("inspect", _inspect)
     _rank.telemetry.start()
     _open_default_group(spec)
     shell.user_ns.update(
@@ -134,6 +135,13 @@ def leave() -> None:
     if _rank.telemetry is not None:
         _rank.telemetry.stop()
     _rank.store = _rank.agent = _rank.telemetry = None
+
+
+def _inspect(message: Mapping[str, Any]) -> None:
+    """Answers with norm and checksum of a model's averaged gradients, as a description (control thread)."""
+    from ddp_lab.parallel import ddp
+
+    ddp.request_inspection(message["reducer"], message["step"])
 
 
 def _set_environment(spec: Mapping[str, Any]) -> None:
