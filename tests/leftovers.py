@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ddp_lab import current_cluster
-
 # Inherited by every process that a test starts, so that one is found even if its parent is gone.
 MARK = "DDP_LAB_TEST_SESSION"
 
@@ -35,8 +33,12 @@ class Belongings:
         return found
 
 
-def look() -> Belongings:
-    """What belongs to this test session now."""
+def look(sockets: bool = True) -> Belongings:
+    """What belongs to this test session now.
+
+    Args:
+        sockets: whether to look at this process's sockets: a connected cluster opens and closes them as it likes.
+    """
     ours = processes()
     return Belongings(
         processes=frozenset(f"{pid}: {command}" for pid, command in ours.items()),
@@ -46,7 +48,7 @@ def look() -> Belongings:
             # pyzmq keeps one for the process's life, from its first message of more than 64 KiB on
             if type(thread).__module__ != "zmq.utils.garbage"
         ),
-        sockets=frozenset(_tcp_sockets()),
+        sockets=frozenset(_tcp_sockets() if sockets else ()),
         shared_memory=frozenset(os.listdir("/dev/shm")),
         directories=frozenset(_directories({os.getpid(), *ours})),
     )
@@ -96,9 +98,7 @@ def _directories(ours: set[int]) -> list[str]:
 
 
 def _tcp_sockets() -> list[str]:
-    """This process's; none while a cluster that tests share is connected, which opens and closes its own."""
-    if current_cluster() is not None:
-        return []
+    """This process's."""
     own = set()
     for entry in os.listdir("/proc/self/fd"):
         try:

@@ -182,9 +182,11 @@ class Agent:
         return {"whole": whole, "sequences": groups.sequences()}
 
     def _answer_ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        frame = sys._current_frames().get(self._main or 0)
-        stack = [] if frame is None else traceback.format_stack(frame)
-        return {"state": self._state(), "cell": cell.running(), "time_ns": time.monotonic_ns(), "stack": stack}
+        reply: dict[str, Any] = {"state": self._state(), "cell": cell.running(), "time_ns": time.monotonic_ns()}
+        if request.get("stack"):
+            frame = sys._current_frames().get(self._main or 0)
+            reply["stack"] = [] if frame is None else traceback.format_stack(frame)
+        return reply
 
     # Threads of their own
 

@@ -9,8 +9,7 @@ import pytest
 
 from ddp_lab import Cluster
 from ddp_lab.client.outputs import SilentBoard
-from tests import leftovers
-from tests.conftest import nothing_more_than
+from tests.conftest import nothing_more_than_before
 
 
 class Lab(Cluster):
@@ -32,7 +31,7 @@ class Lab(Cluster):
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left_by_module() -> Iterator[None]:
     """Nothing is left of what a module's tests share."""
-    yield from nothing_more_than(leftovers.look())
+    yield from nothing_more_than_before()
 
 
 @pytest.fixture(autouse=True)

@@ -59,7 +59,7 @@ def in_line(lab: Lab, rank: int, text: str) -> Callable[[], bool]:
     """Whether a rank's main thread is somewhere that shows `text` in its stack."""
 
     def look() -> bool:
-        stack = lab.wire.request([rank], "ping", 1.0).get(rank, {}).get("stack", [])
+        stack = lab.wire.request([rank], "ping", 1.0, stack=True).get(rank, {}).get("stack", [])
         return any(text in frame for frame in stack)
 
     return look
