@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import os
+import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +22,9 @@ __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
+
+_NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
 BENCHMARKS = {
@@ -42,6 +48,7 @@ def _source_tree(needed: Path) -> Path:
 def demo(arguments: argparse.Namespace) -> int:
     """Runs the quickstart notebook on a cluster; writes the executed notebook and one HTML page."""
     import nbformat
+    from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     source = _source_tree(QUICKSTART)
@@ -52,11 +59,15 @@ def demo(arguments: argparse.Namespace) -> int:
     # Figures carry plotly.js with them, so that the page needs no network.
     os.environ["PLOTLY_RENDERER"] = "plotly_mimetype+notebook"
     began = time.monotonic()
-    client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(source.parent)}})
-    try:
-        client.execute()
-    finally:
-        nbformat.write(notebook, folder / "quickstart.ipynb")
+    with tempfile.TemporaryDirectory() as private:
+        # Through files that only this user can open, instead of TCP ports.
+        kernel = AsyncKernelManager(transport="ipc", connection_file=str(Path(private, "kernel.json")))
+        client = NotebookClient(notebook, kernel, timeout=600, resources={"metadata": {"path": str(source.parent)}})
+        client.owns_km = True  # it ends the kernel, too
+        try:
+            client.execute()
+        finally:
+            nbformat.write(notebook, folder / "quickstart.ipynb")
     page = folder / "quickstart.html"
     page.write_text(_to_html(notebook), encoding="utf-8")
     for line in _printed(notebook, tag="summary"):
@@ -66,26 +77,34 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def _to_html(notebook: Any) -> str:
+    """Returns one page that asks no network for anything."""
     from nbconvert import HTMLExporter
 
+    page = copy.deepcopy(notebook)
+    page["metadata"].pop("widgets", None)  # live views need a kernel; beside each stands its picture
+    for output in (output for cell in page["cells"] for output in cell.get("outputs", [])):
+        data = output.get("data", {})
+        data.pop("application/vnd.jupyter.widget-view+json", None)
+        if "text/html" in data:
+            data["text/html"] = _NETWORK_SCRIPT.sub("", data["text/html"])
     exporter = HTMLExporter(template_name="lab", embed_images=True)
-    # The template would load these from a network; nothing in our notebooks needs them.
     for trait in ("mathjax_url", "require_js_url", "jquery_url", "mermaid_js_url", "widget_renderer_url"):
         if exporter.has_trait(trait):
             setattr(exporter, trait, "")
-    body, _ = exporter.from_notebook_node(notebook)
-    return str(body)
+    body, _ = exporter.from_notebook_node(page)
+    return _NETWORK_SCRIPT.sub("", str(body))
 
 
 def _printed(notebook: Any, tag: str) -> list[str]:
-    """Returns the text lines that the cells with this tag printed."""
-    lines: list[str] = []
-    for cell in notebook["cells"]:
-        if tag in cell.get("metadata", {}).get("tags", []):
-            for output in cell.get("outputs", []):
-                text = output.get("text") or output.get("data", {}).get("text/plain", "")
-                lines += str(text).splitlines()
-    return lines
+    """Returns the text lines that the cells with this tag printed, without colours."""
+    texts = (
+        str(output.get("text") or output.get("data", {}).get("text/plain", ""))
+        for cell in notebook["cells"]
+        if tag in cell.get("metadata", {}).get("tags", [])
+        for output in cell.get("outputs", [])
+        if "text/html" not in output.get("data", {})
+    )
+    return [_COLOUR.sub("", line) for text in texts for line in text.splitlines()]
 
 
 def lab(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,62 @@
+"""The main job as a user starts it: `ddp-lab demo`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from playwright.sync_api import sync_playwright
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What `ddp-lab demo` printed, and the folder it wrote."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "ddp_lab", "demo", "--output", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, folder
+
+
+def test_the_demo_sums_up_what_it_did(demo: tuple[str, Path]) -> None:
+    """It prints the accuracy, the equality with torch's DDP and what the timeline shows, without colour codes."""
+    printed, _ = demo
+    assert "held-out accuracy: 9" in printed
+    assert "bit-equal to torch's DDP: True; bit-equal on all ranks: True" in printed
+    assert "of the communication was hidden" in printed
+    assert "\x1b" not in printed
+
+
+def test_the_executed_notebook_holds_its_outputs(demo: tuple[str, Path]) -> None:
+    """The written notebook is valid, and every code cell of it has run without an error."""
+    notebook = nbformat.read(demo[1] / "quickstart.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code)
+    assert not any(output.output_type == "error" for cell in code for output in cell.outputs)
+
+
+def test_the_page_needs_no_network(demo: tuple[str, Path]) -> None:
+    """Chromium shows the page, timeline and figures included, and asks for nothing but the file itself."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        message = "missing chromium, which shows the page (Debian: apt install chromium)"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((demo[1] / "quickstart.html").as_uri())
+        page.wait_for_selector(".js-plotly-plot .bars, .js-plotly-plot .barlayer")
+        text = page.inner_text("body")
+        pictures = page.locator("svg").count()
+        browser.close()
+    assert [url for url in asked if url.startswith("http")] == []
+    assert "held-out accuracy" in text
+    assert pictures >= 3
