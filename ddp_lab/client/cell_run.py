@@ -30,7 +30,7 @@ _REFRESH_S = 0.08
 _REFRESH_SHARE = 5  # at most a sixth of the time goes into showing
 _LOOK_S = 0.2  # how often a silent cell looks for lost ranks
 _ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is announced
-_INSIST_S = 1.0  # how often a rank that does not end is interrupted again
+_BEGIN_S = 0.05  # from a rank's word that it begins until an interrupt reaches the cell's own code
 _GRACE_S = 5.0  # how long an interrupted rank may take to end
 
 
@@ -99,7 +99,7 @@ class CellRun:
         self._refresh_at = _NEVER
         self._refresh_after = 0.0
         self._timed_out: tuple[int, ...] | None = None
-        self._insist_at = 0.0
+        self._late: list[int] = []
         self._silent: tuple[int, ...] = ()
         self._announced = False
         self._follower: threading.Thread | None = None
@@ -131,7 +131,8 @@ class CellRun:
     def _put(self, rank: int, kind: str, content: Any) -> None:
         """On ipyparallel's I/O thread."""
         self._inbox.append((rank, kind, content))
-        self._wake.set()
+        if kind != "begun":
+            self._wake.set()
 
     # -- waiting
 
@@ -178,9 +179,12 @@ class CellRun:
 
     def interrupt(self) -> None:
         """Interrupts the ranks that have not ended; returns at once."""
-        open_ranks = self._states.open()
-        if open_ranks and self.options.interrupt is not None:
-            self.options.interrupt(open_ranks)
+        self._late = [rank for rank in self._states.open() if not self._states[rank].begun_s]
+        self._interrupt(self._states.open())
+
+    def _interrupt(self, ranks: Sequence[int]) -> None:
+        if ranks and self.options.interrupt is not None:
+            self.options.interrupt(ranks)
 
     def __repr__(self) -> str:
         words = self._states.words()
@@ -248,6 +252,8 @@ class CellRun:
             state = self._states[rank]
             if kind == "idle":
                 state.idle = True
+            elif kind == "begun":
+                state.begun_s = time.monotonic()
             elif kind == "reply":
                 state.ended_s = time.monotonic()
                 if isinstance(content, Mapping):
@@ -287,17 +293,24 @@ class CellRun:
         for rank in self._states.open():
             if rank in gone:
                 self._states.give_up(reports.lost(rank, gone[rank]))
+        self._interrupt_late(now)
         self._announce_failure(now)
         limit = self.options.timeout
         if limit is None or now - self._begin < limit:
             return
-        self._timed_out = self._timed_out or self._states.open()
-        if now - self._begin > limit + _GRACE_S:
+        if self._timed_out is None:
+            self._timed_out = self._states.open()
+            self.interrupt()
+        elif now - self._begin > limit + _GRACE_S:
             for rank in self._states.open():
                 self._states.give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
-        elif now >= self._insist_at:
-            self._insist_at = now + _INSIST_S
-            self.interrupt()
+
+    def _interrupt_late(self, now: float) -> None:
+        """Interrupts ranks that began the cell only after the interrupt, and so have not seen it."""
+        due = [rank for rank in self._late if 0 < self._states[rank].begun_s < now - _BEGIN_S]
+        if due:
+            self._late = [rank for rank in self._late if rank not in due]
+            self._interrupt([rank for rank in due if rank in self._states.open()])
 
     def _announce_failure(self, now: float) -> None:
         """Says at once that a rank failed when others go on, so that nobody waits for them unaware."""
@@ -309,15 +322,12 @@ class CellRun:
 
     def _abort(self, tick: Callable[[], None] | None) -> None:
         """After the user's interrupt: stops the ranks and collects what they still say, for a bounded time."""
-        deadline = time.monotonic() + _GRACE_S
         with contextlib.suppress(KeyboardInterrupt):
-            while self._states.open() and time.monotonic() < deadline:
-                # Again and again: the first may have come before a rank had begun the cell.
-                self.interrupt()
-                if self._follower is not None:
-                    self._follower.join(_INSIST_S)
-                else:
-                    self._pump(tick, until=min(deadline, time.monotonic() + _INSIST_S))
+            self.interrupt()
+            if self._follower is not None:
+                self._follower.join(_GRACE_S)
+            else:
+                self._pump(tick, until=time.monotonic() + _GRACE_S)
         self._silent = self._states.open()
         self._end = self._end or time.monotonic()
 

@@ -53,8 +53,9 @@ def send(
         engines: rank -> engine id.
         cell: ``id``, ``label``, and ``args`` and ``kwargs`` for a function.
         code: a cell's text or a function.
-        take: called in the client's I/O thread with rank, kind and content: of each output its IOPub type and
-            content, once ``"reply"`` with the rank's report (or an exception), once ``"idle"`` after the last output.
+        take: called in the client's I/O thread with rank, kind and content: ``"begun"`` once the rank takes the cell
+            up, of each output its IOPub type and content, ``"reply"`` with the rank's report (or an exception), and
+            ``"idle"`` after the last output.
 
     Raises:
         ClusterError: a rank has no engine any more; nothing was sent.
@@ -106,6 +107,8 @@ def _attach(rank: int, take: Callable[[int, str, Any], None], future: Any) -> No
             metadata["stdout"] = metadata["stderr"] = ""
             metadata["outputs"] = []
             take(rank, kind, message["content"])
+        elif kind == "status" and message["content"]["execution_state"] == "busy":
+            take(rank, "begun", None)
 
     future.iopub_callbacks.append(on_message)
     future.output.add_done_callback(lambda _: take(rank, "idle", None))

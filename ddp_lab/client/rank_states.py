@@ -25,6 +25,7 @@ class RankState:
         report: what `ddp_lab.engine.cell.run` returned.
         failure: why there will be no report.
         idle: whether all its outputs have come.
+        begun_s: when it said that it begins, in seconds on the monotonic clock; 0 before.
         ended_s: when it ended, in seconds on the monotonic clock.
         outputs: notebook output dicts in order.
     """
@@ -32,6 +33,7 @@ class RankState:
     report: Mapping[str, Any] | None = None
     failure: RankFailure | None = None
     idle: bool = False
+    begun_s: float = 0.0
     ended_s: float = 0.0
     outputs: list[dict[str, Any]] = field(default_factory=list)
 
