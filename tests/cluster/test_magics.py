@@ -107,6 +107,15 @@ def test_timeout_option(notebook: Notebook) -> None:
     assert "Cell slow [" in shown.error[2]
 
 
+def test_watch(notebook: Notebook) -> None:
+    """`--watch` shows the dashboard above the cell's own output."""
+    shown = notebook.run("%%distributed --watch\nprint('trained')")
+    assert shown.status == "ok", shown.error
+    first, *_, last = shown.page.blocks.values()
+    assert "application/vnd.jupyter.widget-view+json" in first
+    assert plain(str(last["text/plain"])) == "ranks 0–1 │ trained"
+
+
 def test_no_wait(notebook: Notebook) -> None:
     """`--no-wait` returns at once with a CellRun whose outputs keep coming; `.wait()` returns the result."""
     code = "import threading; go_on = threading.Event(); print('begun'); go_on.wait(0.2); print('ended'); rank"
