@@ -164,10 +164,19 @@ class NotebookPage:
         self.name = name
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.goto(f"{lab.url}doc/tree/{name}?token={lab.token}")
-        page.wait_for_function(
+        self._load()
+
+    def _load(self) -> None:
+        """Opens the notebook and waits for its cells."""
+        self.page.goto(f"{self.lab.url}doc/tree/{self.name}?token={self.lab.token}")
+        self.page.wait_for_function(
             "() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length > 0", timeout=90_000
         )
+
+    def reload(self) -> None:
+        """Opens the notebook anew; its kernel goes on, if it has one."""
+        self._load()
+        self.wait_for_status("idle")
 
     def command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
         """Starts a command of JupyterLab."""

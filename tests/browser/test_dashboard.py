@@ -1,0 +1,212 @@
+"""The dashboard in a real JupyterLab, fed with events in the kernel: states, controls, themes, reload, reopen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .lab import NotebookPage, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+    from .lab import Lab
+
+FEED = """
+import threading, time
+from tests.training_events import Training
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.widgets.dashboard import Dashboard
+timeline, training, steps = Timeline(), Training({training}), iter(range(10**9))
+asked = []
+dashboard = Dashboard(timeline, request_inspection=lambda *question: asked.append(question))
+def feed(number, rate=15):
+    for _ in range(number):
+        training.feed(timeline, next(steps))
+        time.sleep(1 / rate)
+"""
+_STATISTICS = "() => document.querySelector('.ddp-lab')?.statistics()"
+Open = Callable[..., NotebookPage]
+
+
+@pytest.fixture
+def notebook(page: Page, lab: Lab) -> Iterator[Open]:
+    """Opens a notebook that shows a dashboard in its second cell; the others are the test's."""
+    opened: list[NotebookPage] = []
+
+    def open_(*cells: str, training: str = "2, 3, delays={(1, 1): 2.0}") -> NotebookPage:
+        name = lab.write(FEED.format(training=training), "dashboard", *cells)
+        opened.append(NotebookPage(page, lab, name))
+        opened[-1].start_kernel()
+        opened[-1].run_cell(0)
+        opened[-1].run_cell(1)
+        page.wait_for_selector(".ddp-lab")
+        return opened[-1]
+
+    yield open_
+    for one in opened:
+        assert not one.errors
+        one.shut_down()
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Browser, lab: Lab) -> Iterator[NotebookPage]:
+    """A notebook whose dashboard shows five steps, for tests that only look."""
+    context = browser.new_context(viewport={"width": 1360, "height": 1000})
+    name = lab.write(FEED.format(training="2, 3, delays={(1, 1): 2.0}"), "dashboard", "feed(5)")
+    opened = NotebookPage(context.new_page(), lab, name)
+    opened.start_kernel()
+    for cell in opened.code_cells():
+        opened.run_cell(cell)
+    opened.page.locator(".ddp-lab").scroll_into_view_if_needed()
+    until(lambda: _step(opened.page) == 4, 10, "step 4")
+    yield opened
+    opened.shut_down()
+    context.close()
+    assert not opened.errors
+
+
+def _step(page: Page) -> Any:
+    return page.evaluate(_STATISTICS)["step"]
+
+
+def _pixels(page: Page) -> list[int]:
+    """The canvas's colours in one row of pixels through the first rank's header."""
+    return page.evaluate(
+        """() => {
+          const canvas = document.querySelector('.ddp-lab canvas');
+          return [...canvas.getContext('2d').getImageData(0, 14, canvas.width, 1).data];
+        }"""
+    )
+
+
+def test_says_what_to_do_before_the_first_step(page: Page, notebook: Open) -> None:
+    """Without a recorded step the dashboard says how to get one, and draws no empty axes."""
+    notebook()
+    assert "No step recorded yet" in page.locator(".ddp-empty").inner_text()
+    assert not page.locator(".ddp-lab canvas").is_visible()
+
+
+def test_draws_while_a_cell_blocks_and_answers_meanwhile(page: Page, notebook: Open) -> None:
+    """While a cell blocks the kernel, steps are drawn and a button's message reaches the kernel."""
+    opened = notebook("feed(75)\nanswered = len(asked)", "print(answered)")
+    opened.run_cell(2, wait=False)
+    until(lambda: _step(page) is not None and _step(page) >= 5, 20, "the fifth step")
+    page.get_by_role("button", name="Compare gradients").click()
+    until(lambda: "asked" in page.locator(".ddp-verdict").inner_text(), 3, "the kernel's answer to the button")
+    assert opened.executions(2) is None, "the cell had ended before the answer"
+    until(lambda: opened.executions(2), 30, "the end of the cell")
+    opened.run_cell(3)
+    assert opened.save().cells[3].outputs[0].text.strip() != "0"
+
+
+def test_a_chosen_step_stays(page: Page, notebook: Open) -> None:
+    """Choosing a step stops following; new steps arrive without changing what is shown."""
+    opened = notebook("feed(20)", "feed(20)")
+    opened.run_cell(2)
+    until(lambda: _step(page) == 19, 10, "step 19")
+    page.get_by_role("spinbutton", name="step number").click(click_count=3)
+    page.keyboard.type("7")
+    page.keyboard.press("Enter")
+    until(lambda: _step(page) == 7, 5, "step 7")
+    opened.run_cell(3)
+    until(lambda: page.locator(".ddp-held").inner_text().endswith("39"), 10, "the arrival of step 39")
+    assert _step(page) == 7
+    page.get_by_label("follow latest").check()
+    until(lambda: _step(page) == 39, 5, "step 39")
+
+
+def test_bars_by_pointer_and_keyboard(shown: NotebookPage) -> None:
+    """Hovering shows a bucket's numbers; a click or Enter shows its parameters; the keys move between buckets."""
+    page = shown.page
+    canvas = page.locator(".ddp-lab canvas")
+    canvas.hover(position={"x": 300, "y": 44})
+    tip = page.locator(".ddp-tip")
+    assert "step 4 · rank 0 · bucket 1" in tip.inner_text()
+    assert "waiting for rank 1" in tip.inner_text()
+    assert "1.00 MiB, 4 parameters" in tip.inner_text()
+    canvas.click(position={"x": 300, "y": 44})
+    detail = page.locator(".ddp-detail")
+    assert detail.get_by_role("heading").inner_text() == "Bucket 1 in step 4"
+    assert "layers.2.weight" in detail.inner_text()
+    page.keyboard.press("Escape")
+    until(lambda: not detail.is_visible(), 5, "the end of the details")
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    assert "rank 1 · bucket 2" in page.locator(".ddp-voice").inner_text()
+    until(lambda: detail.get_by_role("heading").inner_text() == "Bucket 2 in step 4", 5, "the details of bucket 2")
+
+
+def test_zoom_and_reset(shown: NotebookPage) -> None:
+    """The plus key shortens the visible time, and 0 shows the whole step again."""
+    page = shown.page
+    whole = _pixels(page)
+    page.locator(".ddp-scroll").focus()
+    page.keyboard.press("+")
+    until(lambda: _pixels(page) != whole, 5, "a zoomed picture")
+    page.keyboard.press("0")
+    until(lambda: _pixels(page) == whole, 5, "the whole picture")
+
+
+def test_follows_the_theme(shown: NotebookPage) -> None:
+    """In the dark theme the canvas's text is light on dark."""
+    page = shown.page
+    light = _pixels(page)
+    shown.set_theme("JupyterLab Dark")
+    try:
+        until(lambda: _pixels(page) != light, 5, "a redrawn canvas")
+        pixels = _pixels(page)
+        # the darkest and the lightest grey of the header's name
+        name = [pixels[index] for index in range(0, 4 * 60, 4) if pixels[index + 3] > 200]
+        assert max(name) > 180
+    finally:
+        shown.set_theme("JupyterLab Light")
+
+
+def test_a_reloaded_page_shows_the_steps_again(page: Page, notebook: Open) -> None:
+    """After a reload of the page the live view comes back with its steps, and goes on."""
+    opened = notebook("feed(30)", "feed(5)")
+    opened.run_cell(2)
+    opened.save()
+    opened.reload()
+    page.wait_for_selector(".ddp-lab canvas")
+    until(lambda: _step(page) == 29, 20, "step 29")
+    until(lambda: page.locator(".ddp-held").inner_text() == "of 0–29", 10, "all thirty steps")
+    opened.run_cell(3)
+    until(lambda: _step(page) == 34, 10, "step 34")
+
+
+def test_reopened_without_its_kernel_the_picture_is_there(page: Page, notebook: Open) -> None:
+    """Saved and reopened with another kernel, the notebook shows the last picture once, and no error."""
+    opened = notebook("feed(12)")
+    opened.run_cell(2)
+    picture = page.locator("div[class^='ddp-lab-static-'] img")
+    assert picture.count() == 1
+    assert not picture.is_visible(), "the saved picture shows beside the live view"
+    opened.save()
+    opened.shut_down()
+    opened.reload()
+    until(lambda: picture.is_visible(), 20, "the saved picture")
+    assert page.locator(".ddp-lab").count() == 0
+    assert "DigitsNet on 2 ranks" in (picture.get_attribute("alt") or "")
+    assert not page.get_by_text("Error displaying widget").is_visible()
+    assert not page.get_by_text("Loading widget").is_visible()
+
+
+def test_many_ranks_and_buckets_scroll(page: Page, notebook: Open) -> None:
+    """64 ranks of 50 buckets are drawn in a canvas of the view's size, and the rest is reached by scrolling."""
+    opened = notebook("feed(2)", training="64, 50, compute_ms=60")
+    opened.run_cell(2)
+    until(lambda: _step(page) == 1, 20, "step 1")
+    scroller = page.locator(".ddp-scroll")
+    height, content = scroller.evaluate("(node) => [node.clientHeight, node.scrollHeight]")
+    assert height < 600 < 9_000 < content
+    first = page.evaluate("() => document.querySelector('.ddp-lab canvas').toDataURL()")
+    scroller.evaluate("(node) => { node.scrollTop = 5000 }")
+    until(
+        lambda: page.evaluate("() => document.querySelector('.ddp-lab canvas').toDataURL()") != first,
+        5,
+        "a scrolled picture",
+    )
