@@ -34,10 +34,10 @@ def preload() -> None:
     """Imports what a rank needs besides torch; called once, before the ranks are forked."""
     from .. import native
     from ..parallel import ddp
-    from . import agent, telemetry
+    from . import agent, telemetry, warm_up
 
     native.load()
-    del agent, ddp, telemetry
+    del agent, ddp, telemetry, warm_up
 
 
 def prepare() -> dict[str, Any]:
@@ -72,6 +72,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     import ddp_lab
 
+    from . import warm_up
     from .agent import Agent
     from .telemetry import Telemetry
 
@@ -98,6 +99,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     )
     _first_collective(device)
     _rank.agent.joined()
+    warm_up.start()
     return {"device": _device_name(device), "backend": dist.get_backend_config()}
 
 

@@ -65,6 +65,15 @@ def in_line(lab: Lab, rank: int, text: str) -> Callable[[], bool]:
     return look
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ready(lab: Lab) -> None:
+    """A rank's first traceback is expensive; in its first idle moment it formats one."""
+    code = "import threading; [thread.name for thread in threading.enumerate()]"
+    leftovers.wait_until(
+        lambda: not any("ddp_lab-warm-up" in names for names in lab.values(code).values()), 60, "the warm-up's end"
+    )
+
+
 def raise_while_peers_wait(lab: Lab) -> float:
     """Rank 1 raises while rank 0 waits in an all-reduce; returns after how many seconds control was back."""
     begin = time.monotonic()
