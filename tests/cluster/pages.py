@@ -64,11 +64,17 @@ class Notebook:
         """Sends a cell; returns the request's id."""
         return str(self._client.execute(code))
 
-    def run(self, code: str, interrupt_when: str = "") -> Shown:
-        """Runs a cell to its end; interrupts the kernel as soon as the page shows `interrupt_when`."""
-        return self.finish(self.begin(code), interrupt_when)
+    def run(self, code: str, interrupt_when: str = "", presses: int = 1) -> Shown:
+        """Runs a cell to its end; interrupts the kernel as soon as the page shows `interrupt_when`.
 
-    def finish(self, message_id: str, interrupt_when: str = "") -> Shown:
+        Args:
+            code: the cell.
+            interrupt_when: text that is waited for.
+            presses: how often the kernel is interrupted, a fifth of a second apart.
+        """
+        return self.finish(self.begin(code), interrupt_when, presses)
+
+    def finish(self, message_id: str, interrupt_when: str = "", presses: int = 1) -> Shown:
         """Follows a cell that was sent to its end."""
         shown, interrupted = Shown(), 0.0
         deadline = time.monotonic() + LIMIT_S
@@ -76,10 +82,12 @@ class Notebook:
             try:
                 message = self._client.get_iopub_msg(timeout=0.05)
             except Empty:
-                continue
+                message = {"parent_header": {}}
             if message["parent_header"].get("msg_id") == message_id and self._take(message, shown):
                 break
-            if interrupt_when and not interrupted and interrupt_when in shown.text:
+            waited = time.monotonic() - interrupted > 0.2
+            if interrupt_when and presses and waited and interrupt_when in shown.text:
+                presses -= 1
                 interrupted = time.monotonic()
                 self.manager.interrupt_kernel()
         else:

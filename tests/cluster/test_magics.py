@@ -100,6 +100,18 @@ def test_interrupt(notebook: Notebook, waiting: str) -> None:
     assert after.text.splitlines() == ["rank 0 → (2.0, 0)", "rank 1 → (2.0, 1)"]
 
 
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_rank_that_ignores_the_interrupt(notebook: Notebook, presses: int) -> None:
+    """A rank that swallows interrupts does not keep the notebook: it is named; a second interrupt returns at once."""
+    stubborn = "while rank == 1:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
+    shown = notebook.run(f"%%distributed\nimport time\nprint('begun')\n{stubborn}", "begun", presses)
+    assert shown.error[0] == "KeyboardInterrupt"
+    assert "rank 1 did not answer the interrupt: `%cluster interrupt` tries again" in shown.error[2]
+    assert "rank 1 still runs a cell" in notebook.run("%%distributed\n1").error[1]
+    assert notebook.run("%cluster restart").status == "ok"
+    assert notebook.run("%%distributed\nrank").text == "rank 0 → 0\nrank 1 → 1"
+
+
 def test_timeout_option(notebook: Notebook) -> None:
     """`--timeout` ends the cell with an error that names the ranks that had not ended."""
     shown = notebook.run("%%distributed --timeout 0.3 --name slow\nif rank == 1:\n    import time; time.sleep(600)")
