@@ -10,11 +10,9 @@ what other threads put into `_outgoing`. Those threads touch `_lock`-guarded sta
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -22,16 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
-from zmq.utils import z85
 
 from .. import events
 from ..errors import ClusterError
+from .wire_sockets import WireSockets
 
 __all__ = ["Wire", "WireStatistics"]
 
 JSON_FRAME = b"j"  # first frame of a data message that is not an event batch: the second is JSON
-DATA_QUEUE = 128  # messages of one rank that wait here (75 MB at most), before that rank's own queue fills
-MAX_MESSAGE = 64 << 20  # bytes; a rank cuts its batches far below
 WAITING_CONTROL = 64  # control messages kept for a rank that has not said hello
 _TAKE = 64  # data messages between two looks at the control sockets
 _MARKERS = 256  # ends of cells remembered per rank
@@ -87,43 +83,10 @@ class Wire:
         self._requests: dict[int, _Request] = {}
         self._ids = itertools.count(1)
         self._error: Exception | None = None
-        self._refused = 0
         self._closing = False
-
-        self._context = zmq.Context(io_threads=1)
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        server_public, server_secret = zmq.curve_keypair()
-        self._client_public, client_secret = zmq.curve_keypair()
-        # Before the others bind: from then on libzmq asks it about every connection of this context.
-        self._gate = self._context.socket(zmq.REP)
-        self._gate.linger = 0
-        self._gate.bind("inproc://zeromq.zap.01")
-        self._data = self._listen(zmq.PULL, server_secret)
-        self._data.set_hwm(DATA_QUEUE)
-        self._control = self._listen(zmq.ROUTER, server_secret)
-        self._control.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        ports = [socket.bind_to_random_port(f"tcp://{address}") for socket in (self._data, self._control)]
-        self._endpoint = {
-            "data": f"tcp://{address}:{ports[0]}",
-            "control": f"tcp://{address}:{ports[1]}",
-            "server_public": server_public.decode("ascii"),
-            "client_public": self._client_public.decode("ascii"),
-            "client_secret": client_secret.decode("ascii"),
-        }
+        self._sockets = WireSockets(address)
         self._thread = threading.Thread(target=self._run, name="ddp_lab-wire", daemon=True)
         self._thread.start()
-
-    def _listen(self, kind: int, secret: bytes) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.linger = 0
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        socket.curve_server = True
-        socket.curve_secretkey = secret
-        socket.zap_domain = b"ddp_lab"
-        return socket
 
     def __enter__(self) -> Wire:
         return self
@@ -135,7 +98,7 @@ class Wire:
 
     def endpoint(self) -> dict[str, str]:
         """Addresses and keys for the ranks, JSON-able. It holds a secret key: send it over a private channel."""
-        return dict(self._endpoint)
+        return dict(self._sockets.endpoint)
 
     def on_batch(self, handler: Callable[[events.Batch], object]) -> None:
         """Calls `handler(batch)` for every event batch, on the receiver thread: let it only append."""
@@ -171,9 +134,11 @@ class Wire:
         """
         payload = json.dumps(message).encode()
         with self._lock:
+            if self._closing:
+                return
             chosen = sorted(self._peers) if ranks is None else sorted(set(ranks))
             self._outgoing.extend((rank, payload) for rank in chosen)
-        self._wake()
+            self._sockets.wake()
 
     def request(
         self, ranks: Iterable[int] | None, op: str, timeout: float, **arguments: Any
@@ -219,7 +184,7 @@ class Wire:
     @property
     def refused(self) -> int:
         """Connections turned away because they did not hold the ranks' key."""
-        return self._refused
+        return self._sockets.refused
 
     @property
     def error(self) -> Exception | None:
@@ -238,26 +203,21 @@ class Wire:
                 return
             self._closing = True
             self._lock.notify_all()
-        self._wake()
+        self._sockets.wake()
         self._thread.join()
-        self._context.term()
-        os.close(self._wake_write)
-        os.close(self._wake_read)
+        self._sockets.release()
 
     # ---- the receiver thread ----------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it wakes anyway; closed: nobody is there
-            os.write(self._wake_write, b"x")
-
     def _run(self) -> None:
-        poller = zmq.Poller()
+        sockets = self._sockets
         steps: dict[Any, Callable[[], None]] = {
-            self._wake_read: self._send_outgoing,
-            self._gate: self._admit,
-            self._control: self._take_control,
-            self._data: self._take_data,
+            sockets.waker: self._send_outgoing,
+            sockets.gate: sockets.admit,
+            sockets.control: self._take_control,
+            sockets.data: self._take_data,
         }
+        poller = zmq.Poller()
         for source in steps:
             poller.register(source, zmq.POLLIN)
         try:
@@ -270,8 +230,7 @@ class Wire:
             self._note(error)
             raise
         finally:
-            for socket in (self._data, self._control, self._gate):
-                socket.close()
+            sockets.close()
 
     def _note(self, error: Exception) -> None:
         with self._lock:
@@ -286,21 +245,10 @@ class Wire:
         except Exception as error:  # noqa: BLE001 - stored, logged and raised by check()
             self._note(error)
 
-    def _admit(self) -> None:
-        """Answers libzmq's question about one connection (ZAP, rfc.zeromq.org/spec/27)."""
-        question = self._gate.recv_multipart()
-        version, number = question[0], question[1]
-        known = z85.decode(self._client_public)
-        admitted = question[5:] == [b"CURVE", known]
-        if not admitted:
-            self._refused += 1
-        status = [b"200", b"OK"] if admitted else [b"400", b"unknown key"]
-        self._gate.send_multipart([version, number, *status, b"", b""])
-
     def _take_data(self) -> None:
         for _ in range(_TAKE):
             try:
-                frames = self._data.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._sockets.data.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             self._guarded(self._handle_data, [frame.buffer for frame in frames])
@@ -343,7 +291,7 @@ class Wire:
     def _take_control(self) -> None:
         while True:
             try:
-                peer, payload = self._control.recv_multipart(zmq.NOBLOCK)
+                peer, payload = self._sockets.control.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._guarded(self._handle_control, peer, payload)
@@ -371,9 +319,7 @@ class Wire:
                     self._lock.notify_all()
 
     def _send_outgoing(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wake_read, 4096):
-                pass
+        self._sockets.clear_waker()
         while True:
             with self._lock:
                 if not self._outgoing:
@@ -386,7 +332,7 @@ class Wire:
 
     def _sent(self, peer: bytes, payload: bytes) -> bool:
         try:
-            self._control.send_multipart([peer, payload], zmq.NOBLOCK)
+            self._sockets.control.send_multipart([peer, payload], zmq.NOBLOCK)
         except zmq.Again:  # its queue is full: it does not read
             return False
         except zmq.ZMQError as error:

@@ -1,0 +1,94 @@
+"""The sockets of a `Wire`: bound to ports that the system picks, encrypted, open to one key alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import zmq
+from zmq.utils import z85
+
+__all__ = ["WireSockets"]
+
+DATA_QUEUE = 128  # messages of one rank that wait here (75 MB at most), before that rank's own queue fills
+MAX_MESSAGE = 64 << 20  # bytes; a rank cuts its batches far below
+
+
+class WireSockets:
+    """PULL for data, ROUTER for control, the gate that libzmq asks about each connection, and a pipe that wakes.
+
+    One thread uses the sockets, and closes them; any thread may `wake` it.
+
+    Attributes:
+        endpoint: addresses and keys for the ranks, JSON-able.
+        refused: connections turned away because they did not hold the ranks' key.
+        waker: file descriptor that is readable after `wake`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.refused = 0
+        self._context = zmq.Context(io_threads=1)
+        self.waker, self._wake_write = os.pipe()
+        os.set_blocking(self.waker, False)
+        os.set_blocking(self._wake_write, False)
+        server_public, server_secret = zmq.curve_keypair()
+        client_public, client_secret = zmq.curve_keypair()
+        self._admitted = z85.decode(client_public)
+        # Before the others bind: from then on libzmq asks it about every connection of this context.
+        self.gate = self._context.socket(zmq.REP)
+        self.gate.linger = 0
+        self.gate.bind("inproc://zeromq.zap.01")
+        self.data = self._listen(zmq.PULL, server_secret)
+        self.data.set_hwm(DATA_QUEUE)
+        self.control = self._listen(zmq.ROUTER, server_secret)
+        self.control.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.control.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        ports = [socket.bind_to_random_port(f"tcp://{address}") for socket in (self.data, self.control)]
+        self.endpoint = {
+            "data": f"tcp://{address}:{ports[0]}",
+            "control": f"tcp://{address}:{ports[1]}",
+            "server_public": server_public.decode("ascii"),
+            "client_public": client_public.decode("ascii"),
+            "client_secret": client_secret.decode("ascii"),
+        }
+
+    def _listen(self, kind: int, secret: bytes) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        socket.curve_server = True
+        socket.curve_secretkey = secret
+        socket.zap_domain = b"ddp_lab"
+        return socket
+
+    def admit(self) -> None:
+        """Answers libzmq's question about one connection (ZAP, rfc.zeromq.org/spec/27)."""
+        question = self.gate.recv_multipart()
+        admitted = question[5:] == [b"CURVE", self._admitted]
+        if not admitted:
+            self.refused += 1
+        status = [b"200", b"OK"] if admitted else [b"400", b"unknown key"]
+        version, number = question[:2]
+        self.gate.send_multipart([version, number, *status, b"", b""])
+
+    def wake(self) -> None:
+        """Makes `waker` readable. Any thread."""
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nobody is there
+            os.write(self._wake_write, b"x")
+
+    def clear_waker(self) -> None:
+        """Makes `waker` silent again."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.waker, 4096):
+                pass
+
+    def close(self) -> None:
+        """Closes the sockets: on the thread that uses them."""
+        for socket in (self.data, self.control, self.gate):
+            socket.close()
+
+    def release(self) -> None:
+        """Ends what is left, after `close`."""
+        self._context.term()
+        os.close(self._wake_write)
+        os.close(self.waker)
