@@ -142,7 +142,7 @@ void Bucket::copy_out(const at::Tensor& reduced, bool as_view) {
   const bool in_buffer = reduced.is_alias_of(buffer_) && reduced.storage_offset() == buffer_.storage_offset() &&
                          reduced.dtype() == buffer_.dtype();
   if (as_view) {
-    if (!in_buffer) buffer_.copy_(reduced.view(buffer_.sizes()));
+    if (!in_buffer) buffer_.copy_(reduced.reshape(buffer_.sizes()));
     for (const Slot& slot : slots_) {
       if (!slot.variable.grad().defined()) slot.variable.mutable_grad() = slot.view;
     }

@@ -231,6 +231,8 @@ void Reducer::enter_task() {
 
 void Reducer::end_of_task(int task, std::uint64_t arm) {
   Lock lock(mutex_);
+  TORCH_CHECK(arm != given_up_, "the backward of step ", step_ - 1, " was given up (abandon_backward) on rank ",
+              group_->getRank(), " while it ran: its gradients are not averaged");
   if (arm != arm_) return;
   tasks_.erase(std::remove(tasks_.begin(), tasks_.end(), task), tasks_.end());
   last_task_ = kNoTask;
@@ -325,7 +327,9 @@ void Reducer::finish_backward() {
 
 void Reducer::abandon() {
   const Lock lock(mutex_);
-  if (!finalizing_) abandon_backward();  // else the thread that waits does it, as soon as its wait fails
+  if (finalizing_) return;  // the thread that waits does it, as soon as its wait fails
+  if (in_flight_) given_up_ = arm_;
+  abandon_backward();
 }
 
 void Reducer::abandon_backward() {

@@ -62,7 +62,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::size_t> ready_order() const;
   void rebuild(const Assignment& assignment);
 
-  // Forgets a backward that will not finish, so that the next forward starts clean. Any thread.
+  // Forgets a backward that will not finish, so that the next forward starts clean. Any thread. If that backward
+  // runs on after all, it ends with an exception.
   void abandon();
   bool in_flight() const;  // a gradient has arrived, and the backward has not been finalized
 
@@ -137,6 +138,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<int> tasks_;  // autograd's graph tasks that have brought gradients and have not ended
   int last_task_ = kNoTask;
   std::uint64_t arm_ = 0;
+  std::uint64_t given_up_ = 0;  // the arm of which abandon() was called
   std::int64_t step_ = 0;
   std::int64_t backward_begin_ = 0;
   std::uint16_t generation_ = 0;

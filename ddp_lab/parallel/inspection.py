@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -55,24 +54,37 @@ def request_inspection(reducer_id: int, step: int) -> None:
     model = models[reducer_id]
     reducer = model._reducer
     reducer.request_inspection(step)
-    idle_since = time.monotonic()
     at_step = reducer.step()
-    watch = threading.Timer(_IDLE_SECONDS, _if_idle, (weakref.ref(model), at_step, idle_since))
-    watch.daemon = True
     if step < at_step:
-        _if_idle(weakref.ref(model), at_step, idle_since)
-    if reducer.inspection_pending():
-        watch.start()
+        _inspect_now(model, at_step, anyway=False)
+    _watch(weakref.ref(model), at_step)
 
 
-def _if_idle(reference: weakref.ref[DistributedDataParallel], at_step: int, since: float) -> None:
+def _watch(reference: weakref.ref[DistributedDataParallel], at_step: int) -> None:
+    """Carries out a pending request as soon as no backward has ended for `_IDLE_SECONDS`."""
+
+    def look() -> None:
+        model = reference()
+        if model is None or not model._reducer.inspection_pending():
+            return
+        now = model._reducer.step()
+        if now != at_step or not _inspect_now(model, now, anyway=True):
+            _watch(reference, now)
+
     model = reference()
-    if model is None or not model._reducer.inspection_pending() or model._reducer.step() != at_step:
-        return  # gone, done, or still training: the end of a backward will do it
-    found = model._reducer.inspect(anyway=False)
-    if found is not None:
-        model._reducer.request_inspection(_NEVER)
-        _describe(model.reducer_id, at_step - 1, found)
+    if model is not None and model._reducer.inspection_pending():
+        timer = threading.Timer(_IDLE_SECONDS, look)
+        timer.daemon = True
+        timer.start()
+
+
+def _inspect_now(model: DistributedDataParallel, step: int, *, anyway: bool) -> bool:
+    found = model._reducer.inspect(anyway=anyway)
+    if found is None:
+        return False
+    model._reducer.request_inspection(_NEVER)
+    _describe(model.reducer_id, step - 1, found)
+    return True
 
 
 def _describe(reducer_id: int, step: int, found: list[tuple[float, int]]) -> None:

@@ -131,6 +131,28 @@ def test_an_exception_in_the_backward_is_recovered_from(ranks: Ranks, arguments:
     ranks(2, _exception_on_rank, arguments)
 
 
+def _given_up_on_rank(rank: int, size: int) -> str:
+    """Another thread gives the backward up between two gradients."""
+    ours, torchs = _pair()
+
+    def give_up(_: torch.Tensor) -> None:
+        helper = threading.Thread(target=ours.abandon_backward)
+        helper.start()
+        helper.join()
+
+    ours.module.fail = give_up
+    message = _error(ours(torch.ones(2, 4)).sum().backward)
+    ours.module.fail = None
+    _assert_clean_step(ours, torchs, rank)
+    return message
+
+
+def test_a_backward_that_is_given_up_raises(ranks: Ranks) -> None:
+    """A backward that another thread gives up does not end as if its gradients were averaged."""
+    for rank, message in enumerate(ranks(2, _given_up_on_rank)):
+        assert message.startswith(f"the backward of step 0 was given up (abandon_backward) on rank {rank}")
+
+
 def _failing_hook_on_rank(rank: int, size: int) -> list[str]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
