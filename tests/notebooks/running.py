@@ -1,0 +1,72 @@
+"""Finds, reads and runs the stored notebooks."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+PROJECT = Path(__file__).resolve().parents[2]
+QUICKSTART = PROJECT / "notebooks" / "quickstart.ipynb"
+LESSONS = sorted((PROJECT / "tutorials").glob("*.ipynb"))
+NOTEBOOKS = [*sorted((PROJECT / "notebooks").glob("*.ipynb")), *LESSONS]
+_SECONDS_A_CELL = 200
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+Notebook = Any  # nbformat's NotebookNode
+Cell = Any
+
+
+def read(path: Path) -> Notebook:
+    """The notebook as stored."""
+    return nbformat.read(path, as_version=4)
+
+
+def cell(notebook: Notebook, name: str) -> Cell:
+    """The cell with this id."""
+    return next(one for one in notebook.cells if one.id == name)
+
+
+def tags(of: Cell) -> list[str]:
+    return list(of.metadata.get("tags", []))
+
+
+def tagged(notebook: Notebook, tag: str) -> Cell:
+    """The one cell with this tag."""
+    [found] = [one for one in notebook.cells if tag in tags(one)]
+    return found
+
+
+def copy_of(original: Cell, source: str | None = None, name: str | None = None) -> Cell:
+    """A new cell like `original`, with another source where one is given."""
+    made = copy.deepcopy(original)
+    made.id = name or f"{original.id}-again"
+    made.source = original.source if source is None else source
+    return made
+
+
+def execute(notebook: Notebook, folder: Path) -> Notebook:
+    """Runs all cells in a new kernel, as "Run all" does: a cell tagged `raises-exception` may fail."""
+    NotebookClient(notebook, timeout=_SECONDS_A_CELL, resources={"metadata": {"path": str(folder)}}).execute()
+    return notebook
+
+
+def text(of: Cell) -> str:
+    """What a cell's outputs say, without colours and rank labels' rules."""
+    parts = []
+    for output in of.outputs:
+        if output.output_type == "stream":
+            parts.append(output.text)
+        elif output.output_type == "error":
+            parts.append("\n".join(output.traceback))
+        else:
+            parts.append(output.data.get("text/plain", ""))
+    return _COLOUR.sub("", "\n".join(parts))
+
+
+def mime_types(of: Cell) -> set[str]:
+    return {kind for output in of.outputs for kind in output.get("data", {})}

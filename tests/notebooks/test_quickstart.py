@@ -1,0 +1,79 @@
+"""The quickstart, run as a first-time reader would: real ranks, real training."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+from . import running
+
+
+@pytest.fixture(scope="module")
+def executed() -> running.Notebook:
+    """The quickstart after "Run all"."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(running.PROJECT))
+        return running.execute(running.read(running.QUICKSTART), running.QUICKSTART.parent)
+
+
+def test_reads_digits(executed: running.Notebook) -> None:
+    """The network reads at least 97 % of the held-out scans."""
+    [accuracy] = re.findall(r"held-out accuracy: ([\d.]+)%", running.text(running.cell(executed, "held-out")))
+    assert float(accuracy) >= 97.0
+
+
+def test_all_ranks_tell_their_loss(executed: running.Notebook) -> None:
+    """Each rank prints a loss for every epoch; the client draws all curves."""
+    told = re.findall(
+        r"rank (\d)\S* │ epoch +(\d+): loss ([\d.]+)", running.text(running.cell(executed, "train-model"))
+    )
+    epochs = {rank: [int(epoch) for of, epoch, _ in told if of == rank] for rank in ("0", "1")}
+    assert epochs["0"] == epochs["1"] == list(range(1, 13))
+    assert float(told[-1][2]) < 0.1 < 0.5 < float(told[0][2])
+    [curves] = [output.data for output in running.cell(executed, "plot-losses").outputs]
+    assert [trace["name"] for trace in curves["application/vnd.plotly.v1+json"]["data"]] == ["rank 0", "rank 1"]
+
+
+def test_gradients_equal(executed: running.Notebook) -> None:
+    """The gradients are equal, to the bit, on all ranks and with torch's DDP."""
+    told = running.text(running.cell(executed, "compare"))
+    assert "bit-equal to torch's DDP: True" in told
+    assert "bit-equal on all ranks: True" in told
+    assert "ranks 0–1" in told, "both ranks say so"
+
+
+def test_dashboard_is_kept(executed: running.Notebook) -> None:
+    """The training cell shows the dashboard, and a picture that needs no kernel."""
+    cell = running.cell(executed, "train-model")
+    assert "application/vnd.jupyter.widget-view+json" in running.mime_types(cell)
+    pages = [output.data.get("text/html", "") for output in cell.outputs if output.output_type != "stream"]
+    assert any("<img" in page and 'alt="DigitReader on 2 ranks' in page for page in pages)
+
+
+def test_timeline_is_told_in_words(executed: running.Notebook) -> None:
+    """The closing cell says which bucket waited and how much communication was hidden, and shows the table."""
+    told = running.text(running.cell(executed, "in-words"))
+    assert re.search(r"DigitReader on 2 ranks, steps \d+–\d+: [\d.]+ ms a step", told)
+    assert re.search(r"4 buckets \(\d+ kB\) a step", told)
+    assert re.search(r"\d+ % of the communication was hidden", told)
+    assert re.search(r"Bucket \d \([^)]+ and \d more\) waited longest: [\d.]+ ms", told)
+    assert "No event was dropped." in told
+    assert "text/html" in running.mime_types(running.cell(executed, "in-words"))
+    [figure] = running.cell(executed, "figure").outputs
+    assert len(figure.data["application/vnd.plotly.v1+json"]["data"]) >= 3
+
+
+def test_a_failing_rank_fails_papermill(tmp_path: Path) -> None:
+    """papermill fails at a cell that raises on one rank, and its output notebook holds that error."""
+    notebook = running.read(running.QUICKSTART)
+    start = running.cell(notebook, "start")
+    failing = running.copy_of(start, "%%distributed\nassert rank == 0, 'rank 1 disagrees'", "failing")
+    notebook.cells.insert(notebook.cells.index(start) + 1, failing)
+    nbformat.write(notebook, tmp_path / "in.ipynb")
+    with pytest.raises(papermill.PapermillExecutionError, match="rank 1 disagrees"):
+        papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
+    assert "rank 1 disagrees" in running.text(running.cell(running.read(tmp_path / "out.ipynb"), "failing"))

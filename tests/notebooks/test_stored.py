@@ -1,0 +1,85 @@
+"""The notebooks as they are stored: small, without outputs, and with links that lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from . import running
+
+_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+_MOST_CELLS = {"notebooks": 20, "tutorials": 25}
+each_notebook = pytest.mark.parametrize("path", running.NOTEBOOKS, ids=lambda path: path.stem)
+each_lesson = pytest.mark.parametrize("path", running.LESSONS, ids=lambda path: path.stem)
+
+
+@each_notebook
+def test_is_valid_and_clean(path: Path) -> None:
+    """A stored notebook is nbformat 4.5 for any Python 3 kernel, with cell ids and without outputs."""
+    notebook = running.read(path)
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    assert notebook.metadata.kernelspec.name == "python3"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert not cell.outputs, cell.id
+            assert cell.execution_count is None, cell.id
+    assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+
+
+@each_notebook
+def test_is_short(path: Path) -> None:
+    """A notebook has at most 20 cells, a lesson 25, and no line is too long to read."""
+    notebook = running.read(path)
+    assert len(notebook.cells) <= _MOST_CELLS[path.parent.name]
+    long = [line for cell in notebook.cells for line in cell.source.splitlines() if len(line) > 140]
+    assert not long
+
+
+@each_notebook
+def test_links_lead_somewhere(path: Path) -> None:
+    """Every link to a file of the project names a file that exists."""
+    notebook = running.read(path)
+    targets = [
+        match.group(1)
+        for cell in notebook.cells
+        if cell.cell_type == "markdown"
+        for match in _LINK.finditer(cell.source)
+    ]
+    local = [target for target in targets if not target.startswith(("http://", "https://"))]
+    assert local, "a notebook says where to go next"
+    assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+@each_notebook
+def test_starts_and_stops_a_cluster(path: Path) -> None:
+    """A notebook begins with a cluster and ends with stopping it."""
+    code = [cell.source for cell in running.read(path).cells if cell.cell_type == "code"]
+    assert "%load_ext ddp_lab" in code[0]
+    assert "%cluster start" in code[0]
+    assert code[-1].strip() == "%cluster stop"
+
+
+def test_quickstart_explains_each_cell() -> None:
+    """In the quickstart, a paragraph stands before every code cell."""
+    kinds = [cell.cell_type for cell in running.read(running.QUICKSTART).cells]
+    assert kinds == ["markdown", "code"] * (len(kinds) // 2)
+
+
+@each_lesson
+def test_exercises_are_whole(path: Path) -> None:
+    """An exercise has one cell to write in, one check after it, and one folded solution after that."""
+    notebook = running.read(path)
+    found = Counter(tag for cell in notebook.cells for tag in running.tags(cell))
+    numbers = [tag.removeprefix("exercise-") for tag in found if tag.startswith("exercise-")]
+    assert numbers, "a lesson has exercises"
+    for number in numbers:
+        parts = [running.tagged(notebook, f"{part}-{number}") for part in ("exercise", "check", "solution")]
+        places = [notebook.cells.index(part) for part in parts]
+        assert places == list(range(places[0], places[0] + 3))
+        assert notebook.cells[places[0] - 1].cell_type == "markdown"
+        assert parts[2].metadata.jupyter.source_hidden is True
