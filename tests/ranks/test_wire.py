@@ -184,6 +184,28 @@ def test_a_client_that_is_gone_stops_nobody(ranks: Ranks) -> None:
     assert ranks(1, _without_a_client, endpoint) == [(True, None)]
 
 
+def _while_the_client_dies(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, str | None]:
+    telemetry = _telemetry(endpoint, rank)
+    telemetry.start()
+    _record(FLOOD, RATE)
+    telemetry.flush("too late")
+    telemetry.stop()
+    return FLOOD, telemetry.error and str(telemetry.error)
+
+
+def test_a_client_that_dies_meanwhile_stops_nobody(ranks: Ranks) -> None:
+    """The channel closes in the middle of a flood: the rank records to its end, without an error."""
+    wire = Wire()
+    received = Received(wire)
+    thread, told = _in_background(ranks, 1, _while_the_client_dies, wire.endpoint())
+    try:
+        wait_until(lambda: received.batches, 60, "the first batch")
+    finally:
+        wire.close()
+        thread.join()
+    assert told == [(FLOOD, None)]
+
+
 def test_unknown_keys_are_refused(wire: Wire, ranks: Ranks) -> None:
     """Who does not hold the ranks' key gets nothing in and nothing out, encrypted or not."""
     received = Received(wire)
