@@ -16,6 +16,9 @@ export class Toolbar {
     this.range.addEventListener("input", () => this.chooseIndex(Number(this.range.value)));
     this.number = element("input", { type: "number", "aria-label": "step number", class: "ddp-number" });
     this.number.addEventListener("change", () => this.chooseNearest(Number(this.number.value)));
+    this.number.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") this.chooseNearest(Number(this.number.value)); // JupyterLab takes the key's own effect
+    });
     this.held = element("span", { class: "ddp-muted ddp-held" });
     this.follow = element("input", { type: "checkbox" });
     this.follow.addEventListener("change", () => actions.follow(this.follow.checked));
