@@ -74,6 +74,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._cursor = 0
         self._store = StepStore(self._assignment)
         self._unsent: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._last_steps: dict[int, int] = {}
         self._frozen = False
         self._shown_version = -1
         self._saved_version = -1
@@ -213,16 +214,17 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     def _take(self) -> None:
         """Reads the timeline from the cursor on."""
-        try:
-            chunks, self._cursor, _ = self._timeline.since(self._cursor)
-        except ValueError:  # the timeline was cleared: begin anew
-            self._forget_steps()
+        reducers = self._timeline.reducers()
+        steps = {one.reducer: one.last_step for one in reducers}
+        if any(steps.get(reducer, -2) < step for reducer, step in self._last_steps.items()):
+            self._forget_steps()  # the timeline was cleared
             self.send({"type": "reset"})
-            chunks, self._cursor, _ = self._timeline.since(0)
+        self._last_steps = steps
+        chunks, self._cursor, _ = self._timeline.since(self._cursor)
         self._store.extend(chunks)
         for frame in self._store.take_dirty():
             self._mark_unsent(frame)
-        known = [(one.reducer, one.generations) for one in self._timeline.reducers()]
+        known = [(one.reducer, one.generations) for one in reducers]
         if known != self._generations:
             self._generations = known
             self.assignments = {

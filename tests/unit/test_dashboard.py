@@ -1,0 +1,262 @@
+"""The dashboard without a browser: what it sends, keeps and leaves behind."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import comm
+import pytest
+from ipywidgets.widgets.widget import _instances
+
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.widgets import esm
+from ddp_lab.widgets.dashboard import Dashboard
+from ddp_lab.widgets.live import Refresher, receive_while_busy
+from ddp_lab.widgets.messages import BLOCKS
+from tests.leftovers import wait_until
+from tests.training_events import Training
+
+Made = Callable[..., Dashboard]
+
+
+class _Recorder(Dashboard):
+    """Keeps what it sends to the browser."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.sent: list[tuple[dict[str, Any], Any]] = []
+        super().__init__(*args, **options)
+
+    def send(self, content: Any, buffers: Any = None) -> None:
+        self.sent.append((content, buffers))
+
+
+@pytest.fixture
+def make() -> Iterator[Made]:
+    """Makes dashboards and closes them; no widget, comm or thread is there before or after."""
+    assert not _instances
+    assert not comm.get_comm_manager().comms
+    threads = set(threading.enumerate())
+    made: list[Dashboard] = []
+
+    def build(timeline: Timeline, kind: type[Dashboard] = _Recorder, **options: Any) -> Dashboard:
+        made.append(kind(timeline, **options))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.close()
+        if one.layout is not None:
+            one.layout.close()
+    assert not _instances
+    assert not comm.get_comm_manager().comms
+    assert not [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
+
+
+def _steps_sent(dashboard: Any) -> list[int]:
+    return [head["step"] for content, _ in dashboard.sent if content["type"] == "steps" for head in content["steps"]]
+
+
+def test_sends_each_step_once(make: Made) -> None:
+    """Steps that are in the timeline, and those that come, are sent once each, oldest first."""
+    timeline, training = Timeline(), Training()
+    training.feed(timeline, 0)
+    dashboard: Any = make(timeline)
+    dashboard._refresher.stop()
+    for step in (1, 2):
+        training.feed(timeline, step)
+    dashboard.refresh()
+    dashboard.refresh()
+    assert _steps_sent(dashboard) == [0, 1, 2]
+
+
+def test_follows_on_its_own_thread(make: Made) -> None:
+    """Nobody calls refresh: the thread sees what was appended and sends it."""
+    timeline, training = Timeline(), Training()
+    dashboard = make(timeline)
+    training.feed(timeline, 0)
+    wait_until(lambda: _steps_sent(dashboard) == [0], 10, "the first step's message")
+
+
+def test_a_message_holds_every_block(make: Made) -> None:
+    """The buffer is float32 and as long as the blocks announced in the header."""
+    timeline = Timeline()
+    Training(3, 4).feed(timeline, 0)
+    dashboard: Any = make(timeline)
+    (content, (body,)) = next(pair for pair in dashboard.sent if pair[0]["type"] == "steps")
+    sizes = {"R3": 9, "RB4": 48, "RB": 12, "B": 4}
+    assert len(body) == 4 * sum(sizes[shape] for _, shape in BLOCKS)
+    assert content["steps"][0]["ranks"] == [0, 1, 2]
+    assert content["steps"][0]["complete"] is True
+
+
+def test_messages_are_bounded(make: Made) -> None:
+    """A thousand steps that wait are sent newest first, in messages of at most a few hundred kilobytes."""
+    timeline, training = Timeline(), Training(8, 20)
+    dashboard: Any = make(timeline)
+    dashboard._refresher.stop()
+    for step in range(100):
+        training.feed(timeline, step, 10**12 + step * 10**8)
+    dashboard.refresh()
+    assert max(len(buffers[0]) for content, buffers in dashboard.sent if buffers) < 400_000
+    assert 99 in _steps_sent(dashboard)
+    assert 0 not in _steps_sent(dashboard)
+    while dashboard._unsent:
+        dashboard.refresh()
+    assert sorted(_steps_sent(dashboard)) == list(range(100))
+
+
+def test_a_page_that_says_hello_gets_every_step(make: Made) -> None:
+    """A page that was opened later asks, and is sent the steps that are held."""
+    timeline, training = Timeline(), Training()
+    for step in range(5):
+        training.feed(timeline, step)
+    dashboard: Any = make(timeline)
+    dashboard.sent.clear()
+    dashboard._receive(dashboard, {"type": "hello"}, [])
+    wait_until(lambda: sorted(_steps_sent(dashboard)) == [0, 1, 2, 3, 4], 10, "the answer to hello")
+
+
+def test_the_browser_knows_the_buckets(make: Made) -> None:
+    """The assignment, with the parameters' names, and the ranks' rows are synchronised as traits."""
+    timeline = Timeline()
+    Training().feed(timeline, 0)
+    dashboard = make(timeline)
+    assert dashboard.assignments["0:0"]["parameters"][0]["name"] == "layers.0.weight"
+    assert [row["rank"] for row in dashboard.ranks] == [0, 1]
+    assert dashboard.ranks[0]["state"] == "running"
+    assert dashboard.ranks[0]["dropped"] == 0
+    assert dashboard.ranks[0]["step"] == 0
+
+
+def test_a_cleared_timeline_begins_anew(make: Made) -> None:
+    """After `Timeline.clear` the browser is told to forget, and gets the new steps."""
+    timeline, training = Timeline(), Training()
+    for step in range(3):
+        training.feed(timeline, step)
+    dashboard: Any = make(timeline)
+    dashboard._refresher.stop()
+    timeline.clear()
+    Training(2, 5).feed(timeline, 0)
+    dashboard.refresh()
+    assert [content["type"] for content, _ in dashboard.sent] == ["steps", "reset", "steps"]
+    assert dashboard.sent[-1][0]["steps"][0]["buckets"] == 5
+
+
+def test_stopped_it_keeps_its_steps(make: Made) -> None:
+    """After `stop` the last steps are in a trait, nothing new is followed, and no thread is left."""
+    timeline, training = Timeline(), Training()
+    training.feed(timeline, 0)
+    dashboard: Any = make(timeline)
+    dashboard.stop()
+    training.feed(timeline, 1)
+    assert [head["step"] for head in dashboard.kept["header"]["steps"]] == [0]
+    assert not dashboard._refresher.running
+    assert 1 not in _steps_sent(dashboard)
+
+
+def test_compares_gradients_on_request(make: Made) -> None:
+    """The button's message asks the ranks, and their answers, all of one step, become a verdict with norms."""
+    timeline, asked = Timeline(), []
+    Training().feed(timeline, 0, 10**9)
+    dashboard: Any = make(timeline, request_inspection=lambda reducer, step: asked.append((reducer, step)))
+    dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
+    wait_until(lambda: dashboard.inspection.get("state") == "asked", 10, "the question")
+    assert asked[0] == (0, 0)
+    for rank, checksum in ((0, "aa"), (1, "ab")):
+        entries = [{"bucket": 0, "norm": 1.5, "checksum": "00"}, {"bucket": 1, "norm": 2.5, "checksum": checksum}]
+        timeline.describe(rank, {"type": "inspection", "reducer": 0, "step": 0, "buckets": entries, "session": 1})
+    wait_until(lambda: dashboard.inspection["state"] == "differ", 10, "the verdict")
+    assert dashboard.inspection["buckets"]["0"] == {"equal": True, "norms": {"0": 1.5, "1": 1.5}}
+    assert dashboard.inspection["buckets"]["1"]["equal"] is False
+    assert "bucket 1" in dashboard.inspection["text"]
+
+
+def test_without_ranks_it_says_so(make: Made) -> None:
+    """A dashboard of a loaded timeline can't compare gradients, and says it."""
+    timeline = Timeline()
+    Training().feed(timeline, 0)
+    dashboard: Any = make(timeline)
+    dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
+    wait_until(lambda: dashboard.inspection.get("state") == "failed", 10, "the answer")
+    assert "no ranks to ask" in dashboard.inspection["text"]
+
+
+def test_the_mime_bundle_has_a_picture_and_words(make: Made) -> None:
+    """Viewers without widgets find an SVG and the finding in words."""
+    timeline = Timeline()
+    dashboard = make(timeline)
+    data, _ = dashboard._repr_mimebundle_()
+    assert "No step recorded yet" in data["image/svg+xml"]
+    Training().feed(timeline, 0)
+    dashboard.refresh()
+    data, _ = dashboard._repr_mimebundle_()
+    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/svg+xml", "text/plain"}
+    assert data["image/svg+xml"].startswith("<svg")
+    assert "DigitsNet on 2 ranks" in data["text/plain"]
+
+
+def test_the_saved_picture_is_marked(make: Made) -> None:
+    """The picture's HTML bears the live view's token, holds the SVG, and has the words as alternative text."""
+    timeline = Timeline()
+    dashboard: Any = make(timeline)
+    bundle = dashboard._picture.bundle("<svg/>", 'who "waited" <most>')
+    assert f"ddp-lab-static-{dashboard.token}" in bundle["text/html"]
+    assert base64.b64encode(b"<svg/>").decode() in bundle["text/html"]
+    assert 'alt="who &quot;waited&quot; &lt;most&gt;"' in bundle["text/html"]
+
+
+def test_a_failing_refresh_is_shown(make: Made) -> None:
+    """An error on the thread ends it and is shown in the widget, not lost."""
+
+    def status() -> list[Any]:
+        raise RuntimeError("the controller is gone")
+
+    timeline: Any = Timeline()
+    dashboard = make(timeline)
+    dashboard._status = status
+    wait_until(lambda: "the controller is gone" in dashboard.notice, 10, "the notice")
+    wait_until(lambda: not dashboard._refresher.running, 10, "the end of the thread")
+
+
+def test_a_forgotten_owner_ends_the_thread() -> None:
+    """The refreshing thread does not keep its widget alive, and ends with it."""
+
+    class Owner:
+        def act(self) -> bool:
+            return True
+
+        def failed(self, error: BaseException) -> None:
+            raise error
+
+    owner = Owner()
+    refresher = Refresher(owner.act, owner.failed, 100)
+    refresher.start()
+    assert refresher.running
+    del owner
+    wait_until(lambda: not refresher.running, 10, "the end of the thread")
+
+
+def test_the_workaround_is_guarded() -> None:
+    """Without the private method that it replaces, nothing is done."""
+
+    class Comm:
+        pass
+
+    class Widget:
+        comm: Any = Comm()
+
+    assert receive_while_busy(Widget()) is False
+    Widget.comm._reply_subshell_for = lambda data, default: "main"
+    assert receive_while_busy(Widget()) is True
+    assert Widget.comm._reply_subshell_for({}, "subshell") == "subshell"
+
+
+def test_the_module_has_no_imports_left() -> None:
+    """The joined module is self-contained: every file of the package is in it, none imports another."""
+    text = esm.module_text()
+    assert "import {" not in text
+    assert text.count("export ") == 1
+    assert "export default" in text
