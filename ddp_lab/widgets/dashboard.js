@@ -11,6 +11,7 @@ import { Toolbar, makeLegend } from "./toolbar.js";
 const EMPTY = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell.";
 const CALM_MS = 1000; // between two pictures of a live step for readers who prefer reduced motion
 const SPEAK_MS = 5000;
+const TABLES_MS = 200;
 
 class View {
   constructor(model, store) {
@@ -20,7 +21,10 @@ class View {
     this.step = null;
     this.following = true;
     this.bucket = null;
-    this.draws = 0;
+    this.draws = 0; // pictures
+    this.updates = 0; // pictures that showed something new
+    this.busy = 0; // milliseconds spent drawing
+    this.wroteAt = 0;
     this.spoken = 0;
     this.calm = matchMedia("(prefers-reduced-motion: reduce)");
     this.build();
@@ -52,7 +56,10 @@ class View {
     left.append(element("h4", {}, "Bucket timeline ", this.badge), makeLegend(), this.timeline.node);
     this.content = element("div", { class: "ddp-content" }, this.toolbar.node, element("div", { class: "ddp-main" }, left, this.sync.node), this.detail.node);
     this.root.append(this.notice, this.empty, this.content, this.ranks.node, this.voice);
-    this.root.statistics = () => ({ draws: this.draws, received: this.store.received, step: this.record?.step ?? null });
+    this.root.statistics = () => {
+      const { draws, updates, busy, store, record } = this;
+      return { draws, updates, busy, received: store.received, step: record?.step ?? null, time: performance.now() };
+    };
   }
 
   mount(target) {
@@ -66,12 +73,17 @@ class View {
     this.sized = new ResizeObserver(() => this.schedule());
     this.sized.observe(this.root);
     // JupyterLab switches its theme by an attribute of the body.
-    this.themed = new MutationObserver(() => this.schedule());
+    this.themed = new MutationObserver(() => this.refreshTheme());
     this.themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
     this.changed = () => this.schedule();
     this.store.listeners.add(this.changed);
     this.model.on("change", this.changed);
-    this.tick = setInterval(this.changed, 1000);
+    this.tick = setInterval(() => this.refreshTheme(), 1000);
+    this.schedule();
+  }
+
+  refreshTheme() {
+    this.timeline.theme = null;
     this.schedule();
   }
 
@@ -80,6 +92,7 @@ class View {
     this.store.listeners.delete(this.changed);
     this.model.off("change", this.changed);
     clearInterval(this.tick);
+    clearTimeout(this.later);
     cancelAnimationFrame(this.frame);
     this.root.remove();
   }
@@ -98,26 +111,51 @@ class View {
   }
 
   draw() {
+    const record = this.choose();
+    this.empty.hidden = record !== null;
+    this.content.hidden = record === null;
+    // Sizes are read before anything is written: reading them later would make the browser lay the page out twice.
+    const size = record && this.timeline.measure(record);
+    const now = performance.now();
+    const hurried = this.following && record !== this.record && now - this.wroteAt < TABLES_MS;
+    if (record !== null) {
+      if (record !== this.record) this.updates += 1;
+      this.record = record;
+      this.timeline.draw(record, size, this.bucket, this.following);
+      this.drawSelector(record);
+    }
+    if (hurried) this.later ??= setTimeout(() => this.catchUp(), TABLES_MS);
+    else this.drawTables(record, now);
+    this.draws += 1;
+    this.busy += performance.now() - now;
+  }
+
+  catchUp() {
+    this.later = null;
+    this.wroteAt = 0;
+    this.schedule();
+  }
+
+  drawSelector(record) {
+    const steps = this.store.steps(this.reducer);
+    this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.titles() });
+    const state = record.abandoned ? "abandoned" : record.complete ? "" : "in progress";
+    this.badge.hidden = !state;
+    setText(this.badge, state);
+  }
+
+  // Figures that change twenty times a second can't be read: the tables follow at most five times a second.
+  drawTables(record, now) {
+    this.wroteAt = now;
     const notice = this.model.get("notice");
     this.notice.hidden = !notice;
     setText(this.notice, notice);
     this.ranks.draw(this.model.get("ranks"));
-    const record = this.choose();
-    this.empty.hidden = record !== null;
-    this.content.hidden = record === null;
     if (record === null) return;
     const inspection = this.inspection(record);
-    this.record = record;
-    const steps = this.store.steps(this.reducer);
-    this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.titles() });
-    this.timeline.draw(record, this.bucket, this.following);
     this.sync.draw(record, this.bucket, inspection);
     this.detail.draw(record, this.bucket, this.bucket === null ? undefined : this.describe(record, this.bucket), inspection);
-    const state = record.abandoned ? "abandoned" : record.complete ? "" : "in progress";
-    this.badge.hidden = !state;
-    setText(this.badge, state);
     this.label(record);
-    this.draws += 1;
   }
 
   // The record to show: the chosen step (also when the store has let it go), else the newest of the chosen model.

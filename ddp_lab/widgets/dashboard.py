@@ -6,8 +6,9 @@ import queue
 import threading
 import time
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anywidget
@@ -26,13 +27,31 @@ from .saved_picture import SavedPicture
 from .step_store import StepFrame, StepStore
 from .svg import empty_svg, step_svg
 
-__all__ = ["Dashboard"]
+__all__ = ["Dashboard", "DashboardStatistics"]
 
 RATE = 20.0  # refreshes a second while events arrive
 _RANKS_SECONDS = 0.25
 _MESSAGE_BYTES = 128 << 10
 _KEPT_BYTES = 256 << 10
 _NOTHING = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell."
+
+
+@dataclass(frozen=True)
+class DashboardStatistics:
+    """What a dashboard sent to the browser.
+
+    Attributes:
+        updates: messages with steps (of the last 1,000).
+        steps: steps in all messages; one that grew between two messages counts twice.
+        bytes: of the steps' arrays.
+        median_ms: processor time of one update, from reading the timeline until the message is handed over; None
+            before the first.
+    """
+
+    updates: int
+    steps: int
+    bytes: int
+    median_ms: float | None
 
 
 class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
@@ -75,6 +94,8 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._store = StepStore(self._assignment)
         self._unsent: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._last_steps: dict[int, int] = {}
+        self._sent = (0, 0)
+        self._seconds: deque[float] = deque(maxlen=1_000)
         self._frozen = False
         self._shown_version = -1
         self._saved_version = -1
@@ -122,6 +143,17 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._refresher.stop()
         self._unhook()
         super().close()
+
+    def statistics(self) -> DashboardStatistics:
+        """Returns what the dashboard sent so far and what that took."""
+        with self._lock:
+            seconds = sorted(self._seconds)
+            return DashboardStatistics(
+                updates=len(seconds),
+                steps=self._sent[0],
+                bytes=self._sent[1],
+                median_ms=seconds[len(seconds) // 2] * 1e3 if seconds else None,
+            )
 
     def svg(self) -> str:
         """Returns the newest complete step as a self-contained SVG picture."""
@@ -202,6 +234,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     def _update(self, now: float, force: bool = False) -> bool:
         """Takes what is new in the timeline and sends it; returns whether there was anything."""
+        begin = time.thread_time()
         version = self._timeline.version
         changed = version != self._shown_version
         if changed:
@@ -210,7 +243,10 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         if force or now - self._ranks_at >= _RANKS_SECONDS:
             self._ranks_at = now
             self._show_ranks()
-        return self._send_steps() or changed
+        sent = self._send_steps()
+        if sent:
+            self._seconds.append(time.thread_time() - begin)
+        return sent or changed
 
     def _take(self) -> None:
         """Reads the timeline from the cursor on."""
@@ -246,6 +282,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         if chosen:
             header, body = encode_steps(reversed(chosen))
             self.send(header, [body])
+            self._sent = (self._sent[0] + len(chosen), self._sent[1] + len(body))
         return bool(chosen)
 
     def _mark_unsent(self, frame: StepFrame) -> None:

@@ -2,7 +2,7 @@
 
 const MAX_STEPS = 500;
 const MAX_BYTES = 32 * 1024 * 1024;
-const STALLED_MS = 1000;
+const LONG_MS = 100; // a step that takes longer is shown while it grows
 
 export class StepStore {
   constructor() {
@@ -54,17 +54,17 @@ export class StepStore {
     return this.reducers.get(reducer)?.get(step);
   }
 
-  // The newest complete step; a newer one that is not complete after a second is shown as it stands (a rank hangs).
+  // The newest complete step; or one after it that takes long, as far as it is (it may never end: a rank hangs).
   latest(reducer) {
     let complete = null;
-    let stalled = null;
+    let growing = null;
     for (const record of this.reducers.get(reducer)?.values() ?? []) {
       const finished = record.complete && !record.abandoned;
       if (finished && (!complete || record.step > complete.step)) complete = record;
-      const old = performance.now() - record.arrived > STALLED_MS;
-      if (!finished && old && (!stalled || record.step > stalled.step)) stalled = record;
+      const long = performance.now() - record.arrived > LONG_MS;
+      if (!finished && long && (!growing || record.step > growing.step)) growing = record;
     }
-    if (stalled && (!complete || stalled.step > complete.step)) return stalled;
+    if (growing && (!complete || growing.step > complete.step)) return growing;
     return complete ?? this.get(reducer, this.steps(reducer).at(-1)) ?? null;
   }
 }

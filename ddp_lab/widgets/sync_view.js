@@ -36,6 +36,7 @@ export class SyncView {
   }
 
   draw(record, selected, inspection) {
+    this.record = record;
     const rows = measure(record);
     const longest = Math.max(...rows.map((row) => row.hidden + row.exposed || 0), 1e-9);
     setRows(this.body, record.buckets, (bucket) => this.makeRow(bucket));
@@ -48,8 +49,6 @@ export class SyncView {
       setText(cells[2], milliseconds(row.allReduce));
       setText(cells[3], significant(row.bandwidth));
       setText(cells[4], row.lastRank < 0 ? "–" : row.wait > 0 ? `${milliseconds(row.wait)} for rank ${row.lastRank}` : "–");
-      const waits = record.ranks.map((rank, index) => `rank ${rank}: ${milliseconds(record.wait[index * record.buckets + bucket])} ms`);
-      cells[4].title = `waited for the last rank\n${waits.slice(0, 16).join("\n")}${waits.length > 16 ? "\n…" : ""}`;
       this.fillBar(cells[5], row, longest);
       setText(cells[6], same[bucket] === undefined ? "" : same[bucket].equal ? "=" : "≠ differs");
       line.classList.toggle("ddp-selected", bucket === selected);
@@ -60,6 +59,13 @@ export class SyncView {
     this.drawVerdict(inspection);
   }
 
+  // How long each rank waited, for the tooltip.
+  waits(bucket) {
+    const { ranks, wait, buckets } = this.record;
+    const lines = ranks.map((rank, row) => `rank ${rank}: ${milliseconds(wait[row * buckets + bucket])} ms`);
+    return `waited for the last rank\n${lines.slice(0, 16).join("\n")}${lines.length > 16 ? "\n…" : ""}`;
+  }
+
   makeRow(bucket) {
     const number = element("button", { type: "button", class: "ddp-link", title: `parameters of bucket ${bucket}` }, String(bucket));
     const row = element("tr", {}, element("th", { scope: "row" }, number));
@@ -67,6 +73,7 @@ export class SyncView {
     const part = (index) => element("i", { class: `ddp-bar ddp-bar-${PARTS[index].name}` });
     row.cells[5].append(element("span", { class: "ddp-bars" }, part(3), part(4)), element("span", { class: "ddp-figures" }));
     row.addEventListener("click", () => this.actions.select(bucket));
+    row.cells[4].addEventListener("pointerenter", (event) => (event.target.title = this.waits(bucket)));
     return row;
   }
 

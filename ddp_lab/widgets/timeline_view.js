@@ -50,16 +50,20 @@ export class TimelineView {
     on(this.canvas, "dblclick", () => this.setWindow(null));
   }
 
-  // Draws `record`; `selected` is the bucket whose details are open. A live axis keeps its length while steps differ little.
-  draw(record, selected, live) {
-    this.record = record;
-    this.selected = selected;
-    const width = Math.floor(this.scroller.clientWidth);
-    if (width < 40) return;
+  // Reads the sizes that `draw` needs.
+  measure(record) {
     this.fitHeight(record);
-    const height = this.scroller.clientHeight;
+    const { clientWidth, clientHeight, scrollTop } = this.scroller;
+    return { width: Math.floor(clientWidth), height: clientHeight, scroll: scrollTop };
+  }
+
+  // Draws `record`; `selected` is the bucket whose details are open. A live axis keeps its length while steps differ little.
+  draw(record, { width, height, scroll }, selected, live) {
+    this.record = record;
+    if (width < 40) return;
     this.layout = layOut(record, { width, height, axis: this.axis, window: this.window ?? this.steady(record, live) });
-    this.spacer.style.height = `${Math.max(this.layout.contentHeight + AXIS_HEIGHT, height)}px`;
+    const content = `${Math.max(this.layout.contentHeight + AXIS_HEIGHT, height)}px`;
+    if (this.spacer.style.height !== content) this.spacer.style.height = content;
     const ratio = window.devicePixelRatio || 1;
     const [pixelWidth, pixelHeight] = [Math.round(width * ratio), Math.round(height * ratio)];
     const pen = this.canvas.getContext("2d");
@@ -72,8 +76,8 @@ export class TimelineView {
     if (this.ratio !== ratio || !this.fills) [this.ratio, this.fills] = [ratio, makeFills(pen, ratio)];
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     const { fills, axis, cursor } = this;
-    const scroll = this.scroller.scrollTop;
-    paint(pen, record, this.layout, { width, height, scroll, theme: readTheme(this.root), fills, selected, cursor, axis });
+    this.theme ??= readTheme(this.root);
+    paint(pen, record, this.layout, { width, height, scroll, theme: this.theme, fills, selected, cursor, axis });
     if (this.hover) this.showTip();
   }
 
@@ -91,7 +95,8 @@ export class TimelineView {
     if (this.axis === "rank") zero.forEach((_, row) => (zero[row] = record.bounds[row * 3] || 0));
     const [earliest, latest] = extent(record, zero);
     const needed = latest > 0 ? latest * 1.02 : 1;
-    if (!live || needed > this.automatic || needed < this.automatic * 0.6) this.automatic = live ? needed * 1.1 : needed;
+    const shrinks = record.complete && needed < this.automatic * 0.6;
+    if (!live || needed > this.automatic || shrinks) this.automatic = live ? needed * 1.1 : needed;
     return [Math.min(0, earliest), this.automatic];
   }
 

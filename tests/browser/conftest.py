@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-    from .lab import Lab
+    from ddp_lab.bench.browser import Lab
 
 _MODULES = {"playwright": "playwright", "jupyterlab": "jupyterlab", "nbformat": "nbformat", "psutil": "psutil"}
 
@@ -46,7 +46,7 @@ def browser() -> Iterator[Browser]:
     missing = _missing()
     if missing:
         pytest.fail(f"the browser tests need {missing}")
-    from .lab import chromium_browser
+    from ddp_lab.bench.browser import chromium_browser
 
     with chromium_browser() as started:
         yield started
@@ -55,7 +55,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab on an empty folder."""
-    from .lab import jupyterlab
+    from ddp_lab.bench.browser import jupyterlab
 
     with jupyterlab(tmp_path_factory.mktemp("jupyterlab")) as started:
         yield started

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .lab import NotebookPage, until
+from ddp_lab.bench.browser import NotebookPage, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-    from .lab import Lab
+    from ddp_lab.bench.browser import Lab
 
 FEED = """
 import threading, time

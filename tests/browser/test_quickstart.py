@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .lab import PROJECT, NotebookPage, until
+from ddp_lab.bench.browser import PROJECT, NotebookPage, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from .lab import Lab
+    from ddp_lab.bench.browser import Lab
 
 QUICKSTART = PROJECT / "notebooks" / "quickstart.ipynb"
 _CANVAS = "() => document.querySelector('.ddp-lab canvas')?.toDataURL()"

@@ -1,4 +1,4 @@
-"""A real JupyterLab and a real Chromium for tests: started with nothing of the user's, ended with nothing left."""
+"""A real JupyterLab and a real Chromium to be driven: started with nothing of the user's, ended with nothing left."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from typing import Any, TypeVar
 import nbformat
 import psutil
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from ..errors import DdpLabError
+
+__all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "until"]
 
 Result = TypeVar("Result")
 
@@ -51,7 +55,7 @@ def until(probe: Callable[[], Result], seconds: float = 60.0, what: str = "the c
         if found:
             return found
         time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {seconds:g} s")
+    raise TimeoutError(f"{what} did not happen within {seconds:g} s")
 
 
 @contextmanager
@@ -88,29 +92,31 @@ def jupyterlab(root: Path) -> Iterator[Lab]:
             family = psutil.Process(server.pid).children(recursive=True) if server.poll() is None else []
             server.terminate()
             server.wait(30)
-            _assert_gone(family)
+            _see_gone(family)
 
 
 def _address(root: Path, server: subprocess.Popen[bytes]) -> str:
     """Waits until the server says where it listens."""
 
-    def found() -> str | None:
-        assert server.poll() is None, (root / "jupyterlab.log").read_text()
+    def found() -> str:
+        if server.poll() is not None:
+            raise DdpLabError("JupyterLab did not start:\n" + (root / "jupyterlab.log").read_text()[-2_000:])
         for file in (root / "jupyter_runtime_dir").glob(f"jpserver-{server.pid}.json"):
             text = file.read_text()
-            return str(json.loads(text)["url"]) if text.endswith("}") else None
-        return None
+            return str(json.loads(text)["url"]) if text.endswith("}") else ""
+        return ""
 
     return until(found, 60, "the start of JupyterLab")
 
 
-def _assert_gone(family: list[psutil.Process]) -> None:
-    """Asserts that these processes end, and ends those that do not."""
+def _see_gone(family: list[psutil.Process]) -> None:
+    """Waits until these processes have ended; ends those that do not and says so."""
     _, left = psutil.wait_procs(family, timeout=15)
     names = [f"{one.pid} {one.name()}" for one in left]
     for one in left:
         one.kill()
-    assert not names, f"left behind: {names}"
+    if names:
+        raise DdpLabError(f"JupyterLab left processes behind: {names}")
 
 
 class Lab:
@@ -152,7 +158,6 @@ def chromium_browser() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
-    # Chromium's helpers are children of the driver's child and take a moment to go.
 
 
 class NotebookPage:
@@ -218,10 +223,11 @@ class NotebookPage:
 
     def executions(self, index: int) -> int | None:
         """Execution count of a cell, None while it runs or has not run."""
-        return self.page.evaluate(
+        count: int | None = self.page.evaluate(
             "(index) => window.jupyterapp.shell.currentWidget.content.widgets[index].model.executionCount ?? null",
             index,
         )
+        return count
 
     def save(self) -> Any:
         """Saves the notebook and returns it as it is on disk."""
