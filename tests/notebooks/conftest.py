@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from .running import PROJECT
+from .running import KERNEL_ENVIRONMENT
 
 
 @pytest.fixture(autouse=True)
 def this_checkout(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that the test starts import this checkout."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])))
+    for name, value in KERNEL_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ QUICKSTART = PROJECT / "notebooks" / "quickstart.ipynb"
 LESSONS = sorted((PROJECT / "tutorials").glob("*.ipynb"))
 NOTEBOOKS = [*sorted((PROJECT / "notebooks").glob("*.ipynb")), *LESSONS]
 _SECONDS_A_CELL = 200
+KERNEL_ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),  # this checkout
+    "CUDA_VISIBLE_DEVICES": "",  # two CPU ranks, whatever the machine has
+}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Notebook = Any  # nbformat's NotebookNode
@@ -51,7 +56,8 @@ def copy_of(original: Cell, source: str | None = None, name: str | None = None) 
 
 def execute(notebook: Notebook, folder: Path) -> Notebook:
     """Runs all cells in a new kernel, as "Run all" does: a cell tagged `raises-exception` may fail."""
-    NotebookClient(notebook, timeout=_SECONDS_A_CELL, resources={"metadata": {"path": str(folder)}}).execute()
+    client = NotebookClient(notebook, timeout=_SECONDS_A_CELL, resources={"metadata": {"path": str(folder)}})
+    client.execute(env={**os.environ, **KERNEL_ENVIRONMENT})
     return notebook
 
 

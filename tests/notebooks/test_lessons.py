@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,21 +54,19 @@ def _with_answers(path: Path) -> running.Notebook:
     return notebook
 
 
-def _executed(name: str) -> Iterator[running.Notebook]:
+def _executed(name: str) -> running.Notebook:
     """The lesson after "Run all"."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(running.PROJECT))
-        yield running.execute(_with_answers(LESSONS / f"{name}.ipynb"), LESSONS)
+    return running.execute(_with_answers(LESSONS / f"{name}.ipynb"), LESSONS)
 
 
 @pytest.fixture(scope="module")
-def ranks_and_cells() -> Iterator[running.Notebook]:
-    yield from _executed("01_ranks_and_cells")
+def ranks_and_cells() -> running.Notebook:
+    return _executed("01_ranks_and_cells")
 
 
 @pytest.fixture(scope="module")
-def buckets_and_overlap() -> Iterator[running.Notebook]:
-    yield from _executed("02_buckets_and_overlap")
+def buckets_and_overlap() -> running.Notebook:
+    return _executed("02_buckets_and_overlap")
 
 
 def _judges(notebook: running.Notebook, number: str, wrong: dict[str, str]) -> None:

@@ -15,9 +15,7 @@ from . import running
 @pytest.fixture(scope="module")
 def executed() -> running.Notebook:
     """The quickstart after "Run all"."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(running.PROJECT))
-        return running.execute(running.read(running.QUICKSTART), running.QUICKSTART.parent)
+    return running.execute(running.read(running.QUICKSTART), running.QUICKSTART.parent)
 
 
 def test_reads_digits(executed: running.Notebook) -> None:
