@@ -283,7 +283,9 @@ void Reducer::collect(std::size_t index) {
                 "': something assigned its .grad during the backward.");
   }
   bucket.copy_out(reduced, as_view);
-  launched_[index] = Launched{};
+  // The work itself is kept until the next launch. A backend's thread still holds it for a moment; if that were
+  // the last reference, dropping it could need the GIL there, which ends a process that is just exiting.
+  launched_[index].future.reset();
 }
 
 void Reducer::finalize(Lock& lock) {
