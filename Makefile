@@ -50,7 +50,7 @@ browser:
 	  echo "missing chromium, which the browser tests drive (Debian: apt install chromium)"
 
 test: build browser  ## the whole suite (at most 25 minutes on 2 cores)
-	$(BIN)/python -m pytest -m 'not soak' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 soak: build browser  ## what is too long for `make test`
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)

@@ -17,6 +17,8 @@ LAYERS: dict[str, tuple[str, int]] = {
     "client": ("client", 1),  # timeline, outputs, wire and their parts
     "client.cell_run": ("client", 2),
     "client.launchers": ("client", 2),
+    "client.membership": ("client", 3),
+    "client.startup": ("client", 3),
     "client.namespace": ("client", 3),
     "client.cluster": ("client", 5),
     "client.commands": ("client", 6),
