@@ -6,10 +6,9 @@ launched and was reduced. It draws nothing and asks nobody: `layout`, `svg` and 
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,10 @@ __all__ = ["StepFrame", "StepStore"]
 Assignment = dict[str, Any]
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
+
+_Columns = dict[str, npt.NDArray[Any]]  # fields of events by name, and their rank
+_COLUMNS = ("kind", "step", "reducer", "bucket", "host_ns", "generation")
+_DEVICE_COLUMNS = ("device_begin_ns", "device_end_ns")
 
 # columns of `StepFrame.times_ns` and `StepFrame.bounds_ns`
 FIRST_READY, READY, LAUNCHED, REDUCED = range(4)
@@ -60,7 +63,6 @@ class StepFrame:
     times_ns: Int64
     device_ns: Int64
     abandoned: bool = False
-    revision: int = field(default=0, compare=False)
 
     @classmethod
     def empty(cls, reducer: int, step: int, generation: int, ranks: list[int], bucket_bytes: Int64) -> StepFrame:
@@ -138,22 +140,24 @@ class StepStore:
         self._bytes = 0
         self._frames: dict[int, OrderedDict[int, StepFrame]] = {}
         self._dirty: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self.last_event_ns: dict[int, int] = {}
 
     def extend(self, chunks: Iterable[tuple[int, npt.NDArray[np.void]]]) -> None:
         """Takes events (dtype `ddp_lab.events.DTYPE`) of some ranks, in the order in which each rank recorded them."""
-        for rank, events in chunks:
-            if not len(events):
-                continue
-            self.last_event_ns[rank] = max(self.last_event_ns.get(rank, 0), int(events["host_ns"].max()))
-            events = events[_USED[events["kind"]] & (events["step"] >= 0) & (events["reducer"] >= 0)]
-            if not len(events):
-                continue
-            step, reducer = events["step"], events["reducer"]
-            breaks = np.flatnonzero((step[1:] != step[:-1]) | (reducer[1:] != reducer[:-1])) + 1
-            edges = [0, *breaks.tolist(), len(events)]
-            for first, last in itertools.pairwise(edges):
-                self._take(rank, events[first:last])
+        parts = [(rank, events) for rank, events in chunks if len(events)]
+        if not parts:
+            return
+        # Ranks send a few small batches each between two refreshes: joining them column by column costs least.
+        columns = {name: np.concatenate([events[name] for _, events in parts]) for name in _COLUMNS}
+        columns["rank"] = np.repeat([rank for rank, _ in parts], [len(events) for _, events in parts])
+        if (columns["kind"] == Kind.DEVICE_SPAN).any():
+            columns |= {name: np.concatenate([events[name] for _, events in parts]) for name in _DEVICE_COLUMNS}
+        step, reducer = columns["step"], columns["reducer"]
+        used = _USED[columns["kind"]] & (step >= 0) & (reducer >= 0)
+        for one in np.unique(reducer[used]).tolist():
+            of_reducer = used & (reducer == one)
+            for number in np.unique(step[of_reducer]).tolist():
+                chosen = np.flatnonzero(of_reducer & (step == number))
+                self._take(one, number, {name: values[chosen] for name, values in columns.items()})
 
     def reducers(self) -> list[int]:
         """Returns the reducers of which a step is held."""
@@ -189,70 +193,64 @@ class StepStore:
         found = (self.frame(*key) for key in keys)
         return [frame for frame in found if frame is not None]
 
-    def _take(self, rank: int, events: npt.NDArray[np.void]) -> None:
-        """Writes one rank's consecutive events of one step into its frame."""
-        frame = self._frame_for(rank, events)
+    def _take(self, reducer: int, step: int, events: _Columns) -> None:
+        """Writes events of one step, each rank's in order of time, into their frame."""
+        frame = self._frame_for(reducer, step, events)
         if frame is None:
             return
-        row = frame.ranks.index(rank)
+        row = np.searchsorted(frame.ranks, events["rank"])
         kind, bucket, host = events["kind"], events["bucket"], events["host_ns"]
         column = _TIME_COLUMN[kind]
-        first = (column == FIRST_READY) & (bucket >= 0)
+        first = np.flatnonzero((column == FIRST_READY) & (bucket >= 0))[::-1]
         # Only the earliest gradient of a bucket counts: written in reverse, the earliest event is the last to write.
-        target, value = bucket[first][::-1], host[first][::-1]
-        unset = frame.times_ns[row, target, FIRST_READY] == 0
-        frame.times_ns[row, target[unset], FIRST_READY] = value[unset]
-        later = (column > FIRST_READY) & (bucket >= 0)
-        frame.times_ns[row, bucket[later], column[later]] = host[later]
+        first = first[frame.times_ns[row[first], bucket[first], FIRST_READY] == 0]
+        frame.times_ns[row[first], bucket[first], FIRST_READY] = host[first]
+        later = np.flatnonzero((column > FIRST_READY) & (bucket >= 0))
+        frame.times_ns[row[later], bucket[later], column[later]] = host[later]
         bound = _BOUND_COLUMN[kind]
-        inside = bound >= 0
-        frame.bounds_ns[row, bound[inside]] = host[inside]
-        self._take_rare(frame, row, events)
-        frame.revision += 1
-        self._dirty[frame.reducer, frame.step] = None
-
-    @staticmethod
-    def _take_rare(frame: StepFrame, row: int, events: npt.NDArray[np.void]) -> None:
-        """Writes what most steps lack: device spans, and that the backward was abandoned."""
-        kind = events["kind"]
+        inside = np.flatnonzero(bound >= 0)
+        frame.bounds_ns[row[inside], bound[inside]] = host[inside]
         if (kind == Kind.ABANDONED).any():
             frame.abandoned = True
-        spans = events[(kind == Kind.DEVICE_SPAN) & (events["bucket"] >= 0)]
-        if len(spans):
-            frame.device_ns[row, spans["bucket"], 0] = spans["device_begin_ns"]
-            frame.device_ns[row, spans["bucket"], 1] = spans["device_end_ns"]
+        if "device_end_ns" in events:
+            spans = np.flatnonzero((kind == Kind.DEVICE_SPAN) & (bucket >= 0))
+            frame.device_ns[row[spans], bucket[spans], 0] = events["device_begin_ns"][spans]
+            frame.device_ns[row[spans], bucket[spans], 1] = events["device_end_ns"][spans]
+        self._dirty[frame.reducer, frame.step] = None
 
-    def _frame_for(self, rank: int, events: npt.NDArray[np.void]) -> StepFrame | None:
+    def _frame_for(self, reducer: int, step: int, events: _Columns) -> StepFrame | None:
         """Returns the frame of the events' step, made or enlarged as needed; None if the step is too old."""
-        reducer, step = int(events["reducer"][0]), int(events["step"][0])
+        seen = set(np.unique(events["rank"]).tolist())
         held = self._frames.setdefault(reducer, OrderedDict())
         frame = held.get(step)
         if frame is None:
             if len(held) >= self._max_steps and step < min(held):
                 return None
             generation = int(events["generation"].max())
-            frame = StepFrame.empty(reducer, step, generation, *self._known(reducer, generation, [], rank))
+            frame = StepFrame.empty(reducer, step, generation, *self._known(reducer, generation, seen))
             held[step] = frame
             self._bytes += _size(frame)
             self._forget_old(held)
         highest = int(events["bucket"].max())
-        if rank not in frame.ranks or highest >= frame.shape[1]:
-            ranks, sizes = self._known(reducer, frame.generation, frame.ranks, rank)
+        if not seen <= set(frame.ranks) or highest >= frame.shape[1]:
+            ranks, sizes = self._known(reducer, frame.generation, {*frame.ranks, *seen})
             if highest >= len(sizes):
                 sizes = np.concatenate([sizes, np.full(highest + 1 - len(sizes), -1, np.int64)])
+            if len(sizes) < frame.shape[1]:
+                sizes = np.concatenate([sizes, frame.bucket_bytes[len(sizes) :]])
             self._bytes -= _size(frame)
             frame.grow(ranks, sizes)
             self._bytes += _size(frame)
         return frame
 
-    def _known(self, reducer: int, generation: int, ranks: list[int], rank: int) -> tuple[list[int], Int64]:
-        """Returns the ranks of the group (those seen, without an assignment) and the bytes of each bucket."""
+    def _known(self, reducer: int, generation: int, ranks: set[int]) -> tuple[list[int], Int64]:
+        """Returns the ranks of the group and those seen, and the bytes of each bucket that is described."""
         assignment = self._assignment(reducer, generation) or {}
         buckets = assignment.get("buckets", ())
         sizes = np.full(len(buckets), -1, np.int64)
         for entry in buckets:
             sizes[entry["bucket"]] = entry["bytes"]
-        return sorted({*assignment.get("group_ranks", ()), *ranks, rank}), sizes
+        return sorted({*assignment.get("group_ranks", ()), *ranks}), sizes
 
     def _forget_old(self, held: OrderedDict[int, StepFrame]) -> None:
         """Drops the oldest steps beyond both bounds; the newest step always stays."""
