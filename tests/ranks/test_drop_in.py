@@ -287,7 +287,8 @@ torch.manual_seed(dist.get_rank())
 model = ddp_lab.DistributedDataParallel(torch.nn.Linear(4, 2))
 for _ in range(3):
     model(torch.randn(3, 4)).sum().backward()
-print("rank", dist.get_rank(), "saw", [bucket.parameters for bucket in model.buckets()])
+import os  # one write, so that the ranks' lines stay whole
+os.write(1, f"rank {dist.get_rank()} saw {[bucket.parameters for bucket in model.buckets()]}\\n".encode())
 if dist.get_rank() == 0:
     ddp_lab.recording.save("events.npz")
 dist.destroy_process_group()
