@@ -152,14 +152,19 @@ def run_cell(
     if cluster is None:
         write_line("stdout", "no cluster runs: starting one with defaults (see %cluster start --help)")
         cluster = start()
-    if watch:
+    dashboard = cluster.dashboard() if watch else None
+    if dashboard is not None:
         display: Callable[[Any], Any] = importlib.import_module("IPython.display").display
-        display(cluster.dashboard())
+        display(dashboard)
     chosen = list(range(cluster.world_size)) if ranks is None else list(ranks)
     board = default_board(chosen, quiet)
     if not wait:
         board.announce(chosen, f"{label} runs …")
-    result = cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board)
+    try:
+        result = cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board)
+    finally:
+        if dashboard is not None and wait:
+            dashboard.stop()  # it shows this cell; the next one that is watched has its own
     return None if wait else result
 
 
