@@ -11,19 +11,15 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jupyter_client.manager import KernelManager
-
-from ..errors import DdpLabError
+from .kernel import Kernel
 
 __all__ = ["main", "measure"]
 
 _PAUSE_S = 0.02
-_LIMIT_S = 120.0
 _CELLS = {"x = 1": "x = 1", "print(1)": "print(1)", "rank + 1": "rank + 1"}
 _PLAIN = """
 import ipyparallel
@@ -38,54 +34,6 @@ _OURS = "%load_ext ddp_lab\n%cluster start -n {ranks}"
 _END = "%cluster stop\n_plain.stop_cluster_sync()"
 
 
-class _Kernel:
-    """A Jupyter kernel and the time its cells take."""
-
-    def __init__(self) -> None:
-        self._manager = KernelManager(kernel_name="python3")
-        self._manager.start_kernel()
-        self._client = self._manager.client()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=_LIMIT_S)
-
-    def run(self, code: str) -> float:
-        """Runs a cell; returns its seconds until the kernel is idle again.
-
-        Raises:
-            DdpLabError: the cell failed.
-        """
-        begin = time.perf_counter()
-        message_id = self._client.execute(code)
-        error = ""
-        while True:
-            message = self._client.get_iopub_msg(timeout=_LIMIT_S)
-            if message["parent_header"].get("msg_id") != message_id:
-                continue
-            content = message["content"]
-            if message["msg_type"] == "error":
-                error = f"{content['ename']}: {content['evalue']}"
-            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
-                break
-        seconds = time.perf_counter() - begin
-        if error:
-            raise DdpLabError(f"the cell {code.splitlines()[0]!r} failed: {error}")
-        return seconds
-
-    def close(self) -> None:
-        """Ends the kernel."""
-        self._client.stop_channels()
-        self._manager.shutdown_kernel()
-
-
-@contextmanager
-def _kernel() -> Iterator[_Kernel]:
-    kernel = _Kernel()
-    try:
-        yield kernel
-    finally:
-        kernel.close()
-
-
 def measure(ranks: int = 2, turns: int = 50) -> dict[str, Any]:
     """Measures both sides.
 
@@ -97,7 +45,7 @@ def measure(ranks: int = 2, turns: int = 50) -> dict[str, Any]:
         cell -> side ("%%distributed", "%%px") -> ``median_ms``, ``p90_ms``; and ``ratio`` of the medians.
     """
     found: dict[str, Any] = {}
-    with _kernel() as kernel:
+    with Kernel() as kernel:
         kernel.run(_PLAIN.format(ranks=ranks))
         kernel.run(_OURS.format(ranks=ranks))
         try:
