@@ -138,11 +138,11 @@ class Lab:
         return name
 
     def copy(self, notebook: Path) -> str:
-        """Copies a notebook under a name of its own."""
-        self._number += 1
-        name = f"{notebook.stem}-{self._number}-{secrets.token_hex(3)}.ipynb"
-        shutil.copy(notebook, self.notebooks / name)
-        return name
+        """Copies a notebook into a folder of its own."""
+        folder = secrets.token_hex(3)
+        (self.notebooks / folder).mkdir()
+        shutil.copy(notebook, self.notebooks / folder)
+        return f"{folder}/{notebook.name}"
 
     def read(self, name: str) -> Any:
         """Returns a notebook as it is on disk."""

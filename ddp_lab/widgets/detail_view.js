@@ -90,6 +90,7 @@ export class RankTable {
 
   draw(ranks) {
     this.node.hidden = !ranks.length;
+    const hosts = new Set(ranks.map((one) => one.host));
     fill(this.table.body, ranks.map((one) => [
       String(one.rank),
       one.state ?? "–",
@@ -97,7 +98,7 @@ export class RankTable {
       ago(one.lastEvent),
       one.recorded === null || one.recorded === undefined ? "–" : one.recorded.toLocaleString("en"),
       String(one.dropped ?? 0),
-      [one.device, one.pid && `pid ${one.pid}`, one.host].filter(Boolean).join(" · ") || "–",
+      [one.device, one.pid && `pid ${one.pid}`, hosts.size > 1 && one.host].filter(Boolean).join(" · ") || "–",
     ]));
     [...this.table.body.rows].forEach((row, index) => {
       row.cells[1].className = `ddp-state ddp-state-${ranks[index].state}`;

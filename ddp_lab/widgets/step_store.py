@@ -153,9 +153,9 @@ class StepStore:
             columns |= {name: np.concatenate([events[name] for _, events in parts]) for name in _DEVICE_COLUMNS}
         step, reducer = columns["step"], columns["reducer"]
         used = _USED[columns["kind"]] & (step >= 0) & (reducer >= 0)
-        for one in np.unique(reducer[used]).tolist():
+        for one in _distinct(reducer[used]):
             of_reducer = used & (reducer == one)
-            for number in np.unique(step[of_reducer]).tolist():
+            for number in _distinct(step[of_reducer]):
                 chosen = np.flatnonzero(of_reducer & (step == number))
                 self._take(one, number, {name: values[chosen] for name, values in columns.items()})
 
@@ -220,7 +220,7 @@ class StepStore:
 
     def _frame_for(self, reducer: int, step: int, events: _Columns) -> StepFrame | None:
         """Returns the frame of the events' step, made or enlarged as needed; None if the step is too old."""
-        seen = set(np.unique(events["rank"]).tolist())
+        seen = set(_distinct(events["rank"]))
         held = self._frames.setdefault(reducer, OrderedDict())
         frame = held.get(step)
         if frame is None:
@@ -259,6 +259,16 @@ class StepStore:
             frame = held.pop(step)
             self._bytes -= _size(frame)
             self._dirty.pop((frame.reducer, step), None)
+
+
+def _distinct(values: npt.NDArray[Any]) -> list[int]:
+    """Returns the distinct values, ascending; by counting, several times as fast as sorting or hashing."""
+    if not len(values):
+        return []
+    lowest, highest = int(values.min()), int(values.max())
+    if highest - lowest > 4_096:
+        return [int(value) for value in np.unique(values)]
+    return [int(value) + lowest for value in np.flatnonzero(np.bincount(values - lowest))]
 
 
 def _size(frame: StepFrame) -> int:

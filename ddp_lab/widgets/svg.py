@@ -79,7 +79,7 @@ def _title(frame: StepFrame, title: str, sync: GradientSync) -> str:
         fill = _FILLS.get(part, _COLOURS[part])
         parts.append(f"<rect x='{x:.0f}' y='{33 - height}' width='16' height='{height}' fill='{fill}'/>")
         parts.append(_text(x + 20, 32, name, fill="#555"))
-        x += 36 + 5.6 * len(name)
+        x += 84
     return "".join(parts)
 
 

@@ -10,7 +10,6 @@ const COLUMNS = [
   ["GB/s", "the bucket's bytes (1e9 a second) over its all-reduce"],
   ["longest wait ms", "how long the rank that launched first waited, and for which rank"],
   ["hidden | exposed ms", "launched → reduced, mean over ranks: behind the backward's computation | after it"],
-  ["equal", "gradients equal on all ranks, after a comparison"],
 ];
 
 export class SyncView {
@@ -50,11 +49,10 @@ export class SyncView {
       setText(cells[3], significant(row.bandwidth));
       setText(cells[4], row.lastRank < 0 ? "–" : row.wait > 0 ? `${milliseconds(row.wait)} for rank ${row.lastRank}` : "–");
       this.fillBar(cells[5], row, longest);
-      setText(cells[6], same[bucket] === undefined ? "" : same[bucket].equal ? "=" : "≠ differs");
+      setText(cells[0].lastChild, same[bucket] === undefined ? "" : same[bucket].equal ? "=" : "≠");
       line.classList.toggle("ddp-selected", bucket === selected);
       line.classList.toggle("ddp-differs", same[bucket]?.equal === false);
     });
-    this.table.classList.toggle("ddp-inspected", Object.keys(same).length > 0);
     setText(this.summary, summarise(record, rows));
     this.drawVerdict(inspection);
   }
@@ -68,7 +66,8 @@ export class SyncView {
 
   makeRow(bucket) {
     const number = element("button", { type: "button", class: "ddp-link", title: `parameters of bucket ${bucket}` }, String(bucket));
-    const row = element("tr", {}, element("th", { scope: "row" }, number));
+    const mark = element("span", { class: "ddp-mark", title: "=: gradients equal on all ranks; ≠: they differ" });
+    const row = element("tr", {}, element("th", { scope: "row" }, number, mark));
     for (let column = 1; column < COLUMNS.length; column++) row.append(element("td"));
     const part = (index) => element("i", { class: `ddp-bar ddp-bar-${PARTS[index].name}` });
     row.cells[5].append(element("span", { class: "ddp-bars" }, part(3), part(4)), element("span", { class: "ddp-figures" }));

@@ -46,7 +46,7 @@ def test_quickstart_draws_the_training_while_it_runs(page: Page, lab: Lab, tmp_p
         _chooses_steps(page)
         _compares_gradients(page)
         path = os.environ.get(_SCREENSHOT) or tmp_path / "dashboard.png"
-        page.locator(".ddp-lab").screenshot(path=path)
+        page.screenshot(path=path)
         assert Path(path).stat().st_size > 20_000
         assert not notebook.errors
         _keeps_the_picture(page, notebook, training)
