@@ -168,7 +168,8 @@ class NotebookPage:
         self.lab = lab
         self.name = name
         self.errors: list[str] = []
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        # A widget's module is loaded from a blob: other errors are JupyterLab's own.
+        page.on("pageerror", lambda error: "blob:" in (error.stack or "") and self.errors.append(str(error)))
         self._load()
 
     def _load(self) -> None:

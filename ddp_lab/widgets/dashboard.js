@@ -20,6 +20,7 @@ class View {
     this.reducer = null;
     this.step = null;
     this.following = true;
+    this.pinned = false; // the reader chose the model: others don't take its place
     this.bucket = null;
     this.draws = 0; // pictures
     this.updates = 0; // pictures that showed something new
@@ -41,7 +42,7 @@ class View {
     this.toolbar = new Toolbar({
       choose: (step) => this.set({ step, following: false }),
       follow: (following) => this.set({ following }),
-      reducer: (reducer) => this.set({ reducer, step: null, bucket: null, following: true }),
+      reducer: (reducer) => this.set({ reducer, pinned: true, step: null, bucket: null, following: true }),
       axis: (axis) => this.timeline.setAxis(axis),
       zoom: (factor) => (factor === null ? this.timeline.setWindow(null) : this.timeline.zoom(factor)),
     });
@@ -160,9 +161,11 @@ class View {
 
   // The record to show: the chosen step (also when the store has let it go), else the newest of the chosen model.
   choose() {
-    const reducers = [...this.store.reducers.keys()];
-    if (!reducers.length) return null;
-    if (!this.store.reducers.has(this.reducer)) this.reducer = reducers.at(-1);
+    if (!this.store.newest) return null;
+    if (!this.store.reducers.has(this.reducer) || (this.following && !this.pinned)) {
+      if (this.reducer !== this.store.newest.reducer) this.bucket = null;
+      this.reducer = this.store.newest.reducer;
+    }
     const chosen = this.following ? null : this.store.get(this.reducer, this.step);
     if (!this.following) return chosen ?? (this.record?.reducer === this.reducer ? this.record : this.store.latest(this.reducer));
     const now = performance.now();

@@ -46,6 +46,7 @@ def encode_steps(frames: Iterable[StepFrame]) -> tuple[dict[str, Any], bytes]:
                 "generation": frame.generation,
                 "ranks": frame.ranks,
                 "buckets": frame.shape[1],
+                "began": frame.origin_ns / 1e9,
                 "complete": frame.complete,
                 "abandoned": frame.abandoned,
                 "device": with_device,

@@ -7,6 +7,7 @@ const LONG_MS = 100; // a step that takes longer is shown while it grows
 export class StepStore {
   constructor() {
     this.reducers = new Map(); // reducer -> Map(step -> record), in order of arrival
+    this.newest = null; // the record of the backward that began last, of whichever model
     this.bytes = 0;
     this.received = 0;
     this.listeners = new Set();
@@ -21,6 +22,7 @@ export class StepStore {
       record.arrived = previous ? previous.arrived : now;
       this.bytes += record.size - (previous ? previous.size : 0);
       held.set(record.step, record);
+      if (!this.newest || record.began >= this.newest.began) this.newest = record;
       this.forget(held);
     }
     this.received += 1;
@@ -38,6 +40,7 @@ export class StepStore {
   // The timeline was cleared.
   reset() {
     this.reducers.clear();
+    this.newest = null;
     this.bytes = 0;
     this.changed();
   }

@@ -174,6 +174,22 @@ def test_follows_the_theme(shown: NotebookPage) -> None:
     until(lambda: _ink(page) < 80, 5, "dark text")
 
 
+def test_follows_the_model_that_trains(page: Page, notebook: Open) -> None:
+    """A second model that begins to train is shown, until the reader chooses a model."""
+    opened = notebook("feed(3)", "training, steps = Training(2, 5, reducer=1), iter(range(10))\nfeed(3)", "feed(3)")
+    opened.run_cell(2)
+    until(lambda: _step(page) == 2, 10, "step 2")
+    models = page.get_by_label("model")
+    assert not models.is_visible()
+    opened.run_cell(3)
+    until(lambda: models.is_visible() and models.input_value() == "1", 10, "the second model")
+    assert page.locator(".ddp-sync-table tbody tr").count() == 5
+    models.select_option("0")
+    opened.run_cell(4)
+    until(lambda: page.locator(".ddp-sync-table tbody tr").count() == 3, 10, "the chosen model's buckets")
+    assert models.input_value() == "0"
+
+
 def test_a_reloaded_page_shows_the_steps_again(page: Page, notebook: Open) -> None:
     """After a reload of the page the live view comes back with its steps, and goes on."""
     opened = notebook("feed(30)", "feed(5)")
