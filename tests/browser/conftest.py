@@ -1,4 +1,7 @@
-"""One JupyterLab and one Chromium for all browser tests; skipped in one line where a piece is missing."""
+"""One JupyterLab and one Chromium for each module of browser tests; skipped in one line where a piece is missing.
+
+Not for the whole session: Playwright keeps an event loop open in the main thread, which other libraries notice.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"missing: {missing}"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium, with a fresh profile."""
     missing = _missing()
@@ -52,7 +55,7 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab on an empty folder."""
     from ddp_lab.bench.browser import jupyterlab
