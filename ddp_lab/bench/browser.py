@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import nbformat
 import psutil
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from ..errors import DdpLabError
 
@@ -168,9 +168,13 @@ class NotebookPage:
         self.lab = lab
         self.name = name
         self.errors: list[str] = []
-        # A widget's module is loaded from a blob: other errors are JupyterLab's own.
-        page.on("pageerror", lambda error: "blob:" in (error.stack or "") and self.errors.append(str(error)))
+        page.on("pageerror", self._note_error)
         self._load()
+
+    def _note_error(self, error: Error) -> None:
+        """Keeps an error of a widget's script, which is loaded from a blob; others are JupyterLab's own."""
+        if "blob:" in (error.stack or ""):
+            self.errors.append(str(error))
 
     def _load(self) -> None:
         """Opens the notebook and waits for its cells."""

@@ -107,7 +107,13 @@ class View {
     if (this.frame || !this.inView) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = null;
-      this.draw();
+      try {
+        this.draw();
+      } catch (error) {
+        this.notice.hidden = false;
+        setText(this.notice, `The dashboard could not draw: ${error.message}`);
+        throw error;
+      }
     });
   }
 
