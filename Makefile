@@ -11,6 +11,9 @@ BUILT := $(VENV)/.built-$(TORCH_TAG)
 SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
+# One ninja for all builds: another version would compile everything again.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
 .PHONY: build demo test soak lab check format bench-record browser clean
 
 build: $(BUILT)  ## set up .venv and compile the extensions
@@ -34,7 +37,7 @@ $(INSTALLED): $(VENV)/.python pyproject.toml setup.py
 	@touch $@
 
 $(BUILT): $(INSTALLED) $(SOURCES)
-	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python setup.py --quiet build_ext --inplace
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
 demo: build  ## the main job: train on a cluster of ranks, write build/demo/quickstart.{ipynb,html}
