@@ -59,7 +59,7 @@ class GroupRecord:
 _records: list[GroupRecord] = []
 _lock = threading.Lock()
 _original: Callable[..., Any] | None = None
-_store_ports: set[int] = set()
+_store_port: int | None = None
 
 
 def install() -> None:
@@ -80,8 +80,13 @@ def uninstall() -> None:
 
 
 def exclude_port(port: int) -> None:
-    """Names a rendezvous store's port: its connections belong to no group."""
-    _store_ports.add(port)
+    """Names the rendezvous store's port: its connections belong to no group.
+
+    Only the store that is in use counts. The system gives the ports of earlier ones to new connections, and a
+    connection that is not known to belong to its group can't be freed.
+    """
+    global _store_port
+    _store_port = port
 
 
 def alive() -> list[GroupRecord]:
@@ -185,7 +190,7 @@ def _is_connection(descriptor: int, inode: int) -> bool:
             ports = {copy.getpeername()[1], copy.getsockname()[1]}
         except OSError:  # listening
             return False
-        return not ports & _store_ports
+        return _store_port not in ports
 
 
 def _shut_down(descriptor: int, inode: int) -> None:
