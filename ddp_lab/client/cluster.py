@@ -267,7 +267,8 @@ class Cluster:
         from ..widgets.dashboard import Dashboard
 
         def request_inspection(reducer: int, step: int) -> None:
-            self.wire.send(None, {"op": "inspect", "reducer": reducer, "step": step})
+            for rank, own in self.timeline.own_numbers(reducer).items():
+                self.wire.send([rank], {"op": "inspect", "reducer": own, "step": step})
 
         return Dashboard(self.timeline, status=self.status, request_inspection=request_inspection)
 

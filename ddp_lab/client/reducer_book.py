@@ -39,6 +39,13 @@ class ReducerBook:
             self._numbers[own] = self._models[model]
         return self._numbers[own]
 
+    def own_number(self, rank: int, life: int, reducer: int) -> int | None:
+        """What this rank, in this life, calls the reducer numbered so here; None if it has no such model."""
+        for (of_rank, of_life, own), number in self._numbers.items():
+            if (of_rank, of_life, number) == (rank, life, reducer):
+                return own
+        return None
+
     def mark(self, rank: int, life: int, index: int) -> int:
         """Index in `mark_names` of what this rank, in this life, calls mark `index`; -1 if it has no name."""
         return self._marks.get((rank, life, index), -1)

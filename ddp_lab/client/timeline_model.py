@@ -141,6 +141,12 @@ class TimelineModel:
             self.version += 1
             self._start()
 
+    def own_numbers(self, reducer: int) -> dict[int, int]:
+        """rank -> what that rank itself calls this reducer, for the living ranks that have it."""
+        with self._lock:
+            found = {rank: self._book.own_number(rank, known.life, reducer) for rank, known in self._ranks.items()}
+            return {rank: own for rank, own in found.items() if own is not None}
+
     # ---- who and what -----------------------------------------------------------------------------------
 
     def ranks(self) -> list[RankStatus]:

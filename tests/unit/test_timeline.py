@@ -126,6 +126,8 @@ def test_a_restarted_cluster_brings_new_models() -> None:
     assert timeline.spans(reducer=1).step.tolist() == [0, 0]
     assert len(timeline.spans(reducer=0)) == 40
     assert [rank.session for rank in timeline.ranks()] == [2, 2]
+    assert timeline.own_numbers(1) == {0: 0, 1: 0}, "what to ask these ranks about"
+    assert timeline.own_numbers(0) == {}, "no rank has it any more"
 
 
 def test_separate_groups_that_number_alike_are_separate_models() -> None:
