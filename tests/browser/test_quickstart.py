@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from ddp_lab.bench.browser import PROJECT, NotebookPage, until
 
 if TYPE_CHECKING:
@@ -29,8 +27,6 @@ def _index_of(notebook: NotebookPage, text: str) -> int:
 
 def test_quickstart_draws_the_training_while_it_runs(page: Page, lab: Lab, tmp_path: Path) -> None:
     """Quickstart trains in JupyterLab: the canvas changes meanwhile, steps can be chosen, and the picture is kept."""
-    if not QUICKSTART.exists():
-        pytest.skip("notebooks/quickstart.ipynb is not there")
     notebook = NotebookPage(page, lab, lab.copy(QUICKSTART))
     notebook.start_kernel()
     training = _index_of(notebook, "%%distributed --watch")
