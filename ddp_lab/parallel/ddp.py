@@ -181,7 +181,7 @@ class DistributedDataParallel(TorchDDP):
         self._keys = [(p.dtype, p.device) for p in self._trained]
         self._step_agreed = True
         self._assignment = self._first_assignment()
-        self._reducer = _C.Reducer(
+        self.reducer = _C.Reducer(
             parameters=self._trained,
             names=self._names,
             assignment=self._assignment,
@@ -221,9 +221,9 @@ class DistributedDataParallel(TorchDDP):
         if torch.is_grad_enabled():
             if not self._step_agreed:
                 self._agree_on_step()
-            if self._reducer.begin_forward(self.require_backward_grad_sync):
+            if self.reducer.begin_forward(self.require_backward_grad_sync):
                 self._rebuild()
-                self._reducer.begin_forward(self.require_backward_grad_sync)
+                self.reducer.begin_forward(self.require_backward_grad_sync)
         if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._sync_buffers()  # type: ignore[no-untyped-call]
         if self.device_ids:
@@ -235,26 +235,26 @@ class DistributedDataParallel(TorchDDP):
     def _post_forward(self, output: Any) -> Any:
         sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         if torch.is_grad_enabled():
-            self._reducer.end_forward()
+            self.reducer.end_forward()
         if sync:
-            self._reducer.arm([output] if isinstance(output, torch.Tensor) else list(_find_tensors(output)))
+            self.reducer.arm([output] if isinstance(output, torch.Tensor) else list(_find_tensors(output)))
         self.require_forward_param_sync = sync
         return output
 
     def _rebuild(self) -> None:
         """Assigns the buckets anew in the order in which rank 0's gradients became ready. Once; all ranks."""
-        order = torch.tensor(self._reducer.ready_order(), dtype=torch.int64, device=self.device)
+        order = torch.tensor(self.reducer.ready_order(), dtype=torch.int64, device=self.device)
         dist.broadcast(order, group=self.process_group, group_src=0)
         self._assignment = assign_buckets(self._sizes, self._keys, self._caps, order.tolist())
-        self._reducer.rebuild(self._assignment)
+        self.reducer.rebuild(self._assignment)
         self._has_rebuilt_buckets = True
         self._describe_assignment()
 
     def _agree_on_step(self) -> None:
         """After a failure ranks may have counted differently many backwards: they go on from the same number."""
-        step = torch.tensor([self._reducer.step()], dtype=torch.int64, device=self.device)
+        step = torch.tensor([self.reducer.step()], dtype=torch.int64, device=self.device)
         dist.all_reduce(step, op=dist.ReduceOp.MAX, group=self.process_group)
-        self._reducer.set_step(int(step.item()))
+        self.reducer.set_step(int(step.item()))
         self._step_agreed = True
 
     # -- comm hooks
@@ -275,7 +275,7 @@ class DistributedDataParallel(TorchDDP):
             RuntimeError: a hook has been registered already.
         """
         check_hook(hook)
-        self._reducer.register_hook(state, hook)
+        self.reducer.register_hook(state, hook)
         self._comm_hooks.append((hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
@@ -311,7 +311,7 @@ class DistributedDataParallel(TorchDDP):
         For a helper thread after it has freed this rank from a collective. A backward that an exception ended
         is discarded by the next forward without this.
         """
-        self._reducer.abandon()
+        self.reducer.abandon()
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         """Points the model at another process group, e.g. after a rejoin. Communicates at the next forward.
@@ -323,17 +323,17 @@ class DistributedDataParallel(TorchDDP):
         self._assignment = self._first_assignment()
         self._has_rebuilt_buckets = False
         self._step_agreed = False
-        self._reducer.update_process_group(
+        self.reducer.update_process_group(
             new_process_group, verify.process_group_index(new_process_group), self._assignment
         )
         self._describe_assignment()
 
     def _remove_autograd_hooks(self) -> None:
-        self._reducer.remove_hooks()
+        self.reducer.remove_hooks()
 
     def _check_reducer_finalized(self) -> None:
         """Raises RuntimeError if a backward has begun and not averaged all gradients."""
-        if self._reducer.in_flight():
+        if self.reducer.in_flight():
             raise RuntimeError(
                 "Expected to finish all reduction: a backward has begun and some buckets are not reduced"
             )

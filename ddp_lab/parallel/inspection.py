@@ -27,7 +27,7 @@ def live_models() -> list[DistributedDataParallel]:
 
 def inspect_gradients(model: DistributedDataParallel) -> list[dict[str, Any]]:
     """See `DistributedDataParallel.inspect_gradients`."""
-    found = model._reducer.inspect(anyway=True)
+    found = model.reducer.inspect(anyway=True)
     if found is None:
         raise RuntimeError("inspect_gradients() was called during a backward: call it when backward() has returned")
     return _as_dicts(found)
@@ -37,7 +37,7 @@ def install(model: DistributedDataParallel) -> None:
     """Counts the model among the living, and makes its reducer report here when it has carried out a request."""
     _live.add(model)
     reducer_id = model.reducer_id
-    model._reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
+    model.reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
 
 
 def request_inspection(reducer_id: int, step: int) -> None:
@@ -52,7 +52,7 @@ def request_inspection(reducer_id: int, step: int) -> None:
     if reducer_id not in models:
         raise KeyError(f"no living model has reducer id {reducer_id}; there are {list(models)}")
     model = models[reducer_id]
-    reducer = model._reducer
+    reducer = model.reducer
     reducer.request_inspection(step)
     at_step = reducer.step()
     if step < at_step:
@@ -65,24 +65,24 @@ def _watch(reference: weakref.ref[DistributedDataParallel], at_step: int) -> Non
 
     def look() -> None:
         model = reference()
-        if model is None or not model._reducer.inspection_pending():
+        if model is None or not model.reducer.inspection_pending():
             return
-        now = model._reducer.step()
+        now = model.reducer.step()
         if now != at_step or not _inspect_now(model, now, anyway=True):
             _watch(reference, now)
 
     model = reference()
-    if model is not None and model._reducer.inspection_pending():
+    if model is not None and model.reducer.inspection_pending():
         timer = threading.Timer(_IDLE_SECONDS, look)
         timer.daemon = True
         timer.start()
 
 
 def _inspect_now(model: DistributedDataParallel, step: int, *, anyway: bool) -> bool:
-    found = model._reducer.inspect(anyway=anyway)
+    found = model.reducer.inspect(anyway=anyway)
     if found is None:
         return False
-    model._reducer.request_inspection(_NEVER)
+    model.reducer.request_inspection(_NEVER)
     _describe(model.reducer_id, step - 1, found)
     return True
 

@@ -61,8 +61,8 @@ class BucketInfo:
 
 def buckets(model: DistributedDataParallel) -> tuple[BucketInfo, ...]:
     """See `DistributedDataParallel.buckets`."""
-    times = model._reducer.bucket_times()
-    generation = model._reducer.generation()
+    times = model.reducer.bucket_times()
+    generation = model.reducer.generation()
     return tuple(
         BucketInfo(
             index=index,
@@ -100,8 +100,8 @@ def assignment(model: DistributedDataParallel) -> dict[str, Any]:
     return {
         "type": "assignment",
         "reducer": model.reducer_id,
-        "generation": model._reducer.generation(),
-        "first_step": model._reducer.step(),
+        "generation": model.reducer.generation(),
+        "first_step": model.reducer.step(),
         "process_group": verify.process_group_index(model.process_group),
         "group_ranks": dist.get_process_group_ranks(model.process_group),
         "backend": str(dist.get_backend(model.process_group)),

@@ -200,11 +200,11 @@ def _freed_on_rank(rank: int, size: int) -> list[str]:
     x = torch.ones(2, 4)
     ours(x).sum().backward()
     ours(x).sum().backward()  # rebuilt
-    steps = [int(ours._reducer.step())]
+    steps = [int(ours.reducer.step())]
 
     def free() -> None:
         deadline = time.monotonic() + 30
-        while not ours._reducer.in_flight() and time.monotonic() < deadline:
+        while not ours.reducer.in_flight() and time.monotonic() < deadline:
             pass
         for fd in {int(fd) for fd in os.listdir("/proc/self/fd")} - before:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
@@ -228,7 +228,7 @@ def _freed_on_rank(rank: int, size: int) -> list[str]:
         _assert_clean_step(ours, torchs, rank)
     assert len(ours.buckets()) == 1
     assert ours.buckets()[0].rebuilt
-    return [message, str([*steps, int(ours._reducer.step())])]
+    return [message, str([*steps, int(ours.reducer.step())])]
 
 
 def test_a_rank_that_waits_is_freed_and_rejoins(ranks: Ranks) -> None:
