@@ -17,6 +17,7 @@ _PUBLIC = {
     "CellResult": "client.cell_run",
     "Cluster": "client.cluster",
     "ClusterError": "errors",
+    "DataParallel": "parallel.data_parallel",
     "DdpLabError": "errors",
     "DistributedDataParallel": "parallel.ddp",
     "ExtensionError": "errors",
@@ -24,6 +25,8 @@ _PUBLIC = {
     "ScheduleError": "errors",
     "Timeline": "client.timeline",
     "current_cluster": "client.cluster",
+    "data_parallel": "parallel.data_parallel",
+    "install": "parallel.install",
 }
 _MODULES = {"recording": "parallel.recording"}
 
@@ -32,6 +35,7 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
     "CellResult",
     "Cluster",
     "ClusterError",
+    "DataParallel",
     "DdpLabError",
     "DistributedDataParallel",
     "ExtensionError",
@@ -39,6 +43,8 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
     "ScheduleError",
     "Timeline",
     "current_cluster",
+    "data_parallel",
+    "install",
     "recording",
     "__version__",
     "load_ipython_extension",
@@ -51,7 +57,9 @@ if TYPE_CHECKING:
     from .client.timeline import Timeline
     from .errors import CellError, ClusterError, DdpLabError, ExtensionError, RankFailure, ScheduleError
     from .parallel import recording
+    from .parallel.data_parallel import DataParallel, data_parallel
     from .parallel.ddp import DistributedDataParallel
+    from .parallel.install import install
 
 
 def __getattr__(name: str) -> Any:
