@@ -1,0 +1,80 @@
+"""`ddp_lab.install()`: programs that construct torch's DistributedDataParallel get ours, without an edit.
+
+[Note: what install() reaches]
+Trainers import the class by name (`from torch.nn.parallel import DistributedDataParallel as DDP`), so each module that
+was imported before holds a reference of its own. All of them are pointed at our class, under whatever name; modules
+imported later take it from `torch.nn.parallel`. Out of reach are models wrapped before, classes that were derived
+from torch's before, and references in closures or default arguments. Our own modules keep torch's class as the base.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from .ddp import DistributedDataParallel
+
+__all__ = ["Installation", "install"]
+
+_OURS = __name__.split(".")[0]
+
+
+class Installation:
+    """What `install` changed; `undo`, or the end of a ``with`` block, changes it back."""
+
+    def __init__(self) -> None:
+        self._changed = _point_at(DistributedDataParallel, instead_of=TorchDDP)
+
+    def undo(self) -> None:
+        """Gives torch's class back to the modules that held it. A second call does nothing.
+
+        Modules first imported in between keep ours.
+        """
+        for module_name, name in self._changed:
+            module = sys.modules.get(module_name)
+            if module is not None and vars(module).get(name) is DistributedDataParallel:
+                vars(module)[name] = TorchDDP
+        self._changed = []
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def install() -> Installation:
+    """Makes `torch.nn.parallel.DistributedDataParallel` our class in this process, in every module that holds it.
+
+    Call it in each rank before the model is wrapped, e.g. as the first lines of a training script. A second call
+    only reaches the modules that still hold torch's class.
+
+    Returns:
+        A context manager whose end undoes this call; it may be ignored.
+
+    Example:
+        >>> import ddp_lab
+        >>> ddp_lab.install()  # then accelerate, Lightning and your own code wrap their models with ours
+        >>> with ddp_lab.install():
+        ...     model = torch.nn.parallel.DistributedDataParallel(net)
+    """
+    return Installation()
+
+
+def _point_at(new: type, *, instead_of: type) -> list[tuple[str, str]]:
+    """Replaces a class in the namespaces of all imported modules but ours; returns (module, name) of each place."""
+    changed = []
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] == _OURS:
+            continue
+        namespace = getattr(module, "__dict__", None)
+        if not isinstance(namespace, dict):
+            continue
+        for name in [name for name, value in list(namespace.items()) if value is instead_of]:
+            namespace[name] = new
+            changed.append((module_name, name))
+    return changed
