@@ -36,7 +36,7 @@ PYBIND11 = ["-isystem", pybind11.get_include()]
 TORCH_INCLUDE = Path(torch.__file__).parent / "include"
 
 SCHEDULE_SOURCES = ["csrc/reduce/bucket_schedule.cpp", "csrc/schedule_bindings.cpp"]
-C_SOURCES = ["csrc/bindings.cpp", *sorted(str(p) for p in Path("csrc").glob("*/*.cpp"))]
+C_SOURCES = sorted(str(p) for p in Path("csrc").rglob("*.cpp") if str(p) not in SCHEDULE_SOURCES[1:])
 
 
 class Build(BuildExtension):  # type: ignore[misc]

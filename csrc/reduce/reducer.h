@@ -1,9 +1,10 @@
 // Reducer: averages the gradients of one model over the ranks of a process group, bucket by bucket, while the
 // backward is still running.
 //
-// The way of a gradient: arm (forward's end) -> on_grad_ready (autograd's threads) -> Bucket::copy_in ->
-// BucketSchedule::mark_ready -> launch -> comm hook or all_reduce -> finalize (end of the backward, waits in
-// bucket order) -> Bucket::copy_out.
+// The way of a gradient, in reducer.cpp: arm (forward's end) -> on_grad_ready (autograd's threads) -> copy_in ->
+// mark_ready -> launch -> comm hook or all_reduce -> finalize (end of the backward, waits in bucket order) -> copy_out.
+// Beside it: reducer_setup.cpp (hooks, buckets, process group), reducer_backward.cpp (where a backward begins and
+// ends), reducer_join.cpp (backwards that no gradient brings), reducer_state.cpp (questions and settings).
 #pragma once
 
 #include <atomic>
@@ -24,14 +25,21 @@
 #include "reduce/comm_hook.h"
 #include "reduce/device_spans.h"
 #include "reduce/inspection.h"
+#include "reduce/static_graph.h"
+#include "reduce/unused_parameters.h"
 
 namespace ddp_lab {
 
 struct ReducerOptions {
-  bool gradient_as_bucket_view = false;
+  std::vector<std::string> names;         // qualified, in the order of registration
   std::int32_t reducer_id = -1;           // the same on all ranks
   std::int32_t process_group_index = -1;  // of this rank
-  std::vector<std::string> names;         // qualified, in the order of registration
+  bool gradient_as_bucket_view = false;
+  bool find_unused_parameters = false;
+  bool static_graph = false;
+  bool skip_all_reduce_unused_params = false;  // the user answers for equal unused parameters on all ranks
+  bool batched_grad_copy = false;
+  std::vector<bool> expect_sparse;  // by parameter; empty: none
 };
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
@@ -45,6 +53,20 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::int64_t backward_begin = 0, first_ready = 0, ready = 0, launched = 0, reduced = 0, backward_end = 0;
   };
 
+  // Of the last synchronised step: host times in ns, 0 if there was none.
+  struct StepTimes {
+    std::int64_t forward_begin = 0, forward_end = 0, backward_begin = 0, backward_compute_end = 0;
+    std::int64_t communication_begin = 0, communication_end = 0;
+  };
+
+  struct Report {
+    std::int64_t iteration = 0;  // forwards outside no_sync that have begun
+    std::size_t unused_parameters = 0, buckets_reduced = 0;
+    std::vector<std::size_t> ready_order;  // parameters, of the last backward that finished
+    std::string error;                     // the last one raised; empty: none
+    StepTimes times;
+  };
+
   Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group, ReducerOptions options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
@@ -55,12 +77,33 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // begun, if rebuild() is to be called first.
   bool begin_forward(bool sync);
   void end_forward();
-  // The next backward synchronises gradients. `outputs`: the tensors that forward returned.
-  void arm(const std::vector<at::Tensor>& outputs);
+  // The next backward synchronises gradients, if `sync`. `outputs`: the tensors that forward returned.
+  void arm(const std::vector<at::Tensor>& outputs, bool sync = true);
+  // What autograd calls when it has accumulated a gradient.
+  void on_grad_ready(std::size_t parameter);
 
-  // Parameters in the order in which their gradients became ready in the first synchronised backward.
+  // Parameters in the order in which their gradients became ready in the last finished backward.
   std::vector<std::size_t> ready_order() const;
+  bool rebuild_due() const;
   void rebuild(const Assignment& assignment);
+
+  // One backward without autograd: averages the gradients that have accumulated under no_sync. Parameters without one
+  // count as unused. All ranks.
+  void synchronize();
+  // A rank without inputs takes part in one backward of the others: with zeros, and keeps its own gradients.
+  void shadow_backward();
+  // Such a rank has seen no gradient, yet may be the one whose order counts: that of registration.
+  void mark_all_ready();
+  // `work` sums ones over the ranks that still have inputs; its result divides the next gradients, unless they
+  // are to be divided by the world size.
+  void set_forward_pass_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial_world_size);
+  // Waited for at the end of the next backward.
+  void install_post_backward_futures(std::vector<FuturePointer> futures);
+
+  // Whether the training thread is inside no_sync().
+  void set_no_sync(bool inside);
+  // True once after a synchronised backward that began inside no_sync(), which is of no use there.
+  bool take_no_sync_warning();
 
   // Forgets a backward that will not finish, so that the next forward starts clean. Any thread. If that backward
   // runs on after all, it ends with an exception.
@@ -68,14 +111,25 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool in_flight() const;  // a gradient has arrived, and the backward has not been finalized
 
   void set_comm_hook(HookPointer hook);
+  // The comm hook, or the sum over the ranks, of a bucket that the caller made.
+  FuturePointer run_comm_hook(c10d::GradBucket& bucket);
+  FuturePointer run_all_reduce(c10d::GradBucket& bucket);
   // Points at another group and goes back to `assignment` until the next first backward.
   void update_process_group(GroupPointer group, std::int32_t index, const Assignment& assignment);
   void remove_hooks();
+  // The graph never changes: see [Note: static graph]. Before the first synchronised forward.
+  void set_static_graph();
 
   std::int64_t step() const;  // index of the coming (or running) synchronised backward
   void set_step(std::int64_t step);
   std::uint16_t generation() const;
+  void set_generation(std::uint16_t generation);
   std::vector<Times> times() const;
+  Report report() const;
+  void set_error(std::string text);
+  // With find_unused_parameters: whether each forward has left the same parameters unused.
+  bool graph_was_static() const;
+  at::Tensor used_map();
 
   // Norm and checksum of each bucket's gradients; nothing while a forward or backward is under way (unless
   // `anyway`, for the thread that trains) or another thread uses the reducer.
@@ -92,33 +146,56 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   static constexpr std::int64_t kNoInspection = std::numeric_limits<std::int64_t>::max();
   static constexpr int kNoTask = -1;
 
+  // When the gradients of a backward are copied into their buckets.
+  enum class Mode : std::uint8_t {
+    kEager,    // each as soon as it arrives
+    kCounted,  // each when it has arrived as often as in the first backward of a static graph
+    kWhole     // all at the end
+  };
+
   struct Place {
     std::uint32_t bucket = 0;
     std::uint32_t slot = 0;
     std::uint64_t arrived = 0;  // the arm in which its gradient arrived last
+    std::uint64_t unused = 0;   // the arm in which it was unused last
     std::int64_t bytes = 0;
   };
 
-  void add_hooks();
-  void assign(const Assignment& assignment);
-  void on_grad_ready(std::size_t parameter);
-  void on_output_gradient(std::uint64_t arm);
-  void check_gradient(std::size_t parameter, const at::Tensor& gradient) const;
-  void enter_task();
-  void end_of_task(int task, std::uint64_t arm);
+  // reducer.cpp
+  void start_backward(bool rearmed);
+  void find_unused(const std::vector<at::Tensor>& outputs);
+  bool completes(std::size_t parameter);
+  void check_gradient(std::size_t parameter, const at::Tensor& gradient);
+  void copy_in(std::size_t parameter);
+  void mark_ready(std::size_t parameter);
   void launch(std::size_t bucket);
   void finalize(Lock& lock);
-  void collect(std::size_t bucket);
+  void copy_out(std::size_t bucket);
+  bool unused_anywhere(std::size_t parameter);
+
+  // reducer_setup.cpp
+  void add_hooks();
+  void assign(const Assignment& assignment);
+
+  // reducer_backward.cpp
+  void on_output_gradient(std::uint64_t epoch);
+  bool gradients_wanted() const;
+  void enter_task(bool by_output);
+  void end_of_task(int task, std::uint64_t arm);
+  void begin_backward(std::int64_t now);
+  bool flushes() const;
+  void flush();
   void finish_backward();
   void abandon_backward();
-  void begin_backward(std::int64_t now);
-  DeviceSpans* spans_of(const Bucket& bucket);
-  std::string unfinished_message() const;
 
+  int divisor();
+  bool skips(std::size_t bucket) const;
+  DeviceSpans* spans_of(const Bucket& bucket);
+  [[noreturn]] void fail(const std::string& message);
   Event event(Kind kind, std::int64_t host_ns = 0) const;
 
   const std::vector<at::Tensor> parameters_;
-  const ReducerOptions options_;
+  ReducerOptions options_;
   GroupPointer group_;
   std::int32_t group_index_;
   HookPointer hook_;
@@ -132,21 +209,48 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<Launched> launched_;
   std::vector<Place> places_;  // by parameter
-  std::vector<std::size_t> order_;
   std::vector<Times> times_;
+
+  std::unique_ptr<GraphWalk> walk_;  // find_unused_parameters
+  std::vector<std::size_t> unused_;  // by parameter index, ascending: counts as arrived when the backward begins
+  std::vector<std::size_t> last_unused_;
+  UsedMap used_;
+  std::unique_ptr<StaticGraph> static_;  // static_graph
+  std::vector<std::size_t> firings_;     // Mode::kWhole: parameters as their gradients arrived
+  std::vector<std::size_t> order_;       // of readiness, in this backward
+  std::vector<std::size_t> last_order_;  // in the last one that finished
+
+  c10::intrusive_ptr<c10d::Work> remaining_ranks_;
+  std::vector<FuturePointer> futures_;
+  int divisor_ = 0;  // 0: not yet known
 
   std::vector<int> tasks_;  // autograd's graph tasks that have brought gradients and have not ended
   int last_task_ = kNoTask;
+  int root_task_ = kNoTask;  // see [Note: the end of a backward]
   std::uint64_t arm_ = 0;
+  std::uint64_t epoch_ = 0;     // grows when what forwards have returned no longer counts
   std::uint64_t given_up_ = 0;  // the arm of which abandon() was called
   std::int64_t step_ = 0;
+  std::int64_t iteration_ = 0;
   std::int64_t backward_begin_ = 0;
+  std::size_t buckets_reduced_ = 0;
   std::uint16_t generation_ = 0;
+  Mode mode_ = Mode::kEager;
   bool armed_ = false;
+  bool rearmed_ = false;
   bool in_flight_ = false;
   bool finalizing_ = false;
   bool busy_ = false;  // between the begin of a forward and the end of its backward
   bool rebuilt_ = false;
+  bool shadow_ = false;
+  bool root_by_output_ = false;
+  bool same_unused_ = true;
+  bool walked_ = false;
+  bool graph_changed_ = false;
+  bool no_sync_ = false;
+  bool no_sync_warning_ = false;
+  std::string error_;
+  StepTimes now_times_, last_times_;
   std::atomic<std::int64_t> inspect_from_{kNoInspection};
 };
 

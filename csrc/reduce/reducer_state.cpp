@@ -1,4 +1,5 @@
 // Reducer's rare calls: what happens between backwards, not in them.
+#include <algorithm>
 #include <utility>
 
 #include "record/recorder.h"
@@ -8,32 +9,7 @@ namespace ddp_lab {
 
 std::vector<std::size_t> Reducer::ready_order() const {
   const Lock lock(mutex_);
-  return order_;
-}
-
-void Reducer::rebuild(const Assignment& assignment) {
-  const Lock lock(mutex_);
-  TORCH_CHECK(!in_flight_, "buckets can't be assigned anew during a backward");
-  assign(assignment);
-  rebuilt_ = true;
-  order_.clear();
-  ++generation_;
-  recorder().record(event(Kind::kRebuilt));
-}
-
-void Reducer::update_process_group(GroupPointer group, std::int32_t index, const Assignment& assignment) {
-  {
-    const Lock lock(mutex_);
-    TORCH_CHECK(!finalizing_, "the process group can't be replaced while a backward waits for it");
-    abandon_backward();
-    // The old group is let go outside the lock: its threads may take a while to end.
-    std::swap(group_, group);
-    group_index_ = index;
-    rebuilt_ = false;
-    order_.clear();
-    assign(assignment);
-    ++generation_;
-  }
+  return last_order_;
 }
 
 bool Reducer::in_flight() const {
@@ -41,11 +17,38 @@ bool Reducer::in_flight() const {
   return in_flight_;
 }
 
-void Reducer::set_comm_hook(HookPointer hook) {
+void Reducer::install_post_backward_futures(std::vector<FuturePointer> futures) {
   const Lock lock(mutex_);
-  TORCH_CHECK(!hook_, "register_comm_hook or register_builtin_comm_hook can only be called once.");
-  TORCH_CHECK(!in_flight_, "a comm hook can't be registered during a backward");
-  hook_ = std::move(hook);
+  futures_ = std::move(futures);
+}
+
+void Reducer::set_no_sync(bool inside) {
+  const Lock lock(mutex_);
+  no_sync_ = inside;
+}
+
+bool Reducer::take_no_sync_warning() {
+  const Lock lock(mutex_);
+  return std::exchange(no_sync_warning_, false);
+}
+
+FuturePointer Reducer::run_comm_hook(c10d::GradBucket& bucket) {
+  c10d::CommHookInterface* hook = nullptr;
+  {
+    const Lock lock(mutex_);
+    hook = hook_.get();  // set once
+  }
+  return hook ? hook->runHook(bucket) : run_all_reduce(bucket);
+}
+
+FuturePointer Reducer::run_all_reduce(c10d::GradBucket& bucket) {
+  GroupPointer group;
+  {
+    const Lock lock(mutex_);
+    group = group_;
+  }
+  std::vector<at::Tensor> tensors{bucket.getBufferRef()};
+  return group->allreduce(tensors)->getFuture();
 }
 
 std::int64_t Reducer::step() const {
@@ -63,9 +66,46 @@ std::uint16_t Reducer::generation() const {
   return generation_;
 }
 
+void Reducer::set_generation(std::uint16_t generation) {
+  const Lock lock(mutex_);
+  generation_ = generation;
+}
+
 std::vector<Reducer::Times> Reducer::times() const {
   const Lock lock(mutex_);
   return times_;
+}
+
+Reducer::Report Reducer::report() const {
+  const Lock lock(mutex_);
+  Report made;
+  made.iteration = iteration_;
+  made.unused_parameters = static_ ? static_->unused().size() : last_unused_.size();
+  made.buckets_reduced = buckets_reduced_;
+  made.ready_order = last_order_;
+  made.error = error_;
+  made.times = last_times_;
+  return made;
+}
+
+void Reducer::set_error(std::string text) {
+  const Lock lock(mutex_);
+  error_ = std::move(text);
+}
+
+void Reducer::fail(const std::string& message) {
+  set_error(message);
+  TORCH_CHECK(false, message);
+}
+
+bool Reducer::graph_was_static() const {
+  const Lock lock(mutex_);
+  return same_unused_;
+}
+
+at::Tensor Reducer::used_map() {
+  const Lock lock(mutex_);
+  return used_.tensor();
 }
 
 std::optional<std::vector<std::vector<at::Tensor>>> Reducer::gradients_to_inspect(bool anyway) const {
@@ -82,6 +122,36 @@ std::optional<std::vector<std::vector<at::Tensor>>> Reducer::gradients_to_inspec
 void Reducer::set_inspection_callback(std::function<void(std::int64_t, const Inspections&)> callback) {
   const Lock lock(mutex_);
   inspection_callback_ = std::move(callback);
+}
+
+bool Reducer::unused_anywhere(std::size_t parameter) {
+  if (used_.started()) return !used_.anywhere(parameter);
+  return mode_ == Mode::kCounted && !static_->used_anywhere(parameter);
+}
+
+bool Reducer::skips(std::size_t bucket) const {
+  if (!options_.skip_all_reduce_unused_params || !options_.find_unused_parameters) return false;
+  const auto& slots = buckets_[bucket]->slots();
+  return std::all_of(slots.begin(), slots.end(),
+                     [&](const Slot& slot) { return places_[slot.parameter].unused == arm_; });
+}
+
+DeviceSpans* Reducer::spans_of(const Bucket& bucket) {
+  for (const auto& [device, spans] : spans_) {
+    if (device == bucket.device()) return spans.get();
+  }
+  return nullptr;
+}
+
+Event Reducer::event(Kind kind, std::int64_t host_ns) const {
+  Event made;
+  made.kind = kind;
+  made.host_ns = host_ns;
+  made.reducer = options_.reducer_id;
+  made.process_group = group_index_;
+  made.generation = generation_;
+  made.step = step_;
+  return made;
 }
 
 }  // namespace ddp_lab

@@ -1,0 +1,102 @@
+#include "reduce/messages.h"
+
+#include <torch/csrc/distributed/c10d/debug.h>
+
+#include <algorithm>
+
+namespace ddp_lab::messages {
+namespace {
+
+constexpr std::size_t kMost = 20;
+
+std::string on_rank(const Where& where) {
+  return "step " + std::to_string(where.step) + " on rank " + std::to_string(where.rank);
+}
+
+std::string quoted(const std::string& name) { return "'" + name + "'"; }
+
+// People search logs for these two lines, so they are worded as torch words them.
+std::string without_gradient(const Where& where, const std::vector<std::string>& names,
+                             const std::vector<std::size_t>& missing) {
+  std::string indices, listed;
+  for (std::size_t i = 0; i < std::min(missing.size(), kMost); ++i) {
+    indices += (i ? " " : "") + std::to_string(missing[i]);
+    listed += (i ? ", " : "") + names[missing[i]];
+  }
+  const std::string more =
+      missing.size() > kMost ? " and " + std::to_string(missing.size() - kMost) + " more" : std::string();
+  const std::string line = " which did not receive grad for rank " + std::to_string(where.rank) + ": ";
+  return "\nParameter indices" + line + indices + more + "\nParameters" + line + listed + more;
+}
+
+}  // namespace
+
+std::string unfinished(const Where& where, const std::vector<std::string>& names,
+                       const std::vector<std::size_t>& missing, bool static_graph) {
+  std::string text =
+      "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates "
+      "that your ";
+  if (static_graph) {
+    text +=
+        "training graph has changed in this iteration, e.g., one parameter is used in first iteration, but then got "
+        "unused in the second iteration. this is not compatible with static_graph set to True.";
+  } else {
+    text += "module has parameters that were not used in producing loss: the backward of " + on_rank(where) +
+            " brought no gradient for " + std::to_string(missing.size()) + " of " + std::to_string(names.size()) +
+            ". Remove them, set requires_grad=False on them, or have them found in each forward by passing the keyword "
+            "argument `find_unused_parameters=True` to DistributedDataParallel; and let all `forward` function outputs "
+            "participate in calculating loss.";
+  }
+  text += without_gradient(where, names, missing);
+  text += "\nThat backward has been discarded, so the next forward starts clean.";
+  if (!static_graph && c10d::debug_level() == c10d::DebugLevel::Off) {
+    text +=
+        " To have each collective compared between the ranks as well, set the environment variable "
+        "TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL.";
+  }
+  return text;
+}
+
+std::string ready_twice(const Where& where, const std::string& name, bool unused) {
+  std::string text = "Expected to mark a variable ready only once. ";
+  if (unused) {
+    return text + "The gradient of " + quoted(name) + " arrived in the backward of " + on_rank(where) +
+           " although it can't be reached from the outputs of forward that were found, so that it counted as unused. "
+           "Use the parameter inside forward, and return tensors that find_unused_parameters can find (in tuples, "
+           "lists, dicts, dataclasses or objects with attributes).";
+  }
+  return text + "The gradient of " + quoted(name) + " is ready a second time in the backward of " + on_rank(where) +
+         ". Either backward was called several times over graphs that share it: add the losses up, or run all "
+         "forwards but the last under no_sync(); or it is used by several reentrant backwards: pass "
+         "use_reentrant=False to torch.utils.checkpoint.checkpoint, or static_graph=True if the graph never changes.";
+}
+
+std::string graph_changed(const Where& where, const std::string& name) {
+  return "Your training graph has changed in this iteration, which static_graph=True rules out: " + quoted(name) +
+         " got a gradient more often in the backward of " + on_rank(where) +
+         " than in the first one (never, if it was unused then). Construct DistributedDataParallel with "
+         "static_graph=False, and find_unused_parameters=True if some parameters are used only now and then.";
+}
+
+std::string unexpected_type(const std::string& name, const std::string& expected, const std::string& got) {
+  return "Expected " + expected + ", got " + got + " for the gradient of " + quoted(name);
+}
+
+std::string not_a_view(const std::string& name) {
+  return "Detected at least one parameter gradient is not the expected DDP bucket view with "
+         "gradient_as_bucket_view=True. It is the gradient of " +
+         quoted(name) + ": something assigned its .grad during the backward.";
+}
+
+std::string given_up(const Where& where) {
+  return "the backward of " + on_rank(where) +
+         " was given up (abandon_backward) while it ran: its gradients are not averaged";
+}
+
+std::string needless_walk() {
+  return "find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in the "
+         "forward pass. Each forward searches the graph for them: leave the option out if all parameters are always "
+         "used (not if a later forward may skip some).";
+}
+
+}  // namespace ddp_lab::messages

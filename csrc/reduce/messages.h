@@ -1,0 +1,39 @@
+// What the reducer says when something is wrong: which parameters, which rank, what to do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ddp_lab::messages {
+
+// Where a backward stands; what every message names.
+struct Where {
+  std::int64_t step = 0;
+  int rank = 0;
+};
+
+// The last backward left `missing` (indices) of `names` without a gradient.
+std::string unfinished(const Where& where, const std::vector<std::string>& names,
+                       const std::vector<std::size_t>& missing, bool static_graph);
+
+// A second gradient of one parameter in one backward. `unused`: it had been found to be unused.
+std::string ready_twice(const Where& where, const std::string& name, bool unused);
+
+// A static graph brought a gradient more often than it did at first.
+std::string graph_changed(const Where& where, const std::string& name);
+
+// The gradient's type, or `sparse` layout, is not what the bucket holds.
+std::string unexpected_type(const std::string& name, const std::string& expected, const std::string& got);
+
+// gradient_as_bucket_view, and `.grad` is something else at the end of the backward.
+std::string not_a_view(const std::string& name);
+
+// The backward ran on after abandon().
+std::string given_up(const Where& where);
+
+// Each forward walks the graph and finds nothing.
+std::string needless_walk();
+
+}  // namespace ddp_lab::messages

@@ -1,0 +1,172 @@
+// Reducer: where a backward begins and where it ends.
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "record/recorder.h"
+#include "reduce/messages.h"
+#include "reduce/reducer.h"
+
+namespace ddp_lab {
+
+// [Note: which backward is synchronised]
+// The first one after a forward outside no_sync, whatever it starts from: such a forward arms the reducer. Afterwards
+// gradients only accumulate, but for one case: the backward passes through an output of such a forward again (the graph
+// was retained) or for the first time (two forwards, then two backwards). Then the outputs' hooks arm the reducer anew.
+// That averages what has accumulated as a whole, and is right because the average of equal gradients is themselves:
+// avg(avg(g1) + g2) = avg(g1 + g2). Inside no_sync() nothing is armed anew, since the user has asked for it.
+void Reducer::on_output_gradient(std::uint64_t epoch) {
+  const Lock lock(mutex_);
+  if (epoch != epoch_ || finalizing_ || !gradients_wanted()) return;
+  if (!armed_) {
+    if (no_sync_) return;
+    start_backward(true);
+  }
+  enter_task(true);
+  if (flushes()) in_flight_ = true;
+  begin_backward(now_ns());
+}
+
+// False in torch.autograd.grad and in backward(inputs=...) without parameters: they accumulate no gradient of ours.
+bool Reducer::gradients_wanted() const {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr || wanted->empty()) return true;
+  for (const auto& [node, key] : hooks_) {
+    const auto found = wanted->find(node.get());
+    if (found != wanted->end() && found->second.needed_) return true;
+  }
+  return false;
+}
+
+void Reducer::begin_backward(std::int64_t now) {
+  if (backward_begin_ != 0) return;
+  backward_begin_ = now_times_.backward_begin = now;
+  no_sync_warning_ = no_sync_warning_ || no_sync_;
+  recorder().record(event(Kind::kBackwardBegin, now));
+  for (const std::size_t parameter : unused_) {
+    places_[parameter].unused = arm_;
+    in_flight_ = true;
+  }
+  for (const std::size_t parameter : unused_) {
+    copy_in(parameter);
+    mark_ready(parameter);
+  }
+}
+
+// [Note: the end of a backward]
+// Autograd says when a graph task is over by running the callbacks queued in it, and runs none if the task
+// failed. So one is queued in every task that brings gradients (a reentrant backward is a task of its own):
+// a task that is still listed at the next forward was ended by an exception, and one that is not, with
+// buckets missing, ended without reaching all parameters. Gradients may arrive over several backwards.
+//
+// The root is the task in which a gradient of forward's outputs was seen, or else the first that brought a gradient:
+// nested ones end before it. At its end what has not arrived will not: that is how backwards end that may leave
+// parameters out, see flushes().
+void Reducer::enter_task(bool by_output) {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (root_task_ == kNoTask || (by_output && !root_by_output_)) {
+    root_task_ = task;
+    root_by_output_ = by_output;
+  }
+  if (task == last_task_) return;
+  last_task_ = task;
+  if (std::find(tasks_.begin(), tasks_.end(), task) != tasks_.end()) return;
+  tasks_.push_back(task);
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this(), task, arm = arm_] { self->end_of_task(task, arm); });
+}
+
+void Reducer::end_of_task(int task, std::uint64_t arm) {
+  Lock lock(mutex_);
+  TORCH_CHECK(arm != given_up_, messages::given_up({step_ - 1, group_->getRank()}));
+  if (arm != arm_) return;
+  tasks_.erase(std::remove(tasks_.begin(), tasks_.end(), task), tasks_.end());
+  last_task_ = kNoTask;
+  if (task != root_task_) return;
+  root_task_ = kNoTask;
+  root_by_output_ = false;
+  if (!in_flight_ || finalizing_) return;
+  if (flushes()) flush();
+  if (schedule_.all_launched()) finalize(lock);
+}
+
+// Such backwards also end with the sum of the used parameters over the ranks. All ranks answer alike.
+bool Reducer::flushes() const { return rearmed_ || mode_ == Mode::kWhole || (walk_ && !static_); }
+
+void Reducer::flush() {
+  if (mode_ == Mode::kWhole) {  // in the order in which each arrived for the last time
+    std::vector<std::size_t> last;
+    std::vector<bool> seen(parameters_.size(), false);
+    for (auto firing = firings_.rbegin(); firing != firings_.rend(); ++firing) {
+      if (!seen[*firing]) last.push_back(*firing);
+      seen[*firing] = true;
+    }
+    for (auto parameter = last.rbegin(); parameter != last.rend(); ++parameter) {
+      copy_in(*parameter);
+      mark_ready(*parameter);
+    }
+  }
+  if (schedule_.all_launched()) return;
+  for (const std::size_t parameter : schedule_.missing()) {
+    copy_in(parameter);
+    mark_ready(parameter);
+  }
+}
+
+void Reducer::finish_backward() {
+  finalizing_ = in_flight_ = armed_ = busy_ = false;
+  const Event end = event(Kind::kBackwardEnd, now_ns());
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    schedule_.mark_reduced(b);
+    const BucketTimes& times = *buckets_[b]->times;
+    times_[b] = {backward_begin_, times.first_ready, times.ready, times.launched, times.reduced, end.host_ns};
+  }
+  recorder().record(end);
+  last_order_.swap(order_);
+  last_times_ = now_times_;
+  used_.reset();
+  remaining_ranks_.reset();
+  futures_.clear();
+  const std::int64_t step = step_++;
+  if (step < inspect_from_ || !inspection_callback_) return;
+  inspect_from_ = kNoInspection;
+  Inspections found;
+  for (const auto& bucket : buckets_) {
+    std::vector<at::Tensor> gradients;
+    for (const Slot& slot : bucket->slots()) gradients.push_back(slot.variable.grad());
+    found.push_back(inspect(gradients));
+  }
+  inspection_callback_(step, found);
+}
+
+void Reducer::abandon() {
+  const Lock lock(mutex_);
+  if (finalizing_) return;  // the thread that waits does it, as soon as its wait fails
+  if (in_flight_) given_up_ = arm_;
+  abandon_backward();
+}
+
+void Reducer::abandon_backward() {
+  if (in_flight_) {
+    recorder().record(event(Kind::kAbandoned));
+    ++step_;
+    for (std::size_t b = 0; b < schedule_.launched(); ++b) {
+      buckets_[b]->renew();
+      launched_[b] = Launched{};
+    }
+    for (const auto& [device, spans] : spans_) spans->forget();
+    used_.abandon();
+  }
+  armed_ = in_flight_ = busy_ = graph_changed_ = false;
+  tasks_.clear();
+  futures_.clear();
+  remaining_ranks_.reset();
+  last_task_ = root_task_ = kNoTask;
+  root_by_output_ = false;
+  ++arm_;
+  ++epoch_;
+}
+
+}  // namespace ddp_lab

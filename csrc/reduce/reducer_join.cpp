@@ -1,0 +1,87 @@
+// Reducer: backwards that no gradient brings.
+#include <ATen/core/grad_mode.h>
+
+#include <numeric>
+
+#include "record/recorder.h"
+#include "reduce/reducer.h"
+
+namespace ddp_lab {
+
+// [Note: join]
+// Ranks that have run out of inputs go on taking part in the collectives of the others, or these would wait for ever.
+// For a backward that means: the same buckets through the same hook or all_reduce, in the same order, filled with
+// zeros, and the sum over used parameters if the others make it. The averages that come back are for the others; the
+// own gradients stay as the last own backward left them. The divisor is the number of ranks that still have inputs,
+// which the forward sums up asynchronously and the first gradient waits for, or the world size, as the user chose.
+void Reducer::shadow_backward() {
+  Lock lock(mutex_);
+  TORCH_CHECK(!in_flight_, "a rank that has joined can't have a backward of its own under way");
+  const at::NoGradGuard no_grad;
+  std::vector<std::unique_ptr<Bucket>> zeros;
+  for (const auto& bucket : buckets_) {
+    std::vector<std::size_t> indices;
+    std::vector<at::Tensor> variables;
+    for (const Slot& slot : bucket->slots()) {
+      indices.push_back(slot.parameter);
+      variables.push_back(slot.variable);
+    }
+    zeros.push_back(std::make_unique<Bucket>(indices, variables));
+    zeros.back()->buffer().zero_();
+  }
+  struct Restore {
+    Reducer& reducer;
+    std::vector<std::unique_ptr<Bucket>>& own;
+    ~Restore() {
+      reducer.buckets_.swap(own);
+      reducer.shadow_ = false;
+    }
+  };
+  buckets_.swap(zeros);
+  shadow_ = true;
+  const Restore restore{*this, zeros};
+  start_backward(false);
+  in_flight_ = true;
+  begin_backward(now_ns());
+  for (std::size_t parameter = 0; parameter < parameters_.size(); ++parameter) mark_ready(parameter);
+  finalize(lock);
+}
+
+void Reducer::synchronize() {
+  Lock lock(mutex_);
+  TORCH_CHECK(!in_flight_, "gradients can't be synchronised during a backward");
+  start_backward(true);
+  in_flight_ = true;
+  begin_backward(now_ns());
+  for (std::size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    if (parameters_[parameter].grad().defined()) used_.mark(parameter);
+  }
+  flush();
+  finalize(lock);
+}
+
+void Reducer::mark_all_ready() {
+  const Lock lock(mutex_);
+  if (rebuilt_ || !last_order_.empty()) return;
+  last_order_.resize(parameters_.size());
+  std::iota(last_order_.begin(), last_order_.end(), std::size_t{0});
+}
+
+void Reducer::set_forward_pass_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial_world_size) {
+  const Lock lock(mutex_);
+  remaining_ranks_ = divide_by_initial_world_size ? nullptr : std::move(work);
+}
+
+int Reducer::divisor() {
+  if (hook_) return 1;  // the hook averages
+  if (divisor_ != 0) return divisor_;
+  divisor_ = group_->getSize();
+  if (!remaining_ranks_) return divisor_;
+  remaining_ranks_->wait();
+  const c10::IValue value = remaining_ranks_->getFuture()->value();
+  const at::Tensor sum = value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
+  divisor_ = sum.item<int>();
+  return divisor_;
+}
+
+}  // namespace ddp_lab

@@ -1,0 +1,147 @@
+// Reducer: its hooks, its buckets, its process group.
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/cpp_hook.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
+#include <algorithm>
+
+#include "record/recorder.h"
+#include "reduce/reducer.h"
+
+namespace ddp_lab {
+
+Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group,
+                 ReducerOptions options)
+    : parameters_(std::move(parameters)),
+      options_(std::move(options)),
+      group_(std::move(group)),
+      group_index_(options_.process_group_index),
+      schedule_(assignment),
+      used_(parameters_.size(), parameters_.at(0).device()) {
+  TORCH_CHECK(parameters_.size() == options_.names.size(), "every parameter needs a name");
+  places_.resize(parameters_.size());
+  firings_.reserve(parameters_.size());
+  assign(assignment);
+  for (const auto& bucket : buckets_) {
+    const c10::Device device = bucket->device();
+    const auto same = [&](const auto& known) { return known.first == device; };
+    if (std::any_of(spans_.begin(), spans_.end(), same)) continue;
+    if (auto made = DeviceSpans::make(device)) spans_.emplace_back(device, std::move(made));
+  }
+  add_hooks();
+  if (options_.find_unused_parameters) {
+    std::vector<const torch::autograd::Node*> accumulators;
+    for (const auto& [node, key] : hooks_) accumulators.push_back(node.get());
+    walk_ = std::make_unique<GraphWalk>(accumulators);
+  }
+  if (options_.static_graph) static_ = std::make_unique<StaticGraph>(parameters_.size());
+}
+
+Reducer::~Reducer() { remove_hooks(); }
+
+void Reducer::add_hooks() {
+  using torch::autograd::variable_list;
+  using torch::autograd::utils::LambdaPostHook;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    // The variable holds its accumulator weakly, so it is kept here, or the hook would be lost with it.
+    NodePointer node = torch::autograd::impl::grad_accumulator(parameters_[i]);
+    const std::uintptr_t key = node->add_post_hook(std::make_unique<LambdaPostHook>(
+        [this, i](const variable_list& outputs, const variable_list&) {
+          on_grad_ready(i);
+          return outputs;
+        },
+        [](torch::autograd::CompiledNodeArgs&) {
+          TORCH_CHECK(false,
+                      "Compiled autograd is not compatible with C++ DDP Reducer, please use "
+                      "torch._dynamo.config.optimize_ddp=\"python_reducer\".");
+        }));
+    hooks_.emplace_back(std::move(node), key);
+  }
+}
+
+void Reducer::remove_hooks() {
+  const Lock lock(mutex_);
+  for (const auto& [node, key] : hooks_) node->del_post_hook(key);
+  walk_.reset();  // it knows the nodes by their addresses
+  hooks_.clear();
+}
+
+void Reducer::assign(const Assignment& assignment) {
+  std::vector<std::unique_ptr<Bucket>> buckets;
+  std::vector<Place> places(parameters_.size());
+  std::size_t placed = 0;
+  BucketSchedule schedule(assignment);  // refuses empty buckets and parameters in two buckets
+  for (const auto& indices : assignment) {
+    std::vector<at::Tensor> variables;
+    for (const std::size_t index : indices) {
+      TORCH_CHECK(index < parameters_.size(), "there is no parameter ", index);
+      places[index].bucket = static_cast<std::uint32_t>(buckets.size());
+      places[index].slot = static_cast<std::uint32_t>(variables.size());
+      places[index].bytes = static_cast<std::int64_t>(parameters_[index].nbytes());
+      variables.push_back(parameters_[index]);
+      ++placed;
+    }
+    buckets.push_back(std::make_unique<Bucket>(indices, variables));
+  }
+  TORCH_CHECK(placed == parameters_.size(), "every parameter must be in a bucket");
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; !buckets_.empty() && i < parameters_.size(); ++i) {
+    at::Tensor& gradient = parameters_[i].mutable_grad();
+    if (!buckets_[places_[i].bucket]->is_view(places_[i].slot, gradient)) continue;
+    const at::Tensor& view = buckets[places[i].bucket]->slots()[places[i].slot].view;
+    view.copy_(gradient);
+    gradient = view;
+  }
+  buckets_ = std::move(buckets);
+  places_ = std::move(places);
+  schedule_ = std::move(schedule);
+  launched_.assign(buckets_.size(), Launched{});
+  times_.assign(buckets_.size(), Times{});
+}
+
+bool Reducer::rebuild_due() const {
+  const Lock lock(mutex_);
+  // Parameters that come and go have no order of readiness.
+  const bool ordered = !options_.find_unused_parameters || static_;
+  return ordered && !rebuilt_ && !in_flight_ && last_order_.size() == parameters_.size();
+}
+
+void Reducer::rebuild(const Assignment& assignment) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!in_flight_, "buckets can't be assigned anew during a backward");
+  assign(assignment);
+  rebuilt_ = true;
+  ++generation_;
+  recorder().record(event(Kind::kRebuilt));
+}
+
+void Reducer::update_process_group(GroupPointer group, std::int32_t index, const Assignment& assignment) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!finalizing_, "the process group can't be replaced while a backward waits for it");
+  abandon_backward();
+  // The old group is let go outside the lock: its threads may take a while to end.
+  std::swap(group_, group);
+  group_index_ = index;
+  rebuilt_ = false;
+  last_order_.clear();
+  assign(assignment);
+  ++generation_;
+}
+
+void Reducer::set_comm_hook(HookPointer hook) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!hook_, "register_comm_hook or register_builtin_comm_hook can only be called once.");
+  TORCH_CHECK(!in_flight_, "a comm hook can't be registered during a backward");
+  hook_ = std::move(hook);
+}
+
+void Reducer::set_static_graph() {
+  const Lock lock(mutex_);
+  TORCH_CHECK(iteration_ == 0,
+              "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
+              "constructed; ",
+              iteration_, " forwards have begun");
+  if (!static_) static_ = std::make_unique<StaticGraph>(parameters_.size());
+}
+
+}  // namespace ddp_lab

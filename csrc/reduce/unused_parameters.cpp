@@ -1,0 +1,121 @@
+#include "reduce/unused_parameters.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+
+namespace ddp_lab {
+
+using torch::autograd::Node;
+
+void GraphWalk::Visited::start() {
+  size_ = 0;
+  if (++round_ != 0) return;
+  std::fill(entries_.begin(), entries_.end(), Entry{});
+  round_ = 1;
+}
+
+bool GraphWalk::Visited::insert(const Node* node) {
+  if (2 * size_ >= entries_.size()) grow();
+  const std::size_t mask = entries_.size() - 1;
+  const auto key = reinterpret_cast<std::uintptr_t>(node);
+  std::size_t at = static_cast<std::size_t>((key >> 4) * 0x9E3779B97F4A7C15ULL >> 20) & mask;
+  for (; entries_[at].round == round_; at = (at + 1) & mask) {
+    if (entries_[at].node == node) return false;
+  }
+  entries_[at] = {node, round_};
+  ++size_;
+  return true;
+}
+
+void GraphWalk::Visited::grow() {
+  std::vector<Entry> old(entries_.size() * 2);
+  old.swap(entries_);
+  size_ = 0;
+  for (const Entry& entry : old) {
+    if (entry.round == round_) insert(entry.node);
+  }
+}
+
+GraphWalk::GraphWalk(const std::vector<const Node*>& accumulators)
+    : reached_(accumulators.size()), parameters_(accumulators.size()) {
+  for (std::size_t i = 0; i < accumulators.size(); ++i) accumulators_.emplace_back(accumulators[i], i);
+  std::sort(accumulators_.begin(), accumulators_.end());
+}
+
+void GraphWalk::find_unused(const std::vector<at::Tensor>& outputs, std::vector<std::size_t>& unused) {
+  unused.clear();
+  visited_.start();
+  stack_.clear();
+  std::fill(reached_.begin(), reached_.end(), 0);
+  std::size_t missing = parameters_;
+  const auto visit = [&](Node* node) {
+    if (node == nullptr || !visited_.insert(node)) return;
+    if (node->num_outputs() > 0) {
+      stack_.push_back(node);
+      return;
+    }
+    const auto found = std::lower_bound(accumulators_.begin(), accumulators_.end(),
+                                        std::make_pair(static_cast<const Node*>(node), std::size_t{0}));
+    if (found == accumulators_.end() || found->first != node) return;
+    reached_[found->second] = 1;
+    --missing;
+  };
+  for (const at::Tensor& output : outputs) {
+    if (output.defined() && output.requires_grad()) visit(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!stack_.empty() && missing > 0) {
+    const Node* node = stack_.back();
+    stack_.pop_back();
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  for (std::size_t p = 0; missing > 0 && p < parameters_; ++p) {
+    if (!reached_[p]) unused.push_back(p);
+  }
+}
+
+void UsedMap::start(c10d::ProcessGroup& group) {
+  wait();
+  const auto size = static_cast<std::int64_t>(here_.size());
+  host_ = at::empty({size}, at::kInt);
+  std::copy(here_.begin(), here_.end(), host_.mutable_data_ptr<std::int32_t>());
+  sum_ = host_.to(device_);
+  std::vector<at::Tensor> tensors{sum_};
+  work_ = group.allreduce(tensors);
+  started_ = true;
+  waited_ = false;
+}
+
+void UsedMap::wait() {
+  if (waited_) return;
+  work_->wait();
+  host_ = sum_.to(at::kCPU);
+  waited_ = true;
+}
+
+bool UsedMap::anywhere(std::size_t parameter) {
+  if (here_[parameter]) return true;
+  wait();
+  return host_.const_data_ptr<std::int32_t>()[parameter] != 0;
+}
+
+void UsedMap::reset() noexcept {
+  std::fill(here_.begin(), here_.end(), 0);
+  started_ = false;
+}
+
+void UsedMap::abandon() {
+  reset();
+  if (waited_) return;
+  work_.reset();
+  sum_ = at::Tensor();
+  waited_ = true;
+}
+
+at::Tensor UsedMap::tensor() {
+  wait();
+  if (!sum_.defined()) sum_ = at::zeros({static_cast<std::int64_t>(here_.size())}, at::kInt).to(device_);
+  return sum_;
+}
+
+}  // namespace ddp_lab

@@ -1,0 +1,91 @@
+// Parameters that a backward does not reach: found in the graph before it, and agreed on between the ranks after it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "reduce/autograd_node.h"
+
+namespace ddp_lab {
+
+// [Note: unused parameters]
+// A bucket waits for all its gradients, so a parameter that takes no part in the loss would keep its bucket, and the
+// other ranks, waiting for ever. With find_unused_parameters two things happen:
+//
+// 1. GraphWalk, at the end of each forward: the accumulators that can't be reached from forward's outputs belong to
+//    unused parameters. They count as arrived when the backward begins, so that their buckets start early. What was
+//    reached and yet brings nothing (an output that the loss ignores) counts as arrived at the end of the backward.
+// 2. UsedMap, at the end of each backward: one number a parameter, 1 if a gradient arrived here since the last
+//    synchronised backward (so also under no_sync), summed over the ranks. Where the sum is 0 no rank used the
+//    parameter, and its gradient is left as it is: an optimizer must not take a step for it because of zeros that we
+//    made up. Who used a parameter itself knows the answer, so a rank waits for the sum only at its first unused one.
+class GraphWalk {
+ public:
+  // `accumulators[p]`: the node that accumulates the gradient of parameter p; kept alive by the caller.
+  explicit GraphWalk(const std::vector<const torch::autograd::Node*>& accumulators);
+
+  // Parameters that the graph of `outputs` does not reach, ascending. Stops as soon as all have been reached.
+  void find_unused(const std::vector<at::Tensor>& outputs, std::vector<std::size_t>& unused);
+
+ private:
+  // An open-addressed set of pointers; emptied by a new round, not by writing. Nothing is allocated once it has grown.
+  class Visited {
+   public:
+    void start();
+    bool insert(const torch::autograd::Node* node);  // false if it was there
+
+   private:
+    struct Entry {
+      const torch::autograd::Node* node = nullptr;
+      std::uint32_t round = 0;
+    };
+    void grow();
+    std::vector<Entry> entries_ = std::vector<Entry>(1024);
+    std::size_t size_ = 0;
+    std::uint32_t round_ = 0;
+  };
+
+  std::vector<std::pair<const torch::autograd::Node*, std::size_t>> accumulators_;  // sorted
+  std::vector<std::uint8_t> reached_;
+  std::vector<torch::autograd::Node*> stack_;
+  Visited visited_;
+  std::size_t parameters_ = 0;
+};
+
+class UsedMap {
+ public:
+  UsedMap(std::size_t parameters, c10::Device device) : here_(parameters, 0), device_(device) {}
+
+  void mark(std::size_t parameter) noexcept { here_[parameter] = 1; }
+  bool here(std::size_t parameter) const noexcept { return here_[parameter] != 0; }
+
+  // Starts the sum over the ranks. Every rank calls it at the same place in its sequence of collectives.
+  void start(c10d::ProcessGroup& group);
+  bool started() const noexcept { return started_; }
+  // Whether a rank used the parameter since reset(). Waits if it is not known here.
+  bool anywhere(std::size_t parameter);
+  // A synchronised backward is over: nothing has been used since.
+  void reset() noexcept;
+  // The sum is given up: its work may never complete.
+  void abandon();
+
+  // By parameter: how many ranks used it, as of the last sum; zeros before the first. int32, on the model's device.
+  at::Tensor tensor();
+
+ private:
+  void wait();
+
+  std::vector<std::uint8_t> here_;
+  c10::Device device_;
+  at::Tensor sum_;   // what the collective works on
+  at::Tensor host_;  // its result on the CPU
+  c10::intrusive_ptr<c10d::Work> work_;
+  bool started_ = false;  // in this backward
+  bool waited_ = true;
+};
+
+}  // namespace ddp_lab
