@@ -2,12 +2,18 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include "reduce/gradient_access.h"
 
 namespace ddp_lab {
 
@@ -26,21 +32,51 @@ struct Slot {
   std::int64_t offset = 0;    // in elements
   std::int64_t numel = 0;
   at::Tensor variable;
-  at::Tensor view;  // of the buffer, laid out as the parameter is: see [Note: layout of a slot]
+  at::Tensor view;   // of the buffer, laid out as the parameter is; undefined in a sparse bucket
+  std::string name;  // qualified; empty if the bucket was not told
 };
+
+struct BucketOptions {
+  std::optional<at::ScalarType> dtype;  // of the buffer (mixed precision); absent: the parameters'
+  bool sparse = false;                  // of one parameter, whose gradient is a sparse tensor
+  bool batched = false;                 // copy_in only notes gradients, flush copies and divides all at once
+  std::vector<std::string> names;       // qualified, by slot; may be empty
+};
+
+// [Note: layout of a slot]
+// A parameter whose memory is dense keeps its strides in the buffer (channels-last weights, transposed ones),
+// so that its gradient, which autograd lays out alike, is copied as one run of bytes and can become the view
+// itself. Any other parameter gets a row-major slot. Torch's reducer does the same, so a hook sees the same
+// bytes.
+at::Tensor slot_view(const at::Tensor& flat, const at::Tensor& variable, std::int64_t offset);
 
 class Bucket {
  public:
   // `variables[i]` is parameter `indices[i]`; all of one dtype and one device.
-  Bucket(const std::vector<std::size_t>& indices, const std::vector<at::Tensor>& variables);
+  Bucket(const std::vector<std::size_t>& indices, const std::vector<at::Tensor>& variables, BucketOptions options = {});
 
   // Writes `gradient` divided by `divisor` (1: unchanged) into the slot; zeros if it is undefined. A gradient
-  // that is the slot's own view is divided in place.
-  void copy_in(std::size_t slot, const at::Tensor& gradient, int divisor);
+  // that is the slot's own view is divided in place. With `as_view` the gradient becomes the view.
+  // Returns true if `gradient` is another tensor now.
+  bool copy_in(std::size_t slot, at::Tensor& gradient, int divisor, bool as_view);
+  // Call it when all gradients are in, before the launch. Does nothing but in a batched bucket.
+  void flush(int divisor);
+
+  // Which slots' gradients copy_out leaves alone; null: none.
+  using Skip = c10::function_ref<bool(std::size_t slot)>;
 
   // Writes what was reduced back to the parameters' gradients. `reduced` is the buffer itself, or another
   // tensor of as many elements that a comm hook returned. With `as_view` the gradients become the views.
-  void copy_out(const at::Tensor& reduced, bool as_view);
+  // Throws, with `as_view`, if a gradient has become another tensor meanwhile.
+  void copy_out(const at::Tensor& reduced, bool as_view, const GradientAccess& access, Skip skip = {});
+
+  // What a rank contributes that has nothing to contribute; and what tells the others that it failed.
+  void fill_zero();
+  void fill_nan();
+
+  // Sparse buckets: the rows (1-D, integers) that any rank's gradient may have from now on; undefined: any.
+  // See [Note: known rows] in sparse_bucket.cpp.
+  void set_known_rows(const at::Tensor& rows);
 
   // Forgets the buffer and allocates another: a collective that was given up may still write into the old
   // one. Gradients that were views of the old buffer become views of the new one, with the values they have.
@@ -48,28 +84,53 @@ class Bucket {
 
   bool is_view(std::size_t slot, const at::Tensor& gradient) const;
 
+  // 1-D; of a sparse bucket: the gradient (undefined before it arrives), or its known rows.
   const at::Tensor& buffer() const noexcept { return buffer_; }
   const std::vector<Slot>& slots() const noexcept { return slots_; }
+  std::int64_t numel() const noexcept { return numel_; }
   std::int64_t bytes() const noexcept { return bytes_; }
-  c10::Device device() const { return buffer_.device(); }
+  at::ScalarType dtype() const { return options_.dtype().toScalarType(); }
+  c10::Device device() const { return options_.device(); }
+  bool sparse() const noexcept { return sparse_; }
+
+  // What copy_in and copy_out did before there were sparse and mixed-precision buckets.
+  void copy_in(std::size_t slot, const at::Tensor& gradient, int divisor);
+  void copy_out(const at::Tensor& reduced, bool as_view) { copy_out(reduced, as_view, GradientAccess{}); }
 
   // Of the backward that is armed or running; replaced when it is abandoned.
   std::shared_ptr<BucketTimes> times = std::make_shared<BucketTimes>();
 
  private:
+  struct Deferred {
+    std::size_t slot;
+    at::Tensor gradient;
+  };
+
   void allocate();
-  std::vector<at::Tensor> views_of(const at::Tensor& flat) const;
+  void write(const Slot& slot, const at::Tensor& gradient, int divisor);
+  void divide(const at::Tensor& flat_or_view, std::int64_t numel, int divisor);
   // Both are plain memory in the same order, so that bytes can be copied (CPU only).
   bool plain(const Slot& slot, const at::Tensor& gradient) const;
+  bool in_buffer(const at::Tensor& reduced) const;
+  void point_at_views(const at::Tensor& reduced, const GradientAccess& access, Skip skip);
+  void copy_to_gradients(const at::Tensor& reduced, const GradientAccess& access, Skip skip);
+
+  bool copy_in_sparse(at::Tensor& gradient, int divisor);
+  void copy_out_sparse(const at::Tensor& reduced, const GradientAccess& access, Skip skip);
+  at::Tensor known_rows_of(const at::Tensor& gradient) const;
 
   std::vector<Slot> slots_;
   at::Tensor buffer_;
   c10::TensorOptions options_;
   std::int64_t numel_ = 0;
   std::int64_t bytes_ = 0;
+  std::vector<Deferred> deferred_;
+  at::Tensor known_rows_;
   at::Tensor scale_;  // 1 / scaled_by_, as torch multiplies by it
   int scaled_by_ = 0;
   bool cpu_ = false;
+  bool sparse_ = false;
+  bool batched_ = false;
 };
 
 }  // namespace ddp_lab

@@ -1,0 +1,153 @@
+// Bucket's copies of dense gradients: into its buffer, and back.
+#include <ATen/Functions.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
+
+#include "reduce/bucket.h"
+#include "reduce/flat_copy.h"
+
+namespace ddp_lab {
+
+bool Bucket::plain(const Slot& slot, const at::Tensor& gradient) const {
+  return cpu_ && gradient.key_set() == slot.view.key_set() && gradient.dtype() == slot.view.dtype() &&
+         gradient.sizes() == slot.view.sizes() &&
+         ((gradient.is_contiguous() && slot.view.is_contiguous()) || gradient.strides() == slot.view.strides());
+}
+
+bool Bucket::in_buffer(const at::Tensor& reduced) const {
+  return reduced.is_alias_of(buffer_) && reduced.storage_offset() == buffer_.storage_offset() &&
+         reduced.dtype() == buffer_.dtype();
+}
+
+void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, int divisor) {
+  at::Tensor same = gradient;
+  copy_in(slot, same, divisor, /*as_view=*/false);
+}
+
+bool Bucket::copy_in(std::size_t index, at::Tensor& gradient, int divisor, bool as_view) {
+  if (sparse_) return copy_in_sparse(gradient, divisor);
+  const Slot& slot = slots_[index];
+  if (!gradient.defined()) {
+    slot.view.zero_();
+    return false;
+  }
+  const bool already = is_view(index, gradient);
+  if (batched_) {
+    if (!already) deferred_.push_back({index, gradient});
+  } else if (already) {
+    divide(slot.view, slot.numel, divisor);
+  } else {
+    write(slot, gradient, divisor);
+  }
+  // [Note: gradients with a graph]
+  // backward(create_graph=True) brings gradients that can be differentiated again. They stay what they are, and
+  // copy_out writes the average into them: a view of the buffer would cut them off from their graph.
+  if (!as_view || already || gradient.requires_grad()) return false;
+  gradient = slot.view;
+  return true;
+}
+
+void Bucket::divide(const at::Tensor& data, std::int64_t numel, int divisor) {
+  if (divisor == 1) return;
+  if (cpu_ && can_scale(dtype())) return divide_in_place(dtype(), data.mutable_data_ptr(), divisor, numel);
+  const at::NoGradGuard no_grad;
+  at::Tensor target = data;
+  target.div_(divisor);
+}
+
+void Bucket::write(const Slot& slot, const at::Tensor& gradient, int divisor) {
+  const bool same = plain(slot, gradient);
+  if (same && divisor == 1) {
+    return copy_bytes(slot.view.mutable_data_ptr(), gradient.const_data_ptr(),
+                      slot.numel * static_cast<std::int64_t>(options_.dtype().itemsize()));
+  }
+  const double scale = 1.0 / divisor;
+  if (same && can_scale(dtype())) {
+    return copy_scaled(dtype(), slot.view.mutable_data_ptr(), gradient.const_data_ptr(), scale, slot.numel);
+  }
+  const at::NoGradGuard no_grad;
+  at::Tensor view = slot.view;
+  if (divisor == 1) {
+    view.copy_(gradient);
+    return;
+  }
+  if (scaled_by_ != divisor) {
+    scale_ = at::native::wrapped_scalar_tensor(scale);
+    scaled_by_ = divisor;
+  }
+  at::mul_out(view, gradient, scale_);
+}
+
+void Bucket::flush(int divisor) {
+  if (!batched_) return;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> views, gradients;
+  for (Deferred& deferred : deferred_) {
+    views.push_back(slots_[deferred.slot].view);
+    gradients.push_back(std::move(deferred.gradient));
+  }
+  deferred_.clear();
+  if (!views.empty()) at::_foreach_copy_(views, gradients);
+  divide(buffer_, numel_, divisor);
+}
+
+void Bucket::copy_out(const at::Tensor& reduced, bool as_view, const GradientAccess& access, Skip skip) {
+  const at::NoGradGuard no_grad;
+  if (sparse_) return copy_out_sparse(reduced, access, skip);
+  if (as_view) {
+    point_at_views(reduced, access, skip);
+  } else {
+    copy_to_gradients(reduced, access, skip);
+  }
+}
+
+void Bucket::point_at_views(const at::Tensor& reduced, const GradientAccess& access, Skip skip) {
+  if (!in_buffer(reduced)) buffer_.copy_(reduced.reshape(buffer_.sizes()));
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (skip && skip(i)) continue;
+    const Slot& slot = slots_[i];
+    access.with(slot.variable, [&](at::Tensor& gradient) {
+      if (!gradient.defined()) {
+        gradient = slot.view;
+      } else if (gradient.requires_grad()) {  // see [Note: gradients with a graph]
+        gradient.copy_(slot.view);
+      } else {
+        TORCH_CHECK(is_view(i, gradient),
+                    "Detected at least one parameter gradient is not the expected DDP bucket view with ",
+                    "gradient_as_bucket_view=True. It is the gradient of '", slot.name,
+                    "': something assigned its .grad during the backward.");
+      }
+      return true;
+    });
+  }
+}
+
+void Bucket::copy_to_gradients(const at::Tensor& reduced, const GradientAccess& access, Skip skip) {
+  const bool buffered = in_buffer(reduced);
+  const at::Tensor flat = buffered ? buffer_ : reduced.to(options_.dtype()).contiguous().view({numel_});
+  std::vector<at::Tensor> targets, sources;  // what a device copies in one kernel
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (skip && skip(i)) continue;
+    const Slot& slot = slots_[i];
+    const at::Tensor source = buffered ? slot.view : slot_view(flat, slot.variable, slot.offset);
+    access.with(slot.variable, [&](at::Tensor& gradient) {
+      if (!gradient.defined()) {
+        gradient = torch::autograd::utils::clone_obey_contract(source, slot.variable);
+      } else if (plain(slot, gradient)) {
+        copy_bytes(gradient.mutable_data_ptr(), source.const_data_ptr(),
+                   slot.numel * static_cast<std::int64_t>(options_.dtype().itemsize()));
+        gradient.unsafeGetTensorImpl()->bump_version();
+      } else if (!cpu_ && gradient.dtype() == source.dtype() && gradient.layout() == at::kStrided) {
+        targets.push_back(gradient);
+        sources.push_back(source);
+      } else {
+        gradient.copy_(source);
+      }
+      return true;
+    });
+  }
+  if (!targets.empty()) at::_foreach_copy_(targets, sources);
+}
+
+}  // namespace ddp_lab

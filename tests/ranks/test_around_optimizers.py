@@ -1,0 +1,168 @@
+"""Around DDP: optimizers that communicate, gradient clipping, autocast and gradient scaling."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.ranks.compare import assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
+from tests.ranks.conftest import Ranks
+
+SMALL = 0.0005  # MiB: several buckets
+STEPS = 4
+
+
+def _steps(model: nn.Module, optimizer: Any, rank: int, after_backward: Any = None) -> list[Any]:
+    seen = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(samples(rank, step)).square().mean().backward()
+        if after_backward is not None:
+            seen.append(after_backward())
+        optimizer.step()
+        seen.append(state_of(model))
+    return seen
+
+
+def _zero_on_rank(rank: int, size: int, as_view: bool, name: str) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def train(wrap: Any) -> Any:
+        model = wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), getattr(torch.optim, name), lr=0.05)
+        seen = _steps(model, optimizer, rank)
+        optimizer.consolidate_state_dict(to=0)
+        return seen, optimizer.state_dict()["state"] if rank == 0 else None
+
+    same_as_torch(train)
+
+
+@pytest.mark.parametrize(("as_view", "name"), [(False, "SGD"), (True, "Adam")])
+def test_zero_redundancy_optimizer(ranks: Ranks, as_view: bool, name: str) -> None:
+    """ZeroRedundancyOptimizer shards its state over our model's ranks and takes torch's steps."""
+    ranks(2, _zero_on_rank, as_view, name)
+
+
+def _zero_overlap_on_rank(rank: int, size: int) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
+        hook_with_zero_step,
+        hook_with_zero_step_interleaved,
+    )
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(mlp())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+    for wrap in (hook_with_zero_step, hook_with_zero_step_interleaved):
+        with pytest.raises(RuntimeError, match="Gloo backend using Overlapping DDP"):
+            wrap(allreduce_hook, model, optimizer)
+
+
+def test_zero_overlap_hooks_refuse_gloo(ranks: Ranks) -> None:
+    """The hooks that overlap ZeRO's step with the backward take our model and refuse Gloo themselves, as in torch."""
+    ranks(2, _zero_overlap_on_rank)
+
+
+def _local_sgd_on_rank(rank: int, size: int, as_view: bool, hierarchical: bool) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+    from torch.distributed.algorithms.model_averaging import averagers
+    from torch.distributed.algorithms.model_averaging import hierarchical_model_averager as hierarchy
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    subgroup, _ = dist.new_subgroups(group_size=max(1, size // 2))
+
+    def train(wrap: Any) -> Any:
+        model = wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view)
+        state = PostLocalSGDState(process_group=None, subgroup=subgroup, start_localSGD_iter=2)
+        model.register_comm_hook(state, post_localSGD_hook)
+        if hierarchical:
+            from collections import OrderedDict
+
+            averager: Any = hierarchy.HierarchicalModelAverager(
+                OrderedDict([(2, size // 2), (4, size)]), warmup_steps=2
+            )
+        else:
+            averager = averagers.PeriodicModelAverager(period=2, warmup_steps=2)
+        optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), averager)
+        seen = [_steps(model, optimizer, rank) for _ in range(2)]
+        kept = copy.deepcopy(optimizer.state_dict())
+        optimizer.load_state_dict(kept)
+        return seen, averager.step
+
+    seen, _ = same_as_torch(train)
+    averaged = seen[1][0]  # after step 4, which both averagers count as one for all ranks
+    assert_same_on_all_ranks({name: value for name, value in averaged.items() if not name.startswith("gradient")})
+
+
+@pytest.mark.parametrize(("as_view", "hierarchical"), [(False, False), (True, True)])
+def test_post_local_sgd(ranks: Ranks, as_view: bool, hierarchical: bool) -> None:
+    """Post-local SGD, its optimizer and periodic or hierarchical averaging of models train as with torch's class."""
+    ranks(4, _local_sgd_on_rank, as_view, hierarchical)
+
+
+def _clipping_on_rank(rank: int, size: int, as_view: bool) -> None:
+    def train(wrap: Any) -> Any:
+        model = wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        by_norm = _steps(model, optimizer, rank, lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.05))
+        by_value = _steps(model, optimizer, rank, lambda: nn.utils.clip_grad_value_(model.parameters(), 0.01))
+        return by_norm, by_value
+
+    by_norm, _ = same_as_torch(train)
+    assert by_norm[0] > 0.05  # there was something to clip
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_gradient_clipping(ranks: Ranks, as_view: bool) -> None:
+    """Clipping by norm and by value sees the averaged gradients: same norms, same steps as with torch's class."""
+    ranks(2, _clipping_on_rank, as_view)
+
+
+def _autocast_on_rank(rank: int, size: int, inside: bool) -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.body(x)
+
+    def train(wrap: Any) -> Any:
+        model = wrap(Inside() if inside else mlp(), bucket_cap_mb=SMALL)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+        seen = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+                output = model(samples(rank, step))
+                assert output.dtype == torch.bfloat16
+                loss = output.float().square().mean()
+            if step == 2 and rank == 0:
+                loss = loss * float("inf")  # on one rank: all skip this step, because the average is infinite
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            seen.append((state_of(model) if step != 2 else None, norm if step != 2 else None, scaler.get_scale()))
+        return seen
+
+    seen = same_as_torch(train)
+    scales = [scale for _, _, scale in seen]
+    assert scales[1] > scales[0]
+    assert scales[2] < scales[1]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast_and_grad_scaler(ranks: Ranks, inside: bool) -> None:
+    """bfloat16 autocast around or inside the model, with loss scaling: same weights and same scales as with torch's."""
+    ranks(2, _autocast_on_rank, inside)
