@@ -1,6 +1,7 @@
 // The class `ddp_lab._C.Reducer`.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -176,6 +177,13 @@ void bind_torch_names(ReducerClass& reducer) {
           py::arg("output"))
       .def("_get_local_used_map", &Reducer::used_map, NoGil())
       .def("_ddp_graph_static", &Reducer::graph_was_static, NoGil())
+      .def(
+          "_set_mixed_precision_param_dtype",
+          [](Reducer& self, const py::object& dtype) {
+            self.set_gradient_dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+          },
+          py::arg("dtype"))
+      .def("_set_sparse_metadata", &Reducer::set_sparse_metadata, NoGil(), py::arg("metadata"))
       .def("_autograd_hook", &Reducer::on_grad_ready, NoGil(), py::arg("index"))
       .def("_run_comm_hook", &run_comm_hook, NoGil(), py::arg("bucket"))
       .def("_run_allreduce_hook", &run_all_reduce, NoGil(), py::arg("bucket"));

@@ -43,7 +43,8 @@ std::string unfinished(const Where& where, const std::vector<std::string>& names
   } else {
     text += "module has parameters that were not used in producing loss: the backward of " + on_rank(where) +
             " brought no gradient for " + std::to_string(missing.size()) + " of " + std::to_string(names.size()) +
-            ". Remove them, set requires_grad=False on them, or have them found in each forward by passing the keyword "
+            " parameters. Remove them, set requires_grad=False on them, or have them found in each forward by passing "
+            "the keyword "
             "argument `find_unused_parameters=True` to DistributedDataParallel; and let all `forward` function outputs "
             "participate in calculating loss.";
   }
@@ -80,12 +81,6 @@ std::string graph_changed(const Where& where, const std::string& name) {
 
 std::string unexpected_type(const std::string& name, const std::string& expected, const std::string& got) {
   return "Expected " + expected + ", got " + got + " for the gradient of " + quoted(name);
-}
-
-std::string not_a_view(const std::string& name) {
-  return "Detected at least one parameter gradient is not the expected DDP bucket view with "
-         "gradient_as_bucket_view=True. It is the gradient of " +
-         quoted(name) + ": something assigned its .grad during the backward.";
 }
 
 std::string given_up(const Where& where) {

@@ -24,11 +24,8 @@ std::string ready_twice(const Where& where, const std::string& name, bool unused
 // A static graph brought a gradient more often than it did at first.
 std::string graph_changed(const Where& where, const std::string& name);
 
-// The gradient's type, or `sparse` layout, is not what the bucket holds.
+// The gradient's type, layout or device is not what the bucket holds.
 std::string unexpected_type(const std::string& name, const std::string& expected, const std::string& got);
-
-// gradient_as_bucket_view, and `.grad` is something else at the end of the backward.
-std::string not_a_view(const std::string& name);
 
 // The backward ran on after abandon().
 std::string given_up(const Where& where);

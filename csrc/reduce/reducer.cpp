@@ -1,6 +1,8 @@
 #include "reduce/reducer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -105,6 +107,7 @@ void Reducer::find_unused(const std::vector<at::Tensor>& outputs) {
   const auto in_graph = [](const at::Tensor& output) { return output.defined() && output.requires_grad(); };
   // None found: they may be inside objects that can't be searched. Then the end of the backward tells.
   if (std::none_of(outputs.begin(), outputs.end(), in_graph)) return;
+  RECORD_FUNCTION("ddp_lab::search_unused_parameters", std::vector<c10::IValue>());
   walk_->find_unused(outputs, unused_);
   if (!walked_ && unused_.empty()) TORCH_WARN(messages::needless_walk());
   same_unused_ = same_unused_ && (!walked_ || unused_ == last_unused_);
@@ -115,36 +118,55 @@ void Reducer::find_unused(const std::vector<at::Tensor>& outputs) {
 void Reducer::on_grad_ready(std::size_t parameter) {
   const std::int64_t now = now_ns();
   const Lock lock(mutex_);
-  Place& place = places_[parameter];
+  try {
+    if (!take_notice(parameter, now)) return;
+    copy_in(parameter);
+    mark_ready(parameter);
+  } catch (const c10::Error& error) {
+    set_error(error.what_without_backtrace());
+    throw;
+  }
+}
+
+// Returns true if the gradient is to be copied in now.
+bool Reducer::take_notice(std::size_t parameter, std::int64_t now) {
+  const Place& place = places_[parameter];
   Event fact = event(Kind::kGradReady, now);
   fact.parameter = static_cast<std::int32_t>(parameter);
   fact.bytes = place.bytes;
-  const at::Tensor& gradient = parameters_[parameter].grad();
-  if (gradient.defined()) used_.mark(parameter);
+  access_ = GradientAccess::current();
+  access_.with(parameters_[parameter], [&](const at::Tensor& gradient) {
+    if (gradient.defined()) used_.mark(parameter);
+    if (armed_) check_gradient(parameter, gradient);
+    return false;
+  });
   if (!armed_) {  // under no_sync: the gradient only accumulates
     recorder().record(fact);
-    return;
+    return false;
   }
   enter_task(false);
   in_flight_ = true;
   begin_backward(now);
-  if (!completes(parameter)) return;
-  check_gradient(parameter, gradient);
+  if (!completes(parameter)) return false;
   fact.bucket = static_cast<std::int32_t>(place.bucket);
   recorder().record(fact);
   BucketTimes& times = *buckets_[place.bucket]->times;
   if (times.first_ready == 0) times.first_ready = now;
-  if (mode_ == Mode::kWhole) return;
-  copy_in(parameter);
-  mark_ready(parameter);
+  return mode_ != Mode::kWhole;
 }
 
 // Whether the gradient is what it will be at the end of this backward. With Mode::kWhole nobody knows: true for the
 // first arrival alone.
 bool Reducer::completes(std::size_t parameter) {
-  if (mode_ == Mode::kEager) return true;
+  const Place& place = places_[parameter];
+  const bool first = place.arrived != arm_;
+  if (mode_ == Mode::kEager) {
+    if (!first) {
+      fail(messages::ready_twice({step_, group_->getRank()}, options_.names[parameter], place.unused == arm_));
+    }
+    return true;
+  }
   if (mode_ == Mode::kWhole) {
-    const bool first = places_[parameter].arrived != arm_;
     places_[parameter].arrived = arm_;
     firings_.push_back(parameter);
     if (!rearmed_) static_->count(parameter);
@@ -159,27 +181,21 @@ bool Reducer::completes(std::size_t parameter) {
 }
 
 void Reducer::check_gradient(std::size_t parameter, const at::Tensor& gradient) {
-  const Place& place = places_[parameter];
-  const std::string& name = options_.names[parameter];
-  if (mode_ == Mode::kEager && place.arrived == arm_) {
-    fail(messages::ready_twice({step_, group_->getRank()}, name, place.unused == arm_));
-  }
   if (!gradient.defined()) return;
-  const at::Tensor& variable = parameters_[parameter];
-  TORCH_CHECK(gradient.layout() == at::kStrided, "the gradient of '", name, "' is sparse (", gradient.layout(),
-              "): sparse gradients are not supported yet; build the module with sparse=False");
-  if (gradient.dtype() != variable.dtype() || gradient.device() != variable.device()) {
-    fail(messages::unexpected_type(name, variable.toString(), gradient.toString()));
-  }
+  const Bucket& bucket = *buckets_[places_[parameter].bucket];
+  const bool fits = bucket.sparse() || gradient.layout() == at::kStrided;
+  if (fits && gradient.scalar_type() == bucket.dtype() && gradient.device() == bucket.device()) return;
+  fail(messages::unexpected_type(options_.names[parameter], c10::str(bucket.dtype(), " on ", bucket.device()),
+                                 c10::str(gradient.toString(), " on ", gradient.device())));
 }
 
 void Reducer::copy_in(std::size_t parameter) {
   const at::NoGradGuard no_grad;
   const Place& place = places_[parameter];
   Bucket& bucket = *buckets_[place.bucket];
-  at::Tensor& gradient = parameters_[parameter].mutable_grad();
-  bucket.copy_in(place.slot, gradient, divisor());
-  if (options_.gradient_as_bucket_view && gradient.defined()) gradient = bucket.slots()[place.slot].view;
+  access_.with(parameters_[parameter], [&](at::Tensor& gradient) {
+    return bucket.copy_in(place.slot, gradient, divisor(), options_.gradient_as_bucket_view);
+  });
 }
 
 void Reducer::mark_ready(std::size_t parameter) {
@@ -212,6 +228,7 @@ void Reducer::launch(std::size_t index) {
     return;
   }
   ++buckets_reduced_;
+  bucket.flush(divisor());
   std::shared_ptr<DeviceSpans::Span> span;
   if (DeviceSpans* spans = spans_of(bucket)) span = spans->begin(fact);
   launched_[index] = hook_ ? start_hook(*hook_, bucket, index, buckets_.size()) : start_all_reduce(*group_, bucket);
@@ -240,6 +257,12 @@ void Reducer::finalize(Lock& lock) {
     if (mode_ == Mode::kWhole && !rearmed_ && !shadow_) {
       static_->learn([this](std::size_t parameter) { return !unused_anywhere(parameter); });
     }
+  } catch (const std::exception& error) {
+    lock.lock();
+    finalizing_ = false;
+    set_error(error.what());
+    abandon_backward();
+    throw;
   } catch (...) {
     lock.lock();
     finalizing_ = false;
@@ -259,20 +282,8 @@ void Reducer::copy_out(std::size_t index) {
   const at::Tensor reduced = skipped ? at::Tensor() : wait_for(launched_[index], hook_.get(), bucket, index);
   note_reduced(*bucket.times, fact);
   if (skipped || shadow_) return;
-  const bool as_view = options_.gradient_as_bucket_view;
-  std::vector<std::pair<at::Tensor, at::Tensor>> untouched;
-  for (std::size_t i = 0; i < bucket.slots().size(); ++i) {
-    const Slot& slot = bucket.slots()[i];
-    at::Tensor& gradient = slot.variable.mutable_grad();
-    if (unused_anywhere(slot.parameter)) {
-      untouched.emplace_back(slot.variable, gradient);
-      if (!as_view) gradient = slot.view;
-    } else if (as_view && gradient.defined() && !bucket.is_view(i, gradient)) {
-      fail(messages::not_a_view(options_.names[slot.parameter]));
-    }
-  }
-  bucket.copy_out(reduced, as_view);
-  for (auto& [variable, gradient] : untouched) variable.mutable_grad() = gradient;
+  bucket.copy_out(reduced, options_.gradient_as_bucket_view, access_,
+                  [&](std::size_t slot) { return unused_anywhere(bucket.slots()[slot].parameter); });
   // The work itself is kept until the next launch. A backend's thread still holds it for a moment; if that were
   // the last reference, dropping it could need the GIL there, which ends a process that is just exiting.
   launched_[index].future.reset();

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,6 +25,7 @@
 #include "reduce/bucket_schedule.h"
 #include "reduce/comm_hook.h"
 #include "reduce/device_spans.h"
+#include "reduce/gradient_access.h"
 #include "reduce/inspection.h"
 #include "reduce/static_graph.h"
 #include "reduce/unused_parameters.h"
@@ -39,7 +41,8 @@ struct ReducerOptions {
   bool static_graph = false;
   bool skip_all_reduce_unused_params = false;  // the user answers for equal unused parameters on all ranks
   bool batched_grad_copy = false;
-  std::vector<bool> expect_sparse;  // by parameter; empty: none
+  std::vector<bool> expect_sparse;      // by parameter; empty: none
+  std::optional<at::ScalarType> dtype;  // of the gradients, if not the parameters' (mixed precision)
 };
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
@@ -117,6 +120,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Points at another group and goes back to `assignment` until the next first backward.
   void update_process_group(GroupPointer group, std::int32_t index, const Assignment& assignment);
   void remove_hooks();
+  // Gradients will be of this type: mixed precision trains with copies of the parameters.
+  void set_gradient_dtype(at::ScalarType dtype);
+  // Rows of a sparse gradient, by parameter name: see [Note: known rows].
+  void set_sparse_metadata(const std::map<std::string, at::Tensor>& metadata);
   // The graph never changes: see [Note: static graph]. Before the first synchronised forward.
   void set_static_graph();
 
@@ -166,6 +173,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void find_unused(const std::vector<at::Tensor>& outputs);
   bool completes(std::size_t parameter);
   void check_gradient(std::size_t parameter, const at::Tensor& gradient);
+  bool take_notice(std::size_t parameter, std::int64_t now);
   void copy_in(std::size_t parameter);
   void mark_ready(std::size_t parameter);
   void launch(std::size_t bucket);
@@ -176,6 +184,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_setup.cpp
   void add_hooks();
   void assign(const Assignment& assignment);
+  std::unique_ptr<Bucket> make_bucket(const std::vector<std::size_t>& indices) const;
 
   // reducer_backward.cpp
   void on_output_gradient(std::uint64_t epoch);
@@ -209,6 +218,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<Launched> launched_;
   std::vector<Place> places_;  // by parameter
+  GradientAccess access_;      // of the hook that ran last in this backward
   std::vector<Times> times_;
 
   std::unique_ptr<GraphWalk> walk_;  // find_unused_parameters

@@ -21,13 +21,9 @@ void Reducer::shadow_backward() {
   std::vector<std::unique_ptr<Bucket>> zeros;
   for (const auto& bucket : buckets_) {
     std::vector<std::size_t> indices;
-    std::vector<at::Tensor> variables;
-    for (const Slot& slot : bucket->slots()) {
-      indices.push_back(slot.parameter);
-      variables.push_back(slot.variable);
-    }
-    zeros.push_back(std::make_unique<Bucket>(indices, variables));
-    zeros.back()->buffer().zero_();
+    for (const Slot& slot : bucket->slots()) indices.push_back(slot.parameter);
+    zeros.push_back(make_bucket(indices));
+    zeros.back()->fill_zero();
   }
   struct Restore {
     Reducer& reducer;

@@ -66,37 +66,80 @@ void Reducer::remove_hooks() {
   hooks_.clear();
 }
 
+std::unique_ptr<Bucket> Reducer::make_bucket(const std::vector<std::size_t>& indices) const {
+  BucketOptions options;
+  options.dtype = options_.dtype;
+  options.batched = options_.batched_grad_copy;
+  std::vector<at::Tensor> variables;
+  for (const std::size_t index : indices) {
+    TORCH_CHECK(index < parameters_.size(), "there is no parameter ", index);
+    options.sparse = options.sparse || (index < options_.expect_sparse.size() && options_.expect_sparse[index]);
+    variables.push_back(parameters_[index]);
+    options.names.push_back(options_.names[index]);
+  }
+  return std::make_unique<Bucket>(indices, variables, std::move(options));
+}
+
+// The new buckets take the memory of the old ones: these are let go first, and where gradients are their views, each
+// buffer goes with the last of them.
 void Reducer::assign(const Assignment& assignment) {
-  std::vector<std::unique_ptr<Bucket>> buckets;
+  BucketSchedule schedule(assignment);  // refuses empty buckets and parameters in two buckets
   std::vector<Place> places(parameters_.size());
   std::size_t placed = 0;
-  BucketSchedule schedule(assignment);  // refuses empty buckets and parameters in two buckets
-  for (const auto& indices : assignment) {
-    std::vector<at::Tensor> variables;
-    for (const std::size_t index : indices) {
+  for (std::size_t b = 0; b < assignment.size(); ++b) {
+    for (std::size_t slot = 0; slot < assignment[b].size(); ++slot) {
+      const std::size_t index = assignment[b][slot];
       TORCH_CHECK(index < parameters_.size(), "there is no parameter ", index);
-      places[index].bucket = static_cast<std::uint32_t>(buckets.size());
-      places[index].slot = static_cast<std::uint32_t>(variables.size());
+      places[index].bucket = static_cast<std::uint32_t>(b);
+      places[index].slot = static_cast<std::uint32_t>(slot);
       places[index].bytes = static_cast<std::int64_t>(parameters_[index].nbytes());
-      variables.push_back(parameters_[index]);
       ++placed;
     }
-    buckets.push_back(std::make_unique<Bucket>(indices, variables));
   }
   TORCH_CHECK(placed == parameters_.size(), "every parameter must be in a bucket");
   const at::NoGradGuard no_grad;
+  std::vector<bool> was_view(parameters_.size(), false);
   for (std::size_t i = 0; !buckets_.empty() && i < parameters_.size(); ++i) {
-    at::Tensor& gradient = parameters_[i].mutable_grad();
-    if (!buckets_[places_[i].bucket]->is_view(places_[i].slot, gradient)) continue;
-    const at::Tensor& view = buckets[places[i].bucket]->slots()[places[i].slot].view;
-    view.copy_(gradient);
-    gradient = view;
+    was_view[i] = buckets_[places_[i].bucket]->is_view(places_[i].slot, parameters_[i].grad());
   }
-  buckets_ = std::move(buckets);
+  buckets_.clear();
+  launched_.clear();
+  for (const auto& indices : assignment) {
+    buckets_.push_back(make_bucket(indices));
+    for (const Slot& slot : buckets_.back()->slots()) {
+      if (!was_view[slot.parameter]) continue;
+      at::Tensor& gradient = parameters_[slot.parameter].mutable_grad();
+      slot.view.copy_(gradient);
+      gradient = slot.view;
+    }
+  }
   places_ = std::move(places);
   schedule_ = std::move(schedule);
   launched_.assign(buckets_.size(), Launched{});
   times_.assign(buckets_.size(), Times{});
+}
+
+void Reducer::set_gradient_dtype(at::ScalarType dtype) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!in_flight_, "the gradients' type can't be set during a backward");
+  options_.dtype = dtype;
+  Assignment assignment;
+  for (const auto& bucket : buckets_) {
+    assignment.emplace_back();
+    for (const Slot& slot : bucket->slots()) assignment.back().push_back(slot.parameter);
+  }
+  assign(assignment);
+}
+
+void Reducer::set_sparse_metadata(const std::map<std::string, at::Tensor>& metadata) {
+  const Lock lock(mutex_);
+  for (const auto& bucket : buckets_) {
+    if (!bucket->sparse()) continue;
+    const std::string& name = bucket->slots().front().name;
+    auto found = metadata.find(name);
+    if (found == metadata.end()) found = metadata.find("." + name);  // how torch calls a parameter of the root
+    bucket->set_known_rows(found == metadata.end() ? at::Tensor() : found->second);
+  }
 }
 
 bool Reducer::rebuild_due() const {
