@@ -30,13 +30,13 @@ except ImportError as error:
     )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-COMPILE = ["-O3", "-g0", "-fvisibility=hidden", *WARNINGS]
+COMPILE = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", *WARNINGS]
 # Headers that are not ours are system headers, so that -Werror speaks of our sources alone.
 PYBIND11 = ["-isystem", pybind11.get_include()]
 TORCH_INCLUDE = Path(torch.__file__).parent / "include"
 
 SCHEDULE_SOURCES = ["csrc/reduce/bucket_schedule.cpp", "csrc/schedule_bindings.cpp"]
-C_SOURCES = ["csrc/bindings.cpp", *sorted(str(p) for p in Path("csrc").glob("*/*.cpp"))]
+C_SOURCES = ["csrc/bindings.cpp", "csrc/hook_bindings.cpp", *sorted(str(p) for p in Path("csrc").glob("*/*.cpp"))]
 
 
 class Build(BuildExtension):  # type: ignore[misc]
