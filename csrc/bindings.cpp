@@ -2,7 +2,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "hook_bindings.h"
 #include "record/cost.h"
 #include "record/recorder.h"
 #include "reduce/device_spans.h"
@@ -132,7 +132,7 @@ void set_inspection_callback(Reducer& reducer, py::object callback) {
 }
 
 void register_python_hook(Reducer& reducer, py::object state, py::object hook) {
-  auto made = std::make_unique<c10d::PythonCommHook>(std::move(state), std::move(hook));
+  auto made = ddp_lab::make_python_hook(std::move(state), std::move(hook));
   const py::gil_scoped_release no_gil;
   reducer.set_comm_hook(std::move(made));
 }
@@ -198,5 +198,6 @@ void bind_reducer(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The compiled core of ddp_lab.";
   bind_recorder(module);
+  ddp_lab::bind_grad_bucket(module);
   bind_reducer(module);
 }
