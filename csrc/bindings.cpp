@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "hook_bindings.h"
 #include "record/cost.h"
 #include "record/recorder.h"
 #include "reduce/device_spans.h"
@@ -79,5 +80,6 @@ void bind_recorder(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The compiled core of ddp_lab.";
   bind_recorder(module);
+  ddp_lab::bind_grad_bucket(module);
   ddp_lab::bind_reducer(module);
 }

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "hook_bindings.h"
 #include "reduce/reducer.h"
 
 namespace py = pybind11;
@@ -75,7 +75,7 @@ void set_inspection_callback(Reducer& reducer, py::object callback) {
 }
 
 void register_python_hook(Reducer& reducer, py::object state, py::object hook) {
-  auto made = std::make_unique<c10d::PythonCommHook>(std::move(state), std::move(hook));
+  auto made = make_python_hook(std::move(state), std::move(hook));
   const py::gil_scoped_release no_gil;
   reducer.set_comm_hook(std::move(made));
 }
@@ -134,12 +134,22 @@ void install_futures(Reducer& reducer, const std::vector<PythonFuture>& futures)
   reducer.install_post_backward_futures(std::move(bare));
 }
 
-PythonFuture run_comm_hook(Reducer& reducer, c10d::GradBucket& bucket) {
-  return std::make_shared<torch::jit::PythonFutureWrapper>(reducer.run_comm_hook(bucket));
+py::object run_comm_hook(Reducer& reducer, const GradBucket& bucket) {
+  FuturePointer future;
+  {
+    const py::gil_scoped_release no_gil;
+    future = reducer.run_comm_hook(copy_of(bucket));
+  }
+  return to_python(std::move(future));
 }
 
-PythonFuture run_all_reduce(Reducer& reducer, c10d::GradBucket& bucket) {
-  return std::make_shared<torch::jit::PythonFutureWrapper>(reducer.run_all_reduce(bucket));
+py::object run_all_reduce(Reducer& reducer, c10d::GradBucket& bucket) {
+  FuturePointer future;
+  {
+    const py::gil_scoped_release no_gil;
+    future = reducer.run_all_reduce(bucket);
+  }
+  return to_python(std::move(future));
 }
 
 py::dict report(const Reducer& reducer) {
@@ -183,10 +193,12 @@ void bind_torch_names(ReducerClass& reducer) {
             self.set_gradient_dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
           },
           py::arg("dtype"))
+      .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward, NoGil(),
+           py::arg("parameters") = std::vector<std::size_t>())
       .def("_set_sparse_metadata", &Reducer::set_sparse_metadata, NoGil(), py::arg("metadata"))
       .def("_autograd_hook", &Reducer::on_grad_ready, NoGil(), py::arg("index"))
-      .def("_run_comm_hook", &run_comm_hook, NoGil(), py::arg("bucket"))
-      .def("_run_allreduce_hook", &run_all_reduce, NoGil(), py::arg("bucket"));
+      .def("_run_comm_hook", &run_comm_hook, py::arg("bucket"))
+      .def("_run_allreduce_hook", &run_all_reduce, py::arg("bucket"));
 }
 
 void bind_joining(ReducerClass& reducer) {
@@ -220,6 +232,7 @@ void bind_reducer(py::module_& module) {
       .def("in_flight", &Reducer::in_flight, NoGil())
       .def("remove_hooks", &Reducer::remove_hooks, NoGil())
       .def("register_hook", &register_python_hook, py::arg("state"), py::arg("hook"))
+      .def("register_builtin_hook", &Reducer::set_builtin_hook, NoGil(), py::arg("kind"))
       .def(
           "update_process_group",
           [](Reducer& reducer, ProcessGroupPointer group, std::int32_t index, const Reducer::Assignment& assignment) {

@@ -29,7 +29,9 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
 BENCHMARKS = {
     "cell": "round trip of a trivial cell: %%distributed against %%px",
+    "construct": "the constructor: our DistributedDataParallel against torch's",
     "events": "cost of recording an event, and its way to the client",
+    "memory": "peak memory of gradients and buckets: ours against torch's",
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "step": "training step: our DistributedDataParallel against torch's, and torch's against itself",
     "widget": "dashboard updates per second as seen in Chromium",

@@ -77,6 +77,7 @@ class Bucket {
   // Sparse buckets: the rows (1-D, integers) that any rank's gradient may have from now on; undefined: any.
   // See [Note: known rows] in sparse_bucket.cpp.
   void set_known_rows(const at::Tensor& rows);
+  std::optional<at::Tensor> known_rows() const;
 
   // Forgets the buffer and allocates another: a collective that was given up may still write into the old
   // one. Gradients that were views of the old buffer become views of the new one, with the values they have.

@@ -1,19 +1,48 @@
-// How the gradients of a bucket are averaged over the ranks: all_reduce, or a comm hook of torch's interface.
+// How the gradients of a bucket are averaged over the ranks: all_reduce, or a comm hook.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
+#include <utility>
 
 #include "reduce/bucket.h"
+#include "reduce/grad_bucket.h"
 
 namespace ddp_lab {
 
 // The group is released without the GIL: see [Note: who destroys the process group] in bindings.cpp.
 using GroupPointer = std::shared_ptr<c10d::ProcessGroup>;
-using HookPointer = std::unique_ptr<c10d::CommHookInterface>;
 using FuturePointer = c10::intrusive_ptr<c10::ivalue::Future>;
+
+// Replaces the average over the ranks. Torch's CommHookInterface, but that a hook owns its GradBucket (Python may keep
+// it, and needs no copy) and that it has a name.
+class CommHook {
+ public:
+  explicit CommHook(std::string name) : name_(std::move(name)) {}
+  virtual ~CommHook() = default;
+  CommHook(const CommHook&) = delete;
+  CommHook& operator=(const CommHook&) = delete;
+
+  // Starts the communication of a bucket whose gradients are undivided.
+  virtual FuturePointer run(std::unique_ptr<GradBucket> bucket) = 0;
+  // The tensor in what run's future holds. Throws if that is anything else.
+  virtual at::Tensor result(const c10::IValue& value) const;
+  // The model uses another group from now on. A hook of the user's has state of its own.
+  virtual void set_group(GroupPointer) {}
+
+  const std::string& name() const noexcept { return name_; }
+  bool warned = false;  // of a result that had another dtype
+
+ private:
+  const std::string name_;
+};
+using HookPointer = std::unique_ptr<CommHook>;
+
+// Torch's ALLREDUCE and FP16_COMPRESS, in C++: they need no GIL.
+HookPointer make_builtin_hook(c10d::BuiltinCommHookType kind, GroupPointer group);
 
 // A collective that has been started.
 struct Launched {
@@ -23,12 +52,15 @@ struct Launched {
 
 // Starts the sum of the bucket's buffer over the ranks, in place. Gradients must have been divided already.
 Launched start_all_reduce(c10d::ProcessGroup& group, const Bucket& bucket);
+// The same for the buffer of a hook's GradBucket.
+FuturePointer all_reduce(c10d::ProcessGroup& group, c10d::GradBucket& bucket);
 
-// Runs the comm hook, which averages; torch's own hooks run unchanged, as they see torch's GradBucket.
-Launched start_hook(c10d::CommHookInterface& hook, const Bucket& bucket, std::size_t index, std::size_t count);
+// Runs the comm hook, which averages, on bucket `index` of `count`.
+Launched start_hook(CommHook& hook, const Bucket& bucket, std::size_t index, std::size_t count);
 
-// Blocks until the collective is over; returns the tensor that holds the averaged gradients. Throws what it
-// failed with, or std::runtime_error if the hook's result does not fit. `hook` is null for the all_reduce.
-at::Tensor wait_for(const Launched& launched, c10d::CommHookInterface* hook, const Bucket& bucket, std::size_t index);
+// Blocks until the collective is over; returns the tensor that holds the averaged gradients, of the bucket's dtype.
+// Throws what it failed with, or c10::Error if the hook's result does not fit: it names the hook, the bucket and its
+// parameters. `hook` is null for the all_reduce.
+at::Tensor wait_for(const Launched& launched, CommHook* hook, const Bucket& bucket, std::size_t index);
 
 }  // namespace ddp_lab

@@ -184,7 +184,9 @@ void Reducer::check_gradient(std::size_t parameter, const at::Tensor& gradient) 
   if (!gradient.defined()) return;
   const Bucket& bucket = *buckets_[places_[parameter].bucket];
   const bool fits = bucket.sparse() || gradient.layout() == at::kStrided;
-  if (fits && gradient.scalar_type() == bucket.dtype() && gradient.device() == bucket.device()) return;
+  // With a dtype of its own the bucket casts.
+  const bool same = gradient.scalar_type() == bucket.dtype() || (options_.dtype && gradient.is_floating_point());
+  if (fits && same && gradient.device() == bucket.device()) return;
   fail(messages::unexpected_type(options_.names[parameter], c10::str(bucket.dtype(), " on ", bucket.device()),
                                  c10::str(gradient.toString(), " on ", gradient.device())));
 }
@@ -283,7 +285,7 @@ void Reducer::copy_out(std::size_t index) {
   note_reduced(*bucket.times, fact);
   if (skipped || shadow_) return;
   bucket.copy_out(reduced, options_.gradient_as_bucket_view, access_,
-                  [&](std::size_t slot) { return unused_anywhere(bucket.slots()[slot].parameter); });
+                  [&](std::size_t slot) { return left_alone(bucket.slots()[slot].parameter); });
   // The work itself is kept until the next launch. A backend's thread still holds it for a moment; if that were
   // the last reference, dropping it could need the GIL there, which ends a process that is just exiting.
   launched_[index].future.reset();

@@ -114,12 +114,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool in_flight() const;  // a gradient has arrived, and the backward has not been finalized
 
   void set_comm_hook(HookPointer hook);
+  void set_builtin_hook(c10d::BuiltinCommHookType kind);
   // The comm hook, or the sum over the ranks, of a bucket that the caller made.
-  FuturePointer run_comm_hook(c10d::GradBucket& bucket);
+  FuturePointer run_comm_hook(std::unique_ptr<GradBucket> bucket);
   FuturePointer run_all_reduce(c10d::GradBucket& bucket);
   // Points at another group and goes back to `assignment` until the next first backward.
   void update_process_group(GroupPointer group, std::int32_t index, const Assignment& assignment);
   void remove_hooks();
+  // Optimizers run as soon as a gradient is averaged and drop it: an absent one stays absent. Empty: all parameters.
+  void set_optimizer_in_backward(const std::vector<std::size_t>& parameters);
   // Gradients will be of this type: mixed precision trains with copies of the parameters.
   void set_gradient_dtype(at::ScalarType dtype);
   // Rows of a sparse gradient, by parameter name: see [Note: known rows].
@@ -180,6 +183,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finalize(Lock& lock);
   void copy_out(std::size_t bucket);
   bool unused_anywhere(std::size_t parameter);
+  bool left_alone(std::size_t parameter);
 
   // reducer_setup.cpp
   void add_hooks();
@@ -232,7 +236,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   c10::intrusive_ptr<c10d::Work> remaining_ranks_;
   std::vector<FuturePointer> futures_;
-  int divisor_ = 0;  // 0: not yet known
+  std::vector<bool> optimized_;  // by parameter, or empty
+  int divisor_ = 0;              // 0: not yet known
 
   std::vector<int> tasks_;  // autograd's graph tasks that have brought gradients and have not ended
   int last_task_ = kNoTask;

@@ -68,7 +68,7 @@ void Reducer::remove_hooks() {
 
 std::unique_ptr<Bucket> Reducer::make_bucket(const std::vector<std::size_t>& indices) const {
   BucketOptions options;
-  options.dtype = options_.dtype;
+  if (!indices.empty() && parameters_.at(indices.front()).is_floating_point()) options.dtype = options_.dtype;
   options.batched = options_.batched_grad_copy;
   std::vector<at::Tensor> variables;
   for (const std::size_t index : indices) {
@@ -131,6 +131,12 @@ void Reducer::set_gradient_dtype(at::ScalarType dtype) {
   assign(assignment);
 }
 
+void Reducer::set_optimizer_in_backward(const std::vector<std::size_t>& parameters) {
+  const Lock lock(mutex_);
+  optimized_.assign(parameters_.size(), parameters.empty());
+  for (const std::size_t parameter : parameters) optimized_.at(parameter) = true;
+}
+
 void Reducer::set_sparse_metadata(const std::map<std::string, at::Tensor>& metadata) {
   const Lock lock(mutex_);
   for (const auto& bucket : buckets_) {
@@ -164,6 +170,7 @@ void Reducer::update_process_group(GroupPointer group, std::int32_t index, const
   abandon_backward();
   // The old group is let go outside the lock: its threads may take a while to end.
   std::swap(group_, group);
+  if (hook_) hook_->set_group(group_);
   group_index_ = index;
   rebuilt_ = false;
   last_order_.clear();
@@ -176,6 +183,11 @@ void Reducer::set_comm_hook(HookPointer hook) {
   TORCH_CHECK(!hook_, "register_comm_hook or register_builtin_comm_hook can only be called once.");
   TORCH_CHECK(!in_flight_, "a comm hook can't be registered during a backward");
   hook_ = std::move(hook);
+}
+
+void Reducer::set_builtin_hook(c10d::BuiltinCommHookType kind) {
+  const Lock lock(mutex_);
+  set_comm_hook(make_builtin_hook(kind, group_));
 }
 
 void Reducer::set_static_graph() {

@@ -32,13 +32,13 @@ bool Reducer::take_no_sync_warning() {
   return std::exchange(no_sync_warning_, false);
 }
 
-FuturePointer Reducer::run_comm_hook(c10d::GradBucket& bucket) {
-  c10d::CommHookInterface* hook = nullptr;
+FuturePointer Reducer::run_comm_hook(std::unique_ptr<GradBucket> bucket) {
+  CommHook* hook = nullptr;
   {
     const Lock lock(mutex_);
     hook = hook_.get();  // set once
   }
-  return hook ? hook->runHook(bucket) : run_all_reduce(bucket);
+  return hook ? hook->run(std::move(bucket)) : run_all_reduce(*bucket);
 }
 
 FuturePointer Reducer::run_all_reduce(c10d::GradBucket& bucket) {
@@ -47,8 +47,7 @@ FuturePointer Reducer::run_all_reduce(c10d::GradBucket& bucket) {
     const Lock lock(mutex_);
     group = group_;
   }
-  std::vector<at::Tensor> tensors{bucket.getBufferRef()};
-  return group->allreduce(tensors)->getFuture();
+  return all_reduce(*group, bucket);
 }
 
 std::int64_t Reducer::step() const {
@@ -127,6 +126,11 @@ void Reducer::set_inspection_callback(std::function<void(std::int64_t, const Ins
 bool Reducer::unused_anywhere(std::size_t parameter) {
   if (used_.started()) return !used_.anywhere(parameter);
   return mode_ == Mode::kCounted && !static_->used_anywhere(parameter);
+}
+
+bool Reducer::left_alone(std::size_t parameter) {
+  if (unused_anywhere(parameter)) return true;
+  return !optimized_.empty() && optimized_[parameter] && !parameters_[parameter].grad().defined();
 }
 
 bool Reducer::skips(std::size_t bucket) const {

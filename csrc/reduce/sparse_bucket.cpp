@@ -23,6 +23,10 @@ void Bucket::set_known_rows(const at::Tensor& rows) {
   known_rows_ = std::get<0>(at::_unique(rows.to(device(), at::kLong).reshape({-1}), /*sorted=*/true));
 }
 
+std::optional<at::Tensor> Bucket::known_rows() const {
+  return known_rows_.defined() ? std::optional<at::Tensor>(known_rows_) : std::nullopt;
+}
+
 bool Bucket::copy_in_sparse(at::Tensor& gradient, int divisor) {
   const std::string& name = slots_.front().name;
   TORCH_CHECK(gradient.defined(), "Expected sparse gradient to be defined. '", name,

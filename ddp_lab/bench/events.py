@@ -1,6 +1,6 @@
 """`ddp-lab bench events`: what an event costs where it is recorded, and when it is known in the notebook.
 
-A cluster of Gloo ranks trains the models of `ddp-lab bench step` while its events stream to this process, as in a
+A cluster of Gloo ranks trains workloads of `ddp-lab bench step` while its events stream to this process, as in a
 notebook. Reported for each model: events a step, nanoseconds an event (measured in C++), their share of a step, the
 step with recording on over off and over on again (alternating blocks), and for every event the time from its
 happening to its arrival in the timeline. Then: from the end of a cell to its last event, and what telemetry takes of
@@ -33,52 +33,10 @@ _IDLE_S = 3.0
 
 
 def train(name: str, rounds: int) -> dict[str, float]:
-    """Runs on each rank: trains in blocks with recording on, off and on again.
+    """Runs on each rank: `recording_cost.in_turns`, here with telemetry that streams."""
+    from .recording_cost import in_turns
 
-    Args:
-        name: a model of `ddp_lab.bench.step`.
-        rounds: blocks of each kind.
-
-    Returns:
-        Median step time in ms of each kind of block, events a step, and ns an event.
-    """
-    import torch
-    import torch.distributed as dist
-
-    from ddp_lab import DistributedDataParallel, recording
-
-    from .step import MODELS as MODELS_OF_STEP
-
-    build, count = MODELS_OF_STEP[name]
-    torch.manual_seed(0)
-    module, data = build()
-    model = DistributedDataParallel(module)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-
-    def block() -> list[float]:
-        dist.barrier()
-        times = []
-        for _ in range(count):
-            begin = time.perf_counter()
-            optimizer.zero_grad()
-            model(data).square().mean().backward()
-            optimizer.step()
-            times.append((time.perf_counter() - begin) * 1e3)
-        return times
-
-    block()
-    before = recording.statistics().recorded
-    block()
-    events = (recording.statistics().recorded - before) / count
-    times: dict[str, list[float]] = {"on": [], "off": [], "on again": []}
-    kinds = list(times)
-    for turn in range(rounds):
-        for kind in kinds[turn % 3 :] + kinds[: turn % 3]:
-            (recording.disable if kind == "off" else recording.enable)()
-            times[kind] += block()
-    recording.enable()
-    ns = recording.statistics(measure=True).ns_per_event or 0.0
-    return {kind: statistics.median(values) for kind, values in times.items()} | {"events": events, "ns": ns}
+    return in_turns(name, rounds)
 
 
 class _Arrivals:

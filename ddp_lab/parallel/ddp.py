@@ -301,7 +301,7 @@ class DistributedDataParallel(TorchDDP):
         return inspection.inspect_gradients(self)
 
     def _describe_assignment(self) -> None:
-        recording.describe(records.assignment(self))
+        recording.describe(records.assignment(self), owner=self)
 
     # -- after a failure
 

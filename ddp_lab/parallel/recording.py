@@ -4,6 +4,10 @@ Events are fixed-size facts (`ddp_lab.events.DTYPE`) that C++ writes into a boun
 cursor. What does not fit into an event (a mark's name, which parameters a bucket holds) is a *description*: a
 JSON-able dict, appended once and read by a cursor of its own. An event may refer to a description that was
 appended before it, so a reader drains first the events, then the descriptions, and hands the latter on first.
+
+[Note: how long a description is kept]
+As long as the object that it describes lives (its owner, a model), and then until no event that was recorded in that
+life is in the ring any more; for ever without an owner. So a process may build models without end.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +42,22 @@ __all__ = [
 
 _C = native.load()
 
-_descriptions: list[dict[str, Any]] = []
+
+@dataclass
+class _Description:
+    text: str  # JSON
+    position: int
+    first: int  # the sequence number of the first event that may refer to it
+    end: int | None = None  # of the first one that can't: its owner is gone
+
+    def is_needed(self, recorded: int, capacity: int) -> bool:
+        """Whether an event that may refer to it can be in the ring or come; `recorded`: events so far."""
+        return self.end is None or (self.first < self.end and recorded < self.end + capacity)
+
+
+_descriptions: list[_Description] = []
+_next_position = 0
+_describing = threading.Lock()
 _marks: dict[str, int] = {}  # name -> index
 _marks_lock = threading.Lock()
 
@@ -120,19 +140,37 @@ def drain(cursor: int) -> tuple[npt.NDArray[np.void], int, int]:
     return raw.view(DTYPE), dropped, following
 
 
-def describe(description: dict[str, Any]) -> None:
+def describe(description: dict[str, Any], owner: object | None = None) -> None:
     """Appends a description: a JSON-able dict with a ``"type"``.
+
+    Args:
+        description: is copied.
+        owner: what it describes, a model say; see [Note: how long a description is kept].
 
     Raises:
         TypeError: it holds something that JSON can't express.
     """
-    _descriptions.append(json.loads(json.dumps(description)))
+    global _next_position
+    text = json.dumps(description)
+    now = statistics()
+    with _describing:
+        made = _Description(text, _next_position, now.recorded)
+        _next_position += 1
+        _descriptions[:] = [one for one in _descriptions if one.is_needed(now.recorded, now.capacity)]
+        _descriptions.append(made)
+    if owner is not None:
+        weakref.finalize(owner, _owner_is_gone, made).atexit = False
+
+
+def _owner_is_gone(description: _Description) -> None:
+    description.end = statistics().recorded
 
 
 def descriptions(cursor: int) -> tuple[list[dict[str, Any]], int]:
-    """The descriptions from position `cursor` on, and the next cursor."""
-    found = _descriptions[cursor:]
-    return found, cursor + len(found)
+    """The descriptions from position `cursor` on that are still kept, and the next cursor."""
+    with _describing:
+        found, following = [one for one in _descriptions if one.position >= cursor], _next_position
+    return [json.loads(one.text) for one in found], following
 
 
 def save(path: str | os.PathLike[str]) -> Path:

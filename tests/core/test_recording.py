@@ -127,6 +127,39 @@ def test_marks_of_many_threads_get_one_index_for_each_name(cursor: int) -> None:
     assert sorted(events["parameter"]) == sorted(4 * [description["index"] for description in found])
 
 
+class _Owner:
+    pass
+
+
+def test_a_description_is_kept_while_an_event_may_refer_to_it(cursor: int) -> None:
+    """It outlives its owner until the ring has been overwritten once; later ones keep their positions."""
+    _, position = recording.descriptions(0)
+    owner = _Owner()
+    recording.describe({"type": "owned"}, owner)
+    _C.record(Kind.NONE)
+    del owner
+    recording.describe({"type": "lasting"})
+    assert [one["type"] for one in recording.descriptions(position)[0]] == ["owned", "lasting"]
+    for _ in range(recording.statistics().capacity):
+        _C.record(Kind.NONE)
+    recording.describe({"type": "last"})
+    assert [one["type"] for one in recording.descriptions(position)[0]] == ["lasting", "last"]
+    found, following = recording.descriptions(position + 2)
+    assert ([one["type"] for one in found], following) == (["last"], position + 3)
+
+
+def test_a_description_to_which_no_event_refers_goes_with_its_owner(cursor: int) -> None:
+    """Models that are built and never trained leave nothing behind."""
+    recording.describe({"type": "before"})
+    kept = len(recording._descriptions)
+    for _ in range(50):
+        owner = _Owner()
+        recording.describe({"type": "owned"}, owner)
+        del owner
+    recording.describe({"type": "after"})
+    assert len(recording._descriptions) == kept + 1
+
+
 def test_a_description_is_a_copy_that_json_can_express() -> None:
     """What is appended later to the caller's dict is not in the description; what JSON lacks is refused."""
     _, position = recording.descriptions(0)

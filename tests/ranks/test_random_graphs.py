@@ -1,86 +1,232 @@
-"""Property: whatever the graph, gradients are torch's DDP's, bit by bit."""
+"""Property: whatever the graph and the options, gradients are torch's DDP's, and those of one process on all samples.
+
+Cases are drawn from seeds (graph_cases.py). A failing one is made smaller, and the failure ends with the command that
+runs it alone: ``DDP_LAB_CASE='{...}' make test PYTEST_ARGS=tests/ranks/test_random_graphs.py``. ``DDP_LAB_SEED=n``
+starts at another seed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
+import os
+import time
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+import torch.distributed as dist
 from torch import nn
 
 from tests.ranks.conftest import Ranks
+from tests.ranks.graph_cases import Case, RandomGraph, draw, inputs_of, loss_of, smallest
+from tests.ranks.harness import RankError
 
-WIDTH = 5
+PROCESSES = 4
+BLOCK = 25  # cases that the ranks run in one go
+GIVEN = os.environ.get("DDP_LAB_CASE")
+SEED = int(os.environ.get("DDP_LAB_SEED", "0"))
 
-
-class RandomGraph(nn.Module):
-    """Each node applies one layer (perhaps another node's, too) to the sum of some earlier nodes."""
-
-    def __init__(self, nodes: list[tuple[int, list[int], bool, bool]]) -> None:
-        super().__init__()
-        self.nodes = nodes
-        self.layers = nn.ModuleList(
-            nn.Linear(WIDTH, WIDTH, bias=bias, dtype=torch.float64 if double else torch.float32)
-            for _, _, bias, double in nodes
-        )
-
-    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        values = [x]
-        for index, (shared, sources, _, _) in enumerate(self.nodes):
-            total = torch.stack([values[source % len(values)].double() for source in sources]).sum(0)
-            for layer in (self.layers[index], self.layers[shared % (index + 1)]):
-                total = torch.tanh(layer(total.to(layer.weight.dtype))).double()
-            values.append(total)
-        return [values[-1], *values[1:-1]]
+_groups: dict[int, Any] = {}
 
 
-nodes = st.tuples(
-    st.integers(0, 50), st.lists(st.integers(0, 50), min_size=1, max_size=3), st.booleans(), st.booleans()
-)
-graphs = st.lists(nodes, min_size=1, max_size=8)
-steps = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["none", "zero", "keep"])), min_size=2, max_size=4)
+# -- on a rank
 
 
-def _compare_on_rank(rank: int, size: int, graph: Any, plan: Any, arguments: dict[str, Any]) -> None:
+def _group(world: int, size: int) -> Any:
+    """The group of the first `world` ranks; None, the default group, if these are all. Made once on all ranks."""
+    if not _groups:
+        _groups.update({n: dist.new_group(list(range(n))) for n in range(1, size)})
+        _groups[size] = None
+    return _groups[world]
+
+
+def _wrapped(case: Case, module: nn.Module, theirs: bool, size: int) -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
     from ddp_lab import DistributedDataParallel
 
-    torch.manual_seed(11)
-    module = RandomGraph(graph)
-    pair = (
-        DistributedDataParallel(copy.deepcopy(module), **arguments),
-        nn.parallel.DistributedDataParallel(copy.deepcopy(module), **arguments),
+    group = _group(case["world"], size)
+    arguments = {
+        **case["arguments"],
+        "process_group": group,
+        "find_unused_parameters": case["mode"] == "find_unused",
+        "static_graph": case["mode"] == "static",
+    }
+    model = (nn.parallel.DistributedDataParallel if theirs else DistributedDataParallel)(module, **arguments)
+    if case["hook"] is not None:
+        hooks = {"allreduce": default_hooks.allreduce_hook, "fp16": default_hooks.fp16_compress_hook}
+        model.register_comm_hook(group or dist.group.WORLD, hooks[case["hook"]])
+    return model
+
+
+def _zero(module: nn.Module, how: str) -> None:
+    if how != "keep":
+        module.zero_grad(set_to_none=how == "none")
+
+
+def _train_step(case: Case, model: Any, rank: int, step: int) -> None:
+    parts, zero = case["steps"][step]
+    _zero(model, zero)
+    for part in range(parts):
+        with model.no_sync() if part < parts - 1 else contextlib.nullcontext():
+            loss_of(model(*inputs_of(case, rank, step, part))).backward()
+
+
+def _whole_step(case: Case, module: nn.Module, step: int) -> None:
+    """The same in one process: the mean over the ranks of the loss of all their samples."""
+    parts, zero = case["steps"][step]
+    _zero(module, zero)
+    for rank in range(case["world"]):
+        for part in range(parts):
+            (loss_of(module(*inputs_of(case, rank, step, part))) / case["world"]).backward()
+
+
+def _compare(case: Case, step: int, models: dict[str, nn.Module]) -> None:
+    """Raises an AssertionError that names the first gradient that differs."""
+    named = {who: dict(model.named_parameters()) for who, model in models.items()}
+    for name, parameter in named["ours"].items():
+        grads = {who: _dense(parameters[name].grad) for who, parameters in named.items()}
+        assert (parameter.grad is None) == (grads["torch"] is None), f"step {step}, {name}: None on one side, {grads}"
+        if parameter.grad is None:
+            continue
+        assert parameter.grad.is_sparse or parameter.grad.stride() == named["torch"][name].grad.stride(), name
+        assert torch.equal(grads["ours"], grads["torch"]), f"step {step}, {name}: {grads['ours'] - grads['torch']}"
+        assert grads["whole"] is not None, f"step {step}, {name}: no sample has a gradient for it"
+        tolerance = 0.02 if case["hook"] == "fp16" else 2e-5
+        torch.testing.assert_close(
+            grads["ours"],
+            grads["whole"],
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda m, n=name: f"step {step}, {n}: {m}",
+        )
+
+
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient.detach().to_dense()
+
+
+def _run_case(case: Case, rank: int, size: int) -> str:
+    """What differs, or nothing; raises what training raises."""
+    torch.manual_seed(case["seed"])
+    module = RandomGraph(case["nodes"], case["output"])
+    whole = copy.deepcopy(module)
+    ours = _wrapped(case, copy.deepcopy(module), False, size)
+    theirs = _wrapped(case, copy.deepcopy(module), True, size)
+    for step in range(len(case["steps"])):
+        _train_step(case, ours, rank, step)
+        _train_step(case, theirs, rank, step)
+        _whole_step(case, whole, step)
+        try:
+            _compare(case, step, {"ours": ours.module, "torch": theirs.module, "whole": whole})
+        except AssertionError as difference:
+            return f"rank {rank}, {difference}"
+    ours._check_reducer_finalized()
+    return ""
+
+
+def _run_on_rank(rank: int, size: int, cases: list[Case], progress: str) -> list[str]:
+    """What differs in each case. Other errors end all ranks; then `progress` tells in which case."""
+    _group(1, size)
+    differences = []
+    for index, case in enumerate(cases):
+        Path(f"{progress}/{rank}").write_text(str(index))
+        differences.append(_run_case(case, rank, size) if rank < case["world"] else "")
+        dist.barrier()  # a failure belongs to the case that every rank is in
+    return differences
+
+
+# -- in the test
+
+
+def _failure(ranks: Ranks, cases: list[Case], folder: Path) -> tuple[Case, str] | None:
+    """The first case that fails and how, or None."""
+    try:
+        by_rank = ranks(PROCESSES, _run_on_rank, cases, str(folder), timeout=60.0 if len(cases) > 1 else 15.0)
+    except RankError as error:
+        return cases[min(int(file.read_text()) for file in folder.iterdir())], str(error)
+    for case, texts in zip(cases, zip(*by_rank, strict=True), strict=True):
+        if any(texts):
+            return case, "\n".join(filter(None, texts))
+    return None
+
+
+def _check(ranks: Ranks, cases: list[Case], folder: Path) -> None:
+    failure = _failure(ranks, cases, folder)
+    if failure is None:
+        return
+    case, text = failure
+    deadline = time.monotonic() + 120
+
+    def fails(simpler: Case) -> bool:
+        return time.monotonic() < deadline and _failure(ranks, [simpler], folder) is not None
+
+    small = smallest(case, fails)
+    again = _failure(ranks, [small], folder)
+    pytest.fail(
+        f"{text}\n\nThe case of seed {case['seed']} fails. Made smaller, it fails with\n\n"
+        f"{again[1] if again else '(nothing: it fails sometimes)'}\n\n"
+        f"DDP_LAB_CASE='{json.dumps(small)}' make test PYTEST_ARGS=tests/ranks/test_random_graphs.py"
     )
-    for index, (parts, zero) in enumerate(plan):
-        for model in pair:
-            if zero != "keep":
-                model.zero_grad(set_to_none=zero == "none")
-            generator = torch.Generator().manual_seed(100 * rank + index)
-            for part in range(parts):
-                x = torch.randn(3, WIDTH, generator=generator)
-                model.require_backward_grad_sync = part == parts - 1
-                torch.stack([value.square().mean() for value in model(x)]).sum().backward()
-        for (name, mine), other in zip(pair[0].named_parameters(), pair[1].parameters(), strict=True):
-            assert torch.equal(mine.grad, other.grad), f"step {index}: {name}"
-    pair[0]._check_reducer_finalized()
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    print_blob=True,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failure may be a hang: shrinking would take an hour
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    graph=graphs,
-    plan=steps,
-    cap=st.sampled_from([None, 0.0001, 0.0003, 0.001]),
-    as_view=st.booleans(),
-    size=st.sampled_from([2, 2, 2, 4]),
-)
-def test_random_graphs(ranks: Ranks, graph: Any, plan: Any, cap: float | None, as_view: bool, size: int) -> None:
-    """Random graphs, sharing, dtypes, caps, accumulation and zero_grad: gradients are torch's, bit by bit."""
-    arguments = {"bucket_cap_mb": cap, "gradient_as_bucket_view": as_view}
-    ranks(size, _compare_on_rank, graph, plan, arguments, timeout=30)
+@pytest.mark.skipif(GIVEN is not None, reason="DDP_LAB_CASE names one case")
+@pytest.mark.parametrize("block", range(12))
+def test_random_graphs(ranks: Ranks, tmp_path: Path, block: int) -> None:
+    """Random graphs, modes, caps, accumulation, hooks, world sizes 1-4: gradients are torch's and one process's."""
+    first = SEED + block * BLOCK
+    print(f"seeds {first} to {first + BLOCK - 1}")
+    _check(ranks, [draw(seed) for seed in range(first, first + BLOCK)], tmp_path)
+
+
+@pytest.mark.soak
+def test_many_random_graphs(ranks: Ranks, tmp_path: Path) -> None:
+    """The same for 5000 cases that nobody has seen."""
+    first = SEED or 1000 + int(time.time()) % 1_000_000 * 1000
+    print(f"seeds {first} to {first + 4999}")
+    for start in range(first, first + 5000, 4 * BLOCK):
+        _check(ranks, [draw(seed) for seed in range(start, start + 4 * BLOCK)], tmp_path)
+
+
+@pytest.mark.skipif(GIVEN is None, reason="for one case, given as DDP_LAB_CASE")
+def test_the_given_case(ranks: Ranks, tmp_path: Path) -> None:
+    """The case in DDP_LAB_CASE, as a failure prints it."""
+    failure = _failure(ranks, [json.loads(GIVEN or "")], tmp_path)
+    assert failure is None, failure[1]
+
+
+def test_failing_cases_shrink() -> None:
+    """A case is made as small as what makes it fail allows."""
+
+    def fails(case: Case) -> bool:
+        return case["world"] >= 2 and any(node["kind"] == "embedding" for node in case["nodes"])
+
+    case = next(case for case in map(draw, range(1000)) if fails(case) and len(case["nodes"]) > 4)
+    small = smallest(case, fails)
+    assert fails(small)
+    assert small["world"] == 2
+    assert len(small["nodes"]) == 2
+    assert small["steps"] == [[1, "none"]]
+    assert (small["mode"], small["hook"], small["output"]) == ("plain", None, "list")
+    assert sum(node["bias"] or node["dtype"] != "single" for node in small["nodes"]) == 0
+
+
+def test_the_cases_cover_what_they_are_for() -> None:
+    """The seeds of `make test` hold every mode, hook, world size and kind of node many times."""
+    cases = [draw(seed) for seed in range(12 * BLOCK)]
+    nodes = [node for case in cases for node in case["nodes"]]
+    for mode in ("plain", "find_unused", "static"):
+        assert sum(case["mode"] == mode for case in cases) > 50
+    for world in (1, 2, 3, 4):
+        assert sum(case["world"] == world for case in cases) > 30
+    for hook in ("allreduce", "fp16"):
+        assert sum(case["hook"] == hook for case in cases) > 20
+    for name, value in (("kind", "embedding"), ("frozen", True), ("gated", True), ("dtype", "complex")):
+        assert sum(node[name] == value for node in nodes) > 50
+    for way in ("reentrant", "non-reentrant"):
+        assert sum(node["checkpoint"] == way for node in nodes) > 20
+    assert sum(node["again"] is not None for node in nodes) > 100
+    assert sum(parts > 1 for case in cases for parts, _ in case["steps"]) > 100

@@ -1,0 +1,86 @@
+// Comm hooks in Python, and the bucket that they are given.
+#include "hook_bindings.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <string>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace ddp_lab {
+namespace {
+
+using torch::jit::PythonFutureWrapper;
+
+std::string type_name(const py::handle& object) {
+  const py::handle type = py::type::handle_of(object);
+  return py::str(type.attr("__module__")).cast<std::string>() + "." +
+         py::str(type.attr("__qualname__")).cast<std::string>();
+}
+
+// Partial functions and callable objects have no name of their own.
+std::string hook_name(const py::object& hook) {
+  if (py::hasattr(hook, "__qualname__")) return py::str(hook.attr("__qualname__")).cast<std::string>();
+  return py::str(py::type::handle_of(hook).attr("__qualname__")).cast<std::string>();
+}
+
+class PythonHook final : public CommHook {
+ public:
+  PythonHook(py::object state, py::object hook)
+      : CommHook(hook_name(hook)), state_(std::move(state)), hook_(std::move(hook)) {}
+
+  ~PythonHook() override {
+    const py::gil_scoped_acquire gil;
+    state_ = py::object();
+    hook_ = py::object();
+  }
+
+  FuturePointer run(std::unique_ptr<GradBucket> bucket) override {
+    const py::gil_scoped_acquire gil;
+    const py::object returned = hook_(state_, std::shared_ptr<GradBucket>(std::move(bucket)));
+    if (!py::isinstance<PythonFutureWrapper>(returned)) {
+      throw std::runtime_error("DDP communication hook's callback must return a torch.futures.Future object, but got " +
+                               type_name(returned) + " from '" + name() + "'");
+    }
+    return returned.cast<std::shared_ptr<PythonFutureWrapper>>()->fut;
+  }
+
+  at::Tensor result(const c10::IValue& value) const override {
+    if (!value.isPyObject()) return CommHook::result(value);
+    const py::gil_scoped_acquire gil;
+    const py::object object = torch::jit::toPyObject(value);
+    if (!THPVariable_Check(object.ptr())) {
+      throw std::runtime_error("Unable to cast what the future of the comm hook '" + name() +
+                               "' holds to Tensor: it must hold one tensor, but holds " + type_name(object));
+    }
+    return THPVariable_Unpack(object.ptr());
+  }
+
+ private:
+  py::object state_;
+  py::object hook_;
+};
+
+}  // namespace
+
+void bind_grad_bucket(py::module_& module) {
+  py::module_::import("torch.distributed");  // has the base class
+  py::class_<GradBucket, c10d::GradBucket, std::shared_ptr<GradBucket>>(module, "GradBucket",
+                                                                        "See csrc/reduce/grad_bucket.h.")
+      .def("gradients", &GradBucket::gradients, py::call_guard<py::gil_scoped_release>(),
+           "One tensor for each parameter, with its shape and strides: a view of the buffer.");
+}
+
+HookPointer make_python_hook(py::object state, py::object hook) {
+  return std::make_unique<PythonHook>(std::move(state), std::move(hook));
+}
+
+std::unique_ptr<GradBucket> copy_of(const GradBucket& bucket) { return std::make_unique<GradBucket>(bucket); }
+
+py::object to_python(FuturePointer future) {
+  return py::cast(std::make_shared<PythonFutureWrapper>(std::move(future)));
+}
+
+}  // namespace ddp_lab

@@ -1,0 +1,24 @@
+// What the bindings of the reducer need from those of comm hooks.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#include "reduce/comm_hook.h"
+
+namespace ddp_lab {
+
+// Adds the class GradBucket, derived from torch.distributed.GradBucket.
+void bind_grad_bucket(pybind11::module_& module);
+
+// A hook that calls `hook(state, bucket)`, which returns a torch.futures.Future of a tensor.
+HookPointer make_python_hook(pybind11::object state, pybind11::object hook);
+
+// A copy of the bucket that a Python object of the class above stands for; it shares the buffer.
+std::unique_ptr<GradBucket> copy_of(const GradBucket& bucket);
+
+// A torch.futures.Future.
+pybind11::object to_python(FuturePointer future);
+
+}  // namespace ddp_lab

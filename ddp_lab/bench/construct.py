@@ -1,0 +1,109 @@
+"""`ddp-lab bench construct`: how long the constructor takes, ours and torch's in turns, torch's against itself beside.
+
+Each round wraps a fresh copy of the model in each class, in changing order, all ranks beginning together; the object
+is gone before the next one is made. Ratios and bounds as in `ddp_lab.bench.ratios`, one build for each set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import fresh_ranks, ratios
+from .workloads import CONTESTANTS, WORKLOADS, wrappers
+
+__all__ = ["main", "measure"]
+
+
+def _seconds_to_wrap(wrap: Any, module: torch.nn.Module) -> float:
+    own = copy.deepcopy(module)
+    gc.collect()
+    dist.barrier()
+    begin = time.perf_counter()
+    model = wrap(own)
+    took = time.perf_counter() - begin
+    del model
+    gc.collect()
+    return took
+
+
+def _time(names: Sequence[str], rounds: int) -> list[list[ratios.Build]]:
+    """For each workload its one build: times in ms. Runs on each rank."""
+    classes = wrappers()
+    found = []
+    for name in names:
+        torch.manual_seed(0)
+        module, _ = WORKLOADS[name]()
+        for wrap in classes.values():
+            _seconds_to_wrap(wrap, module)
+        times: ratios.Build = {who: [] for who in CONTESTANTS}
+        for turn in range(rounds):
+            for who in CONTESTANTS[turn % 3 :] + CONTESTANTS[: turn % 3]:
+                times[who].append(1e3 * _seconds_to_wrap(classes[who], module))
+        found.append([times])
+    return found
+
+
+def measure(
+    workloads: Sequence[str] = ("small_tensors", "mlp"), *, sets: int = 5, rounds: int = 15, ranks: int = 2
+) -> dict[str, Any]:
+    """Measures on Gloo processes.
+
+    Args:
+        workloads: of `WORKLOADS`.
+        sets: how many times all processes are started anew.
+        rounds: turns of each class in a set.
+        ranks: processes in a set.
+
+    Returns:
+        ``workloads``: name -> ``ms`` (median time by contestant), the ratios of `ratios.ratios`, and ``sets`` (all
+        times, ms); beside it what was asked for.
+    """
+    measured = [fresh_ranks.run(_time, tuple(workloads), rounds, ranks=ranks) for _ in range(sets)]
+    found = {}
+    for i, name in enumerate(workloads):
+        of_sets = [one[i] for one in measured]
+        found[name] = {"ms": ratios.medians(of_sets), "sets": of_sets} | ratios.ratios(of_sets)
+    return {"torch": torch.__version__, "ranks": ranks, "number of sets": sets, "rounds": rounds, "workloads": found}
+
+
+def _table(summary: dict[str, Any]) -> str:
+    lines = [
+        f"torch {summary['torch']}, {summary['ranks']} Gloo ranks; medians over {summary['number of sets']} fresh sets "
+        f"of processes with {summary['rounds']} constructions of each",
+        ratios.header(f"{'workload':14}", "ms"),
+    ]
+    lines += [ratios.row(f"{name:14}", one["ms"], one) for name, one in summary["workloads"].items()]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of this benchmark."""
+    parser = argparse.ArgumentParser(
+        prog="ddp-lab bench construct", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["small_tensors", "mlp"])
+    parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each class in a set (%(default)s)")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the full result here")
+    given = parser.parse_args(argv)
+    summary = measure(given.workloads, sets=given.sets, rounds=given.rounds, ranks=given.ranks)
+    sys.stdout.write(_table(summary) + "\n")
+    if given.json:
+        given.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""`ddp-lab bench memory`: the memory that gradients and buckets take, under our class and under torch's.
+
+Measured with the memory events of torch's profiler: torch's CPU allocator reports each tensor's memory as it is
+taken and given back, in Python or in C++, so the sum at each moment is exact. The model is many equal linear layers
+and the batch one row, so that next to nothing but parameters, gradients and buckets is alive; the parameters are
+subtracted. (What Gloo takes while it reduces is not torch's and not counted; it is the same for both classes. Memory
+that one of Gloo's threads gives back is not seen, which adds to all later figures: hence no broadcast at construction,
+barriers between the steps, which let these threads finish, and of several sets of processes the least figure.)
+All figures are multiples of the parameters' bytes: 1 is one gradient for each parameter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import fresh_ranks
+from .workloads import wrappers
+
+__all__ = ["main", "measure"]
+
+# name -> (the wrapper's arguments, set_to_none)
+CASES: dict[str, tuple[dict[str, bool], bool]] = {
+    "views, set to None": ({"gradient_as_bucket_view": True}, True),
+    "views, zeros": ({"gradient_as_bucket_view": True}, False),
+    "plain, set to None": ({}, True),
+    "plain, zeros": ({}, False),
+}
+_FIRST = 3  # steps that are not like all others: the first assignment, the rebuild, the first after it
+_STEPS = 7
+
+
+def _model(layers: int, width: int) -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)]), torch.randn(1, width)
+
+
+def _train(label: str, layers: int, width: int) -> int:
+    """Trains one contestant in one case, with marks for `_figures`; returns the parameters' bytes."""
+    who, case = label.split("|")
+    options, to_none = CASES[case]
+    mark = torch.profiler.record_function
+    module, batch = _model(layers, width)
+    size = sum(parameter.nbytes for parameter in module.parameters())
+    with mark(f"{label}|begin"):
+        torch.empty(1)
+    with mark(f"{label}|constructor"):
+        model = wrappers()[who](module, init_sync=False, **options)
+    for step in range(_STEPS):
+        with mark(f"{label}|{step}"):
+            module.zero_grad(set_to_none=to_none)
+            model(batch).sum().backward()
+        for _ in range(4):
+            dist.barrier()
+    module.zero_grad(set_to_none=to_none)
+    with mark(f"{label}|idle"):
+        torch.empty(1)
+    return size
+
+
+def _figures(label: str, size: int, events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What the trace of `torch.profiler` tells about one contestant in one case."""
+    spans = {
+        event["name"].removeprefix(f"{label}|"): (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("ph") == "X" and event["name"].startswith(f"{label}|")
+    }
+    totals = [
+        (event["ts"], float(event["args"]["Total Allocated"])) for event in events if event.get("name") == "[memory]"
+    ]
+
+    def peak(name: str) -> float:
+        begin, end = spans[name]
+        return max(total for at, total in totals if begin <= at <= end)
+
+    base = peak("begin")
+    peaks = {name: (peak(name) - base) / size for name in spans}
+    steps = [peaks[str(step)] for step in range(_STEPS)]
+    return {"peak": max(steps[_FIRST:]), "peak of the first steps": max(steps[:_FIRST]), "idle": peaks["idle"]}
+
+
+def _measure_cases(cases: Sequence[str], layers: int, width: int) -> dict[str, dict[str, dict[str, float]]]:
+    labels = [f"{who}|{case}" for case in cases for who in ("torch", "ours")]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        sizes = {label: _train(label, layers, width) for label in labels}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    found: dict[str, dict[str, dict[str, float]]] = {case: {} for case in cases}
+    for label, size in sizes.items():
+        who, case = label.split("|")
+        found[case][who] = _figures(label, size, events)
+    return found
+
+
+def measure(
+    cases: Sequence[str] = tuple(CASES), *, layers: int = 24, width: int = 1024, sets: int = 2, ranks: int = 2
+) -> dict[str, Any]:
+    """Measures on `ranks` Gloo processes.
+
+    Args:
+        cases: of `CASES`.
+        layers: linear layers of the model.
+        width: inputs and outputs of each.
+        sets: fresh sets of processes.
+        ranks: processes.
+
+    Returns:
+        ``cases``: case -> ``"torch"`` and ``"ours"`` -> ``peak`` (of a step in the steady state), ``peak of the first
+        steps`` and ``idle`` (after zero_grad), in multiples of the parameters' bytes; and ``"ours / torch"``, the
+        ratio of the peaks; beside it what was asked for.
+    """
+    measured = [fresh_ranks.run(_measure_cases, tuple(cases), layers, width, ranks=ranks) for _ in range(sets)]
+    found: dict[str, Any] = {}
+    for case in cases:
+        one = found[case] = {who: _least([of_set[case][who] for of_set in measured]) for who in ("torch", "ours")}
+        one["ours / torch"] = one["ours"]["peak"] / one["torch"]["peak"]
+    return {
+        "torch": torch.__version__,
+        "ranks": ranks,
+        "number of sets": sets,
+        "layers": layers,
+        "width": width,
+        "cases": found,
+    }
+
+
+def _least(figures: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: min(one[name] for one in figures) for name in figures[0]}
+
+
+def _table(summary: dict[str, Any]) -> str:
+    size = summary["layers"] * (summary["width"] + 1) * summary["width"] * 4 / 2**20
+    lines = [
+        f"torch {summary['torch']}, {summary['ranks']} Gloo ranks, {size:.0f} MiB of parameters; gradients and buckets "
+        "in multiples of that",
+        f"{'':20} {'peak of a step':^22} {'peak of first steps':^22} {'after zero_grad':^22}",
+        f"{'case':20} {'torch':>8} {'ours':>6} {'ratio':>6} {'torch':>9} {'ours':>6} {'torch':>16} {'ours':>6}",
+    ]
+    for case, one in summary["cases"].items():
+        torch_, ours = one["torch"], one["ours"]
+        lines.append(
+            f"{case:20} {torch_['peak']:8.3f} {ours['peak']:6.3f} {one['ours / torch']:6.3f} "
+            f"{torch_['peak of the first steps']:9.3f} {ours['peak of the first steps']:6.3f} "
+            f"{torch_['idle']:16.3f} {ours['idle']:6.3f}"
+        )
+    best, usual = "views, set to None", "plain, set to None"
+    if best in summary["cases"] and usual in summary["cases"]:
+        ratio = summary["cases"][best]["ours"]["peak"] / summary["cases"][usual]["torch"]["peak"]
+        lines.append(f"ours with {best} / torch's default ({usual}): {ratio:.3f}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of this benchmark."""
+    parser = argparse.ArgumentParser(
+        prog="ddp-lab bench memory", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--layers", type=int, default=24, help="linear layers of the model (%(default)s)")
+    parser.add_argument("--width", type=int, default=1024, help="inputs and outputs of each (%(default)s)")
+    parser.add_argument("--sets", type=int, default=2, help="fresh sets of processes (%(default)s)")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the full result here")
+    given = parser.parse_args(argv)
+    summary = measure(given.cases, layers=given.layers, width=given.width, sets=given.sets, ranks=given.ranks)
+    sys.stdout.write(_table(summary) + "\n")
+    if given.json:
+        given.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What recording costs a training step: on, off and on again, in alternating blocks (no client listens)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import fresh_ranks
+from .workloads import WORKLOADS, Step, training_step
+
+__all__ = ["BLOCK", "block", "in_turns", "measure", "table"]
+
+# Steps of a block, by workload.
+BLOCK = {"mlp": 4, "transformer": 4, "conv_net": 12, "small_tensors": 20}
+_KINDS = ("on", "off", "on again")
+
+
+def block(step: Step, count: int) -> list[float]:
+    """The times of `count` steps in ms, begun together on all ranks."""
+    dist.barrier()
+    times = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        step()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times
+
+
+def in_turns(name: str, rounds: int) -> dict[str, float]:
+    """Trains a workload under our class. Runs on each rank.
+
+    Args:
+        name: of `WORKLOADS`.
+        rounds: blocks of each kind.
+
+    Returns:
+        Median step time in ms of each kind of block, ``events`` a step, and ``ns`` an event.
+    """
+    from ddp_lab import DistributedDataParallel, recording
+
+    torch.manual_seed(0)
+    module, batch = WORKLOADS[name]()
+    step, count = training_step(DistributedDataParallel(module), batch), BLOCK[name]
+    block(step, max(4, count // 2))
+    before = recording.statistics().recorded
+    block(step, count)
+    events = (recording.statistics().recorded - before) / count
+    times: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    for turn in range(rounds):
+        for kind in _KINDS[turn % 3 :] + _KINDS[: turn % 3]:
+            (recording.disable if kind == "off" else recording.enable)()
+            times[kind] += block(step, count)
+    recording.enable()
+    ns = recording.statistics(measure=True).ns_per_event or 0.0
+    return {kind: statistics.median(values) for kind, values in times.items()} | {"events": events, "ns": ns}
+
+
+def _all(names: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
+    return {name: in_turns(name, rounds) for name in names}
+
+
+def measure(names: Sequence[str], *, rounds: int = 12, ranks: int = 2, threads: int = 1) -> dict[str, Any]:
+    """Measures each workload in one set of processes; for each the dict of `in_turns`."""
+    found: dict[str, Any] = fresh_ranks.run(_all, tuple(names), rounds, ranks=ranks, threads=threads)
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """One line for each workload."""
+    lines = [
+        f"{'workload':14} {'on ms':>8} {'on/off':>8} {'on/on':>8} {'events a step':>14} {'ns each':>8} {'share':>8}"
+    ]
+    for name, one in found.items():
+        lines.append(
+            f"{name:14} {one['on']:8.2f} {one['on'] / one['off']:8.3f} {one['on'] / one['on again']:8.3f} "
+            f"{one['events']:14.0f} {one['ns']:8.1f} {one['events'] * one['ns'] / (one['on'] * 1e6):8.3%}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,98 @@
+"""What `ddp-lab bench` trains, and the modes in which it is wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["CONTESTANTS", "MODES", "WORKLOADS", "Step", "Wrap", "training_step", "wrappers"]
+
+Step = Callable[[], None]
+Wrap = Callable[[torch.nn.Module], torch.nn.Module]
+Workload = Callable[[], tuple[torch.nn.Module, torch.Tensor]]
+
+# Torch's class stands twice: the difference between its two instances is what the machine adds.
+CONTESTANTS = ("torch", "ours", "torch again")
+
+
+def _mlp() -> tuple[torch.nn.Module, torch.Tensor]:
+    width = 2048
+    layers: list[torch.nn.Module] = []
+    for _ in range(6):  # 6 * 2048 * 2049 = 25.2 million parameters
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers), torch.randn(32, width)
+
+
+class _Transformer(torch.nn.Module):
+    """A language model of 10.0 million parameters: embedding 0.6, five layers 8.9, head 0.6."""
+
+    def __init__(self, width: int = 384, words: int = 1500) -> None:
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(width, 6, 4 * width, dropout=0.0, batch_first=True)
+        self.embedding = torch.nn.Embedding(words, width)
+        self.layers = torch.nn.TransformerEncoder(layer, 5, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(width, words)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the next word: int64 (batch, length) -> float32 (batch, length, words)."""
+        logits: torch.Tensor = self.head(self.layers(self.embedding(tokens)))
+        return logits
+
+
+def _transformer() -> tuple[torch.nn.Module, torch.Tensor]:
+    return _Transformer(), torch.randint(1500, (4, 16))
+
+
+def _conv_net() -> tuple[torch.nn.Module, torch.Tensor]:
+    nn = torch.nn
+    net = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(), nn.Linear(2048, 256), nn.ReLU(), nn.Linear(256, 10),
+    )  # fmt: skip
+    return net, torch.randn(16, 3, 32, 32)
+
+
+def _small_tensors() -> tuple[torch.nn.Module, torch.Tensor]:
+    layers: list[torch.nn.Module] = []
+    for _ in range(200):  # weight and bias each: 400 tensors
+        layers += [torch.nn.Linear(16, 16), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers), torch.randn(32, 16)
+
+
+WORKLOADS: dict[str, Workload] = {
+    "mlp": _mlp,
+    "transformer": _transformer,
+    "conv_net": _conv_net,
+    "small_tensors": _small_tensors,
+}
+
+MODES: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "find_unused_parameters": {"find_unused_parameters": True},
+    "static_graph": {"static_graph": True},
+    "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
+}
+
+
+def wrappers() -> dict[str, Callable[..., torch.nn.Module]]:
+    """The class of each contestant."""
+    from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+    from ddp_lab import DistributedDataParallel
+
+    return dict(zip(CONTESTANTS, (TorchDDP, DistributedDataParallel, TorchDDP), strict=True))
+
+
+def training_step(model: torch.nn.Module, batch: torch.Tensor) -> Step:
+    """One step of plain SGD, as a function to be called again and again."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
