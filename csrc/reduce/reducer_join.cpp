@@ -76,7 +76,7 @@ int Reducer::divisor() {
   remaining_ranks_->wait();
   const c10::IValue value = remaining_ranks_->getFuture()->value();
   const at::Tensor sum = value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
-  divisor_ = sum.item<int>();
+  divisor_ = sum.flatten()[0].item<int>();  // other elements are the caller's
   return divisor_;
 }
 
