@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-__all__ = ["builtin_hook", "check_hook", "hook_name"]
+__all__ = ["builtin_hook", "check_hook", "hook_name", "warn_if_late"]
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -24,30 +25,33 @@ def hook_name(hook: Callable[..., Any]) -> str:
 
 
 def check_hook(hook: Callable[..., Any]) -> None:
-    """Refuses a hook that could not be called as ``hook(state, bucket)``.
+    """Refuses a hook that could not be called as ``hook(state, bucket)``; its arguments may have any names.
 
     Raises:
         TypeError: it can't be called, or needs a backend that this torch does not have.
         ValueError: its signature is another one.
     """
     if not callable(hook):
-        raise TypeError(f"Communication hook must be callable, got {type(hook).__name__}.")
-    signature = inspect.signature(hook)
-    if "bucket" not in signature.parameters:
-        raise ValueError(
-            f"Communication hook: the second parameter of {hook_name(hook)}{signature} must be named 'bucket': "
-            "hook(state, bucket)."
-        )
-    annotation = signature.parameters["bucket"].annotation
-    if annotation not in (inspect.Parameter.empty, GradBucket) and not isinstance(annotation, str):
-        raise ValueError(f"Communication hook: bucket annotation should be dist.GradBucket, got {annotation}.")
-    returned = signature.return_annotation
-    if returned not in (inspect.Signature.empty, torch.futures.Future[torch.Tensor]) and not isinstance(returned, str):
-        raise ValueError(
-            f"Communication hook: return annotation should be torch.futures.Future[torch.Tensor], got {returned}."
-        )
+        raise TypeError(f"Communication hook must be callable. Got {type(hook).__name__}.")
+    signature = _signature(hook)
+    if signature is not None:
+        _check_signature(hook, signature)
     if getattr(hook, "__name__", "") in _BF16 and not _sums_bf16():
         raise TypeError("BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+ or XPU and XCCL")
+
+
+def warn_if_late(hook: Callable[..., Any], step: int) -> None:
+    """Warns about a hook that is registered after `step` > 0 synchronised backwards.
+
+    Their gradients were averaged without it, and ranks that register it in different steps enter different collectives.
+    """
+    if step:
+        warnings.warn(
+            f"register_comm_hook({hook_name(hook)}) was called after {step} synchronised backward passes, which "
+            "averaged gradients without it. Register a hook before the first backward, or on all ranks between the "
+            "same two steps.",
+            stacklevel=3,
+        )
 
 
 def builtin_hook(kind: BuiltinCommHookType) -> Hook:
@@ -59,6 +63,31 @@ def builtin_hook(kind: BuiltinCommHookType) -> Hook:
     if kind not in known:
         raise TypeError(f"comm_hook_type must be a dist.BuiltinCommHookType, got {kind!r}")
     return known[kind]
+
+
+def _signature(hook: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(hook)
+    except ValueError:  # a function written in C may have none
+        return None
+
+
+def _check_signature(hook: Callable[..., Any], signature: inspect.Signature) -> None:
+    try:
+        bound = signature.bind("state", "bucket")
+    except TypeError as error:
+        raise ValueError(
+            f"Communication hook: {hook_name(hook)}{signature} can't be called as hook(state, bucket): {error}."
+        ) from None
+    second = next((name for name, value in bound.arguments.items() if value == "bucket"), None)  # None: *arguments
+    annotation = signature.parameters[second].annotation if second else inspect.Parameter.empty
+    if annotation not in (inspect.Parameter.empty, GradBucket) and not isinstance(annotation, str):
+        raise ValueError(f"Communication hook: bucket annotation should be dist.GradBucket. Got {annotation}.")
+    returned = signature.return_annotation
+    if returned not in (inspect.Signature.empty, torch.futures.Future[torch.Tensor]) and not isinstance(returned, str):
+        raise ValueError(
+            f"Communication hook: return annotation should be torch.futures.Future[torch.Tensor]. Got {returned}."
+        )
 
 
 def _sums_bf16() -> bool:

@@ -24,7 +24,7 @@ from torch.nn.parallel.distributed import _find_tensors
 from .. import native
 from . import arguments, inspection, recording, records, verify
 from .bucketing import assign_buckets
-from .comm_hooks import builtin_hook, check_hook
+from .comm_hooks import builtin_hook, check_hook, warn_if_late
 from .inspection import live_models, request_inspection
 from .records import BucketInfo
 
@@ -275,6 +275,7 @@ class DistributedDataParallel(TorchDDP):
             RuntimeError: a hook has been registered already.
         """
         check_hook(hook)
+        warn_if_late(hook, self.reducer.step())
         self.reducer.register_hook(state, hook)
         self._comm_hooks.append((hook, state))
 

@@ -1,0 +1,213 @@
+"""Nothing grows: not over many steps, not over many models; and a process that has trained ends at once.
+
+Memory is the process's resident set after a full collection and `malloc_trim`; the first part of each run, in which
+allocators and the recorder's ring fill up, does not count.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import textwrap
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import ddp_lab
+from ddp_lab import recording
+
+Ranks = Callable[..., list[Any]]
+
+KIB = 1024
+# name -> (the wrapper's arguments, whether a comm hook is registered)
+MODES: dict[str, tuple[dict[str, bool], bool]] = {
+    "plain": ({}, False),
+    "unused": ({"find_unused_parameters": True}, False),
+    "static": ({"static_graph": True}, False),
+    "views": ({"gradient_as_bucket_view": True}, False),
+    "hook": ({}, True),
+}
+
+
+class _Net(torch.nn.Module):
+    """Six tensors in two dtypes, hence two buckets; `spare` takes no part where `with_spare` is False."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 8)
+        self.second = torch.nn.Linear(8, 4, dtype=torch.float64)
+        self.spare = torch.nn.Linear(4, 4, dtype=torch.float64)
+
+    def forward(self, batch: torch.Tensor, with_spare: bool) -> torch.Tensor:
+        out: torch.Tensor = self.second(self.first(batch).relu().double())
+        if with_spare:
+            out = out + self.spare(out)
+        return out
+
+
+def _hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    buffer = bucket.buffer().div_(dist.get_world_size(group))
+    future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+
+
+def _wrap(mode: str) -> ddp_lab.DistributedDataParallel:
+    options, with_hook = MODES[mode]
+    model = ddp_lab.DistributedDataParallel(_Net(), bucket_cap_mb=0.0005, **options)
+    if with_hook:
+        model.register_comm_hook(dist.group.WORLD, _hook)
+    return model
+
+
+def _train(model: torch.nn.Module, mode: str, steps: int) -> None:
+    batch = torch.randn(4, 8)
+    for step in range(steps):
+        model.zero_grad(set_to_none=step % 3 != 0)
+        model(batch, mode != "unused" or step % 2 == 0).sum().backward()
+
+
+def _fill_ring() -> None:
+    """Touches every page of the recorder's ring."""
+    for _ in range(recording.statistics().capacity + 1):
+        recording._C.record(0)
+
+
+def _resident() -> int:
+    """Resident bytes once everything that can go is gone."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return int(psutil.Process().memory_info().rss)
+
+
+def _census() -> dict[str, int]:
+    """How many Python objects there are, and how many of them are tensors or models."""
+    gc.collect()
+    objects = gc.get_objects()
+    kinds: dict[str, int] = {"objects": len(objects)}
+    for kind in (torch.Tensor, torch.nn.Module):
+        kinds[kind.__name__] = sum(issubclass(type(one), kind) for one in objects)
+    return kinds
+
+
+def _steps(rank: int, size: int, mode: str, first: int, steps: int) -> tuple[int, dict[str, int]]:
+    """Growth of memory (bytes) and of live objects over `steps` steps that follow `first` ones."""
+    _fill_ring()
+    model = _wrap(mode)
+    _train(model, mode, first)
+    before, objects = _resident(), _census()
+    _train(model, mode, steps)
+    grown = {kind: count - objects[kind] for kind, count in _census().items()}
+    return _resident() - before, grown
+
+
+def _constructions(rank: int, size: int, mode: str, first: int, models: int) -> tuple[int, dict[str, int], int]:
+    """Growth of memory and live objects over `models` models that follow `first` ones, and reducers still alive."""
+    _fill_ring()
+    reducers: list[weakref.ref[Any]] = []
+
+    def build(count: int) -> None:
+        for _ in range(count):
+            model = _wrap(mode)
+            _train(model, mode, 3)
+            reducers.append(weakref.ref(model.reducer))
+
+    build(first)
+    before, objects = _resident(), _census()
+    build(models)
+    gc.collect()
+    alive = sum(one() is not None for one in reducers)
+    reducers.clear()
+    grown = {kind: count - objects[kind] for kind, count in _census().items()}
+    return _resident() - before, grown, alive
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_few_steps_leave_no_objects(ranks: Ranks, mode: str) -> None:
+    """After 60 more steps there are as many tensors and modules in a rank as before."""
+    for _, grown in ranks(2, _steps, mode, 20, 60):
+        assert (grown["Tensor"], grown["Module"]) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_few_models_leave_no_objects(ranks: Ranks, mode: str) -> None:
+    """Models that were wrapped, trained and dropped are gone, and their reducers with them."""
+    for _, grown, alive in ranks(2, _constructions, mode, 3, 8):
+        assert (grown["Tensor"], grown["Module"], alive) == (0, 0, 0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", MODES)
+def test_many_steps_leak_nothing(ranks: Ranks, mode: str) -> None:
+    """10,000 steps grow a rank by less than 26 bytes each, and by no tensor."""
+    for bytes_grown, grown in ranks(2, _steps, mode, 2000, 10_000, timeout=1800):
+        assert bytes_grown < 256 * KIB
+        assert (grown["Tensor"], grown["Module"]) == (0, 0)
+        assert grown["objects"] < 100
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", MODES)
+def test_many_constructions_leak_nothing(ranks: Ranks, mode: str) -> None:
+    """1,000 models, wrapped, trained and dropped, grow a rank by less than a KiB each and leave no reducer."""
+    for bytes_grown, grown, alive in ranks(2, _constructions, mode, 300, 1000, timeout=1800):
+        assert bytes_grown < 1000 * KIB
+        assert (grown["Tensor"], grown["Module"], alive) == (0, 0, 0)
+        assert grown["objects"] < 100
+
+
+_SCRIPT = """
+import sys, torch, torch.distributed as dist, ddp_lab
+rank, store, how, options = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+model = ddp_lab.DistributedDataParallel(net, bucket_cap_mb=0.01, **{name: True for name in options})
+for _ in range(5):
+    loss = model(torch.randn(8, 64)).sum()
+    loss.backward()
+if how == "armed":  # a forward whose backward never comes
+    kept = model(torch.randn(8, 64))
+if how == "pending":  # a backward that an exception ended when the other rank's buckets were on their way
+    def fail(gradient):
+        raise ValueError("on purpose")
+    out = net[0](torch.randn(8, 64))
+    net[0].forward = lambda batch: out
+    out.register_hook(fail)
+    try:
+        model(torch.randn(8, 64)).sum().backward()
+    except ValueError:
+        pass
+if how == "destroyed":
+    dist.barrier()
+    dist.destroy_process_group()
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", ["", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"])
+@pytest.mark.parametrize("how", ["destroyed", "left", "armed", "pending"])
+def test_a_process_that_has_trained_ends(tmp_path: Path, how: str, options: str) -> None:
+    """Its exit neither hangs nor crashes: with or without destroy_process_group, with a backward that never ends."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(_SCRIPT))
+    command = [sys.executable, str(script)]
+    given = [str(tmp_path / "store"), how, *options.split()]
+    processes = [
+        subprocess.Popen([*command, str(rank), *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            out, errors = process.communicate(timeout=120)
+            assert (process.returncode, out) == (0, "trained\n"), errors
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
