@@ -84,8 +84,16 @@ std::string unexpected_type(const std::string& name, const std::string& expected
 }
 
 std::string given_up(const Where& where) {
-  return "the backward of " + on_rank(where) +
-         " was given up (abandon_backward) while it ran: its gradients are not averaged";
+  return "the backward of step " + std::to_string(where.step) + " was given up (abandon_backward) on rank " +
+         std::to_string(where.rank) + " while it ran: its gradients are not averaged";
+}
+
+std::string own_gradients(const std::string& name) {
+  return "torch.autograd.grad was called for " + quoted(name) +
+         " (and perhaps others) of a model in DistributedDataParallel: what it returns is this rank's own gradient, "
+         "not the average over the ranks. Call backward() instead, or all_reduce the result; under no_sync() nothing "
+         "is "
+         "averaged and this warning does not come.";
 }
 
 std::string needless_walk() {

@@ -30,6 +30,9 @@ std::string unexpected_type(const std::string& name, const std::string& expected
 // The backward ran on after abandon().
 std::string given_up(const Where& where);
 
+// torch.autograd.grad was asked for the gradient of a parameter.
+std::string own_gradients(const std::string& name);
+
 // Each forward walks the graph and finds nothing.
 std::string needless_walk();
 

@@ -33,10 +33,7 @@ bool Reducer::begin_forward(bool sync) {
     if (!tasks_.empty() && !graph_changed_) {
       abandon_backward();
     } else if (sync) {
-      const std::string message =
-          messages::unfinished({step_, group_->getRank()}, options_.names, schedule_.missing(), static_ != nullptr);
-      abandon_backward();
-      fail(message);
+      fail_unfinished();
     }
   }
   if (rebuild_due()) return true;
@@ -90,7 +87,7 @@ void Reducer::start_backward(bool rearmed) {
   buckets_reduced_ = 0;
   divisor_ = 0;
   last_task_ = root_task_ = kNoTask;
-  root_by_output_ = graph_changed_ = false;
+  root_by_output_ = graph_changed_ = looked_for_error_ = false;
   schedule_.arm();
   unused_.clear();
   order_.clear();
@@ -260,15 +257,12 @@ void Reducer::finalize(Lock& lock) {
       static_->learn([this](std::size_t parameter) { return !unused_anywhere(parameter); });
     }
   } catch (const std::exception& error) {
-    lock.lock();
-    finalizing_ = false;
-    set_error(error.what());
-    abandon_backward();
-    throw;
-  } catch (...) {
+    const std::string shared = error_elsewhere();
     lock.lock();
     finalizing_ = false;
     abandon_backward();
+    set_error(shared.empty() ? error.what() : shared);
+    if (!shared.empty()) fail(shared);
     throw;
   }
   lock.lock();
@@ -283,7 +277,9 @@ void Reducer::copy_out(std::size_t index) {
   const bool skipped = !launched_[index].future;
   const at::Tensor reduced = skipped ? at::Tensor() : wait_for(launched_[index], hook_.get(), bucket, index);
   note_reduced(*bucket.times, fact);
-  if (skipped || shadow_) return;
+  if (skipped) return;
+  look_for_error(reduced);
+  if (shadow_) return;
   bucket.copy_out(reduced, options_.gradient_as_bucket_view, access_,
                   [&](std::size_t slot) { return left_alone(bucket.slots()[slot].parameter); });
   // The work itself is kept until the next launch. A backend's thread still holds it for a moment; if that were

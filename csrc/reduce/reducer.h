@@ -27,6 +27,7 @@
 #include "reduce/device_spans.h"
 #include "reduce/gradient_access.h"
 #include "reduce/inspection.h"
+#include "reduce/shared_error.h"
 #include "reduce/static_graph.h"
 #include "reduce/unused_parameters.h"
 
@@ -183,6 +184,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finalize(Lock& lock);
   void copy_out(std::size_t bucket);
   bool unused_anywhere(std::size_t parameter);
+  bool errors_are_shared() const;
   bool left_alone(std::size_t parameter);
 
   // reducer_setup.cpp
@@ -192,7 +194,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // reducer_backward.cpp
   void on_output_gradient(std::uint64_t epoch);
-  bool gradients_wanted() const;
+  bool gradients_wanted();
+  [[noreturn]] void fail_unfinished();
+  void look_for_error(const at::Tensor& reduced);
+  std::string error_elsewhere() const;
   void enter_task(bool by_output);
   void end_of_task(int task, std::uint64_t arm);
   void begin_backward(std::int64_t now);
@@ -264,6 +269,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool graph_changed_ = false;
   bool no_sync_ = false;
   bool no_sync_warning_ = false;
+  bool looked_for_error_ = false;
+  bool warned_of_grad_ = false;
   std::string error_;
   StepTimes now_times_, last_times_;
   std::atomic<std::int64_t> inspect_from_{kNoInspection};

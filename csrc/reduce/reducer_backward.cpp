@@ -30,14 +30,19 @@ void Reducer::on_output_gradient(std::uint64_t epoch) {
 }
 
 // False in torch.autograd.grad and in backward(inputs=...) without parameters: they accumulate no gradient of ours.
-bool Reducer::gradients_wanted() const {
+bool Reducer::gradients_wanted() {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
-  if (wanted == nullptr || wanted->empty()) return true;
-  for (const auto& [node, key] : hooks_) {
-    const auto found = wanted->find(node.get());
-    if (found != wanted->end() && found->second.needed_) return true;
+  if (wanted == nullptr || wanted->empty() || GradientAccess::current().in_context()) return true;
+  bool any = false;
+  for (std::size_t i = 0; i < hooks_.size(); ++i) {
+    const auto found = wanted->find(hooks_[i].first.get());
+    if (found == wanted->end()) continue;
+    any = any || found->second.needed_;
+    if (!found->second.captures_ || warned_of_grad_ || no_sync_) continue;
+    warned_of_grad_ = true;
+    TORCH_WARN(messages::own_gradients(options_.names[i]));
   }
-  return false;
+  return any;
 }
 
 void Reducer::begin_backward(std::int64_t now) {
@@ -113,6 +118,39 @@ void Reducer::flush() {
     copy_in(parameter);
     mark_ready(parameter);
   }
+}
+
+bool Reducer::errors_are_shared() const {
+  const auto on_cpu = [](const auto& bucket) { return bucket->device().is_cpu(); };
+  return !hook_ && std::all_of(buckets_.begin(), buckets_.end(), on_cpu);
+}
+
+// See [Note: the same error on every rank]
+void Reducer::fail_unfinished() {
+  std::vector<std::size_t> missing = schedule_.missing();
+  std::sort(missing.begin(), missing.end());
+  const std::string message =
+      messages::unfinished({step_, group_->getRank()}, options_.names, missing, static_ != nullptr);
+  if (errors_are_shared()) {
+    std::vector<at::Tensor> unlaunched;
+    for (std::size_t b = schedule_.launched(); b < buckets_.size() && !buckets_[b]->sparse(); ++b) {
+      unlaunched.push_back(buckets_[b]->buffer());
+    }
+    SharedError(*group_, options_.reducer_id, step_).raise_everywhere(message, unlaunched);
+  }
+  abandon_backward();
+  fail(message);
+}
+
+void Reducer::look_for_error(const at::Tensor& reduced) {
+  if (looked_for_error_ || hook_ || !SharedError::marks(reduced)) return;
+  looked_for_error_ = true;
+  const std::string found = SharedError(*group_, options_.reducer_id, step_).found();
+  if (!found.empty()) fail(found);
+}
+
+std::string Reducer::error_elsewhere() const {
+  return errors_are_shared() ? SharedError(*group_, options_.reducer_id, step_).found() : std::string();
 }
 
 void Reducer::finish_backward() {
