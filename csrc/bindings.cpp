@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hook_bindings.h"
+#include "python/module_watch.h"
 #include "record/cost.h"
 #include "record/recorder.h"
 #include "reduce/device_spans.h"
@@ -82,4 +83,5 @@ PYBIND11_MODULE(_C, module) {
   bind_recorder(module);
   ddp_lab::bind_grad_bucket(module);
   ddp_lab::bind_reducer(module);
+  ddp_lab::bind_module_watch(module);
 }

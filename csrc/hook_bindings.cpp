@@ -58,6 +58,8 @@ class PythonHook final : public CommHook {
     return THPVariable_Unpack(object.ptr());
   }
 
+  bool reads_gradients() const override { return true; }
+
  private:
   py::object state_;
   py::object hook_;
@@ -70,7 +72,7 @@ void bind_grad_bucket(py::module_& module) {
   py::class_<GradBucket, c10d::GradBucket, std::shared_ptr<GradBucket>>(module, "GradBucket",
                                                                         "See csrc/reduce/grad_bucket.h.")
       .def("gradients", &GradBucket::gradients, py::call_guard<py::gil_scoped_release>(),
-           "One tensor for each parameter, with its shape and strides: a view of the buffer.");
+           "One tensor for each parameter, of its shape: a view of the buffer.");
 }
 
 HookPointer make_python_hook(py::object state, py::object hook) {

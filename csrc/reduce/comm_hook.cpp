@@ -1,6 +1,7 @@
 #include "reduce/comm_hook.h"
 
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -83,6 +84,29 @@ at::Tensor fit(at::Tensor reduced, CommHook& hook, const Bucket& bucket, std::si
   return complex ? at::view_as_complex(reduced.reshape({buffer.numel(), 2})) : reduced;
 }
 
+// See [Note: what a hook sees].
+void make_row_major(const Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  for (const Slot& slot : bucket.slots()) {
+    if (!slot.view.defined() || slot.view.is_contiguous()) continue;
+    bucket.buffer().narrow(0, slot.offset, slot.numel).copy_(slot.view.reshape({-1}));
+  }
+}
+
+// Gives the gradients in `reduced` their parameters' strides. What is not the bucket's own memory stays the hook's.
+at::Tensor restore_strides(at::Tensor reduced, const Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  bool own = reduced.is_alias_of(bucket.buffer());
+  for (const Slot& slot : bucket.slots()) {
+    if (!slot.view.defined() || slot.view.is_contiguous()) continue;
+    reduced = own ? reduced.reshape({-1}) : reduced.reshape({-1}).clone();
+    own = true;
+    const at::Tensor rows = reduced.narrow(0, slot.offset, slot.numel).view(slot.view.sizes()).clone();
+    slot_view(reduced, slot.variable, slot.offset).copy_(rows);
+  }
+  return reduced;
+}
+
 }  // namespace
 
 at::Tensor CommHook::result(const c10::IValue& value) const {
@@ -111,6 +135,7 @@ FuturePointer all_reduce(c10d::ProcessGroup& group, c10d::GradBucket& bucket) {
 }
 
 Launched start_hook(CommHook& hook, const Bucket& bucket, std::size_t index, std::size_t count) {
+  if (hook.reads_gradients()) make_row_major(bucket);
   Launched launched;
   launched.future = hook.run(std::make_unique<GradBucket>(bucket, index, count));
   return launched;
@@ -122,7 +147,8 @@ at::Tensor wait_for(const Launched& launched, CommHook* hook, const Bucket& buck
     return bucket.buffer();
   }
   launched.future->waitAndThrow();
-  return fit(hook->result(launched.future->value()), *hook, bucket, index);
+  const at::Tensor reduced = fit(hook->result(launched.future->value()), *hook, bucket, index);
+  return hook->reads_gradients() ? restore_strides(reduced, bucket) : reduced;
 }
 
 }  // namespace ddp_lab

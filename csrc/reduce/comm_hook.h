@@ -30,6 +30,8 @@ class CommHook {
   virtual FuturePointer run(std::unique_ptr<GradBucket> bucket) = 0;
   // The tensor in what run's future holds. Throws if that is anything else.
   virtual at::Tensor result(const c10::IValue& value) const;
+  // May it ask for the bucket's gradients one by one? See [Note: what a hook sees].
+  virtual bool reads_gradients() const { return false; }
   // The model uses another group from now on. A hook of the user's has state of its own.
   virtual void set_group(GroupPointer) {}
 

@@ -42,26 +42,26 @@ bool can_be_complex(const at::Tensor& reals) {
 
 GradBucket::GradBucket(const Bucket& bucket, std::size_t index, std::size_t count)
     : c10d::GradBucket(torchs(bucket, index, count)),
-      numel_(bucket.numel()),
+      sparse_(bucket.sparse()),
       complex_(!bucket.sparse() && bucket.buffer().is_complex()) {
-  if (bucket.sparse()) return;
-  offsets_.reserve(bucket.slots().size());
-  for (const Slot& slot : bucket.slots()) offsets_.push_back(slot.offset);
+  ranges_.reserve(bucket.slots().size());
+  for (const Slot& slot : bucket.slots()) ranges_.emplace_back(slot.offset, slot.numel);
 }
 
 std::vector<at::Tensor> GradBucket::gradients() const {
-  if (offsets_.empty()) return {getBuffer()};
+  if (sparse_) return {getBuffer()};
   at::Tensor flat = getBuffer();
   if (complex_ && !flat.is_complex()) {
-    flat = flat.reshape({numel_, 2});
+    flat = flat.reshape({-1, 2});
     flat = at::view_as_complex(can_be_complex(flat) ? flat : flat.to(at::kFloat));
   }
   flat = flat.reshape({-1});
   const std::vector<at::Tensor> parameters = getParameters();
   std::vector<at::Tensor> gradients;
-  gradients.reserve(offsets_.size());
-  for (std::size_t i = 0; i < offsets_.size(); ++i) {
-    gradients.push_back(slot_view(flat, parameters[i], offsets_[i]));
+  gradients.reserve(ranges_.size());
+  for (std::size_t i = 0; i < ranges_.size(); ++i) {
+    const auto [offset, numel] = ranges_[i];
+    gradients.push_back(flat.narrow(0, offset, numel).view(parameters[i].sizes()));
   }
   return gradients;
 }

@@ -12,6 +12,9 @@ def assign_buckets(
     keys: Sequence[Hashable],
     caps: Sequence[int],
     order: Sequence[int] | None = None,
+    *,
+    alone: Sequence[bool] = (),
+    small_last: bool = False,
 ) -> list[list[int]]:
     """Groups parameters into buckets and returns the buckets in the order of their launch.
 
@@ -25,6 +28,8 @@ def assign_buckets(
         caps: bytes; for each key the first cap is that of its first bucket, and so on; the last one repeats.
         order: the parameters' indices in the order in which their gradients become ready; None while that is
             unknown: the reverse order of registration then stands in for it.
+        alone: for each parameter whether it needs a bucket of its own (sparse gradients); empty: none does.
+        small_last: the first cap is that of the last bucket, counted from the end (needs an order).
 
     Returns:
         For each bucket the indices of its parameters.
@@ -45,7 +50,10 @@ def assign_buckets(
     open_buckets: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
     count: dict[Hashable, int] = {}
-    for index in range(len(sizes)) if order is None else order:
+    for index in _walk(len(sizes), order, small_last):
+        if alone and alone[index]:
+            closed.append([index])
+            continue
         key = keys[index]
         open_buckets.setdefault(key, []).append(index)
         filled[key] = filled.get(key, 0) + sizes[index]
@@ -56,6 +64,14 @@ def assign_buckets(
     closed += open_buckets.values()
     if order is None:
         return sorted(closed, key=min, reverse=True)
+    if small_last:
+        closed.reverse()
     # A bucket is complete when its last gradient is: with several keys the order of closing is not that order.
     position = {index: place for place, index in enumerate(order)}
-    return sorted(closed, key=lambda bucket: position[bucket[-1]])
+    return sorted(closed, key=lambda bucket: max(position[index] for index in bucket))
+
+
+def _walk(count: int, order: Sequence[int] | None, backwards: bool) -> Sequence[int]:
+    if order is None:
+        return range(count)
+    return order[::-1] if backwards else order

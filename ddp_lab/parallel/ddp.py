@@ -3,37 +3,39 @@
 [Note: a subclass that runs none of torch's reducer]
 Much code asks `isinstance(model, torch.nn.parallel.DistributedDataParallel)` (torch.compile, checkpointing, ZeRO,
 trainers), so ours is a subclass. Its constructor calls `Module.__init__` and `Joinable.__init__` alone: torch's own
-would build torch's reducer, whose hooks would average every gradient a second time. What is inherited and only
-reads attributes (no_sync, buffer synchronisation, scatter, gather) gets these attributes; what needs torch's reducer
-is replaced, or raises NotImplementedError.
+would build torch's reducer, whose hooks would average every gradient a second time. Only such methods of torch's are
+inherited that read attributes (see `torch_names`); whatever has to do with reducing gradients is ours.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._profiler import _RecordFunctionFast
 from torch.distributed.algorithms.join import Joinable
-from torch.distributed.utils import _sync_module_states, _to_kwargs
+from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _find_tensors
 
-from .. import native
-from . import arguments, inspection, recording, records, verify
-from .bucketing import assign_buckets
-from .comm_hooks import builtin_hook, check_hook, warn_if_late
+from . import arguments, compiling, inspection, join, mixed_precision, optimizer_in_backward, records, structure
+from .buffers import BufferSync
+from .comm_hooks import builtin_hook, check_hook, hook_name, warn_if_late
+from .construction import Construction
+from .delayed import DelayedParameters
 from .inspection import live_models, request_inspection
+from .order import BucketOrder
+from .outputs import find_tensors
+from .pickling import Pickling
 from .records import BucketInfo
+from .torch_names import TorchNames
 
 __all__ = ["DistributedDataParallel", "live_models", "request_inspection"]
 
-_C = native.load()
 
-
-class DistributedDataParallel(TorchDDP):
+class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, TorchNames, TorchDDP):
     """Trains one model on several ranks: each backward leaves the ranks' average in `param.grad`.
 
     A drop-in for `torch.nn.parallel.DistributedDataParallel`: same signature, same gradients. Gradients are
@@ -43,29 +45,46 @@ class DistributedDataParallel(TorchDDP):
     The first backward uses one bucket for each (dtype, device); then buckets are assigned anew, once, in the
     order in which rank 0's gradients became ready.
 
+    Parameters may be frozen, unfrozen, added, removed or replaced later, if all ranks do it between the same two
+    steps: the next forward notices, warns, and goes on with what is there.
+
     Args:
         module: the model, the same on all ranks; its parameters and buffers become rank 0's.
         device_ids: None, or the one accelerator that the module is on: forward then moves its inputs there.
         output_device: kept for compatibility; defaults to ``device_ids[0]``.
         dim: dimension that `scatter` and `gather` split.
-        broadcast_buffers: broadcast rank 0's buffers at construction and before each synchronised forward.
+        broadcast_buffers: deprecated, see `forward_sync_buffers`; False also leaves out the broadcast of buffers
+            at construction.
         init_sync: compare the models of the ranks and broadcast rank 0's state. False: no communication, and
             the caller answers for equal models.
         process_group: the ranks that train together; the default group if None.
         bucket_cap_mb: size in MiB at which a bucket is closed, fractions allowed. None: 1 MiB for the first
             bucket (so that communication starts early), 25 MiB for the others. Larger buckets use the network
             better, smaller ones overlap more.
-        check_reduction: without effect.
+        find_unused_parameters: parameters may take no part in a forward; those that no rank used keep the
+            gradient they have. Costs a walk over the graph and a small all-reduce for each step.
+        check_reduction: deprecated, without effect.
         gradient_as_bucket_view: gradients are views of the buckets, which saves one copy and the memory of
             all gradients. Such a gradient can't be `detach_()`-ed.
-        forward_sync_buffers: replaces `broadcast_buffers` for the forward; buffers are then always broadcast
-            at construction.
-
-    All other arguments of torch's are accepted at their defaults and raise NotImplementedError otherwise.
+        static_graph: the graph is the same in every step, so that unused parameters and reused ones are learned
+            in the first backward (which communicates at its end).
+        delay_all_reduce_named_params: (name, parameter) pairs that are averaged together, not in buckets, when
+            the gradient of `param_to_hook_all_reduce` arrives.
+        param_to_hook_all_reduce: goes with the above.
+        mixed_precision: a `torch.nn.parallel.distributed._MixedPrecision`: compute and reduce in lower precision.
+        device_mesh: a mesh of one dimension instead of a process group; a slice of a larger mesh for a module
+            that is tensor parallel in the other dimensions.
+        skip_all_reduce_unused_params: don't send buckets whose parameters are all unused; they must be unused on
+            all ranks.
+        bucket_cap_mb_list: a size for each bucket, in the order of launch; the last one repeats.
+        batched_grad_copy: copy the gradients of a bucket in one go when it is ready.
+        forward_sync_buffers: broadcast rank 0's buffers before each synchronised forward (None: True).
+        lazy_bucket_allocation: not supported (torch 2.15).
 
     Raises:
         RuntimeError: the module has nothing to train, or differs between the ranks.
         ValueError: devices that do not fit the module.
+        TypeError: an argument that the installed torch does not have.
 
     Example:
         >>> model = ddp_lab.DistributedDataParallel(torch.nn.Linear(4, 2))
@@ -74,6 +93,7 @@ class DistributedDataParallel(TorchDDP):
         ('weight', 'bias')
     """
 
+    @arguments.as_installed_torch
     def __init__(
         self,
         module: torch.nn.Module,
@@ -89,112 +109,45 @@ class DistributedDataParallel(TorchDDP):
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
         delay_all_reduce_named_params: Any = None,
-        param_to_hook_all_reduce: Any = None,
+        param_to_hook_all_reduce: torch.nn.Parameter | None = None,
         mixed_precision: Any = None,
         device_mesh: Any = None,
         skip_all_reduce_unused_params: bool = False,
         bucket_cap_mb_list: Any = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
     ) -> None:
-        given = locals()
-        arguments.refuse_unsupported(**{name: given[name] for name in arguments.NOT_YET})
+        options = arguments.Options.of(locals())
         # See [Note: a subclass that runs none of torch's reducer]
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
-        self.process_group: dist.ProcessGroup = arguments.resolve_group(process_group)
-        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._module_parameters = [parameter for _, parameter in self._named_parameters(module)]
-        if not self._module_parameters:
-            raise RuntimeError(_NOTHING_TO_TRAIN)
-        arguments.check_module(module, self._named_parameters(module))
-        self.device_ids, self.output_device = arguments.resolve_devices(
-            device_ids, output_device, self._module_parameters
-        )
-        self.dim = dim
+        self.logger = None  # type: ignore[assignment]
+        arguments.check(options)
+        self.process_group = arguments.resolve_group(options, module)
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
         self.module = module
-        self.device = self._module_parameters[0].device
-        self.device_type = self.device.type
-        self.gradient_as_bucket_view = gradient_as_bucket_view
-        sync_forward, sync_init = arguments.buffer_sync(broadcast_buffers, forward_sync_buffers)
-        self._caps = arguments.bucket_caps(bucket_cap_mb)
-        self._set_what_torch_reads(sync_forward)
-        self._assign_modules_buffers()  # type: ignore[no-untyped-call]
-        self.reducer_id = self._agree(init_sync)
-        if not any(parameter.requires_grad for parameter in self._module_parameters):
-            raise RuntimeError(_NOTHING_TO_TRAIN)
-        self._passing_sync_batchnorm_handle(module)  # type: ignore[no-untyped-call]
+        delayed = list(delay_all_reduce_named_params or ())
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        self.parameters_to_ignore = {*ignored, *(name for name, _ in delayed)}
+        self._delay_all_reduce_params = [parameter for _, parameter in delayed]
+        survey = structure.survey(module, self.parameters_to_ignore)
+        self._choose_parameters(survey)
+        self._set_attributes(options)
+        if param_to_hook_all_reduce is not None:
+            self._delayed = DelayedParameters(
+                self._delay_all_reduce_params, param_to_hook_all_reduce, self.process_group, self.broadcast_bucket_size
+            )
+            if self._delay_all_reduce_all_params:
+                return
+        self.reducer_id = self._agree(survey, collective=init_sync)
         if init_sync:
-            self._broadcast_state(sync_init)
-        self._make_reducer()
-
-    # -- construction
-
-    def _named_parameters(self, module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-        return [(name, p) for name, p in module.named_parameters() if name not in self.parameters_to_ignore]
-
-    def _set_what_torch_reads(self, sync_buffers: bool) -> None:
-        """Attributes that inherited methods and torch.compile read."""
-        self.logger = None
-        self.static_graph = False
-        self.find_unused_parameters = False
-        self.mixed_precision = None
-        self.batched_grad_copy = False
-        self.skip_all_reduce_unused_params = False
-        self.is_multi_device_module = len({p.device for p in self._module_parameters}) > 1
-        self.broadcast_buffers = sync_buffers
-        self.forward_sync_buffers = sync_buffers
-        self.require_backward_grad_sync = True
-        self.require_forward_param_sync = True
-        self.use_side_stream_for_tensor_copies = True
-        self.broadcast_bucket_size = 250 * arguments.MEBIBYTE
-        self.bucket_bytes_cap = self._caps[-1]
-        self.bucket_bytes_cap_default = len(self._caps) > 1
-        self._use_python_reducer = False
-        self._has_rebuilt_buckets = False
-        self._delay_all_reduce_params: list[torch.nn.Parameter] = []
-        self._delay_grad_buffer = None
-        self._comm_hooks: list[tuple[Callable[..., Any], object]] = []
-
-    def _agree(self, collective: bool) -> int:
-        options = {"bucket_cap_bytes": self._caps, "gradient_as_bucket_view": self.gradient_as_bucket_view}
-        entries = verify.model_description(
-            self._named_parameters(self.module), self.named_module_buffers.items(), options
-        )
-        return verify.agree(entries, self.process_group, self.device, collective=collective)
-
-    def _broadcast_state(self, with_buffers: bool) -> None:
-        _sync_module_states(
-            module=self.module,
-            process_group=self.process_group,
-            broadcast_bucket_size=self.broadcast_bucket_size,
-            src=0,
-            params_and_buffers_to_ignore=self.parameters_to_ignore,
-            broadcast_buffers=with_buffers,
-        )
-
-    def _make_reducer(self) -> None:
-        trained = [(name, p) for name, p in self._named_parameters(self.module) if p.requires_grad]
-        self._names = [name for name, _ in trained]
-        self._trained = [parameter for _, parameter in trained]
-        self._sizes = [p.numel() * p.element_size() for p in self._trained]
-        self._keys = [(p.dtype, p.device) for p in self._trained]
-        self._step_agreed = True
-        self._assignment = self._first_assignment()
-        self.reducer = _C.Reducer(
-            parameters=self._trained,
-            names=self._names,
-            assignment=self._assignment,
-            process_group=self.process_group,
-            reducer_id=self.reducer_id,
-            process_group_index=verify.process_group_index(self.process_group),
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
-        )
-        inspection.install(self)
-        self._describe_assignment()
-
-    def _first_assignment(self) -> list[list[int]]:
-        return assign_buckets(self._sizes, self._keys, [sum(self._sizes) + 1])
+            self._broadcast_state(arguments.buffer_sync(options)[1])
+        if static_graph:
+            arguments.warn_static(find_unused_parameters)
+        self._make_reducer(survey)
+        self._start_features()
 
     # -- forward and backward
 
@@ -204,12 +157,16 @@ class DistributedDataParallel(TorchDDP):
         Raises:
             RuntimeError: the last backward left parameters without a gradient; names them.
         """
-        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+        with _record_function("DistributedDataParallel.forward"):
+            if self._delay_all_reduce_all_params:
+                return self._finish_delayed(self.module(*inputs, **kwargs))
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        # torch.compile asks the class which model runs. Torch's own way of telling imports torch._dynamo (seconds).
+        if not compiling.is_loaded():
+            return self.module(*inputs, **kwargs)
+        # torch.compile asks the class which model runs
         outer = TorchDDP._active_ddp_module
         TorchDDP._active_ddp_module = self
         try:
@@ -218,37 +175,87 @@ class DistributedDataParallel(TorchDDP):
             TorchDDP._active_ddp_module = outer
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if not self._lazy_init_ran:
+            self._lazy_init_ran = True
+            optimizer_in_backward.install(self)
+        if self._join_config.enable:
+            join.before_forward(self)
         if torch.is_grad_enabled():
-            if not self._step_agreed:
-                self._agree_on_step()
-            if self.reducer.begin_forward(self.require_backward_grad_sync):
-                self._rebuild()
-                self.reducer.begin_forward(self.require_backward_grad_sync)
-        if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
-            self._sync_buffers()  # type: ignore[no-untyped-call]
+            self._prepare(self.require_backward_grad_sync)
+        if self._check_sync_bufs_pre_fwd():
+            self._sync_buffers()
         if self.device_ids:
             device = torch.device(self.device_type, self.device_ids[0])
             moved, moved_kwargs = _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
-            return moved[0], moved_kwargs[0]
+            inputs, kwargs = moved[0], moved_kwargs[0]
+        if self.mixed_precision is not None:
+            inputs, kwargs = mixed_precision.cast_inputs(self, inputs, kwargs)
         return inputs, kwargs
 
-    def _post_forward(self, output: Any) -> Any:
-        sync = torch.is_grad_enabled() and self.require_backward_grad_sync
-        if torch.is_grad_enabled():
-            self.reducer.end_forward()
+    def _prepare(self, sync: bool) -> None:
+        """Everything that concerns the reducer before the module runs."""
         if sync:
-            self.reducer.arm([output] if isinstance(output, torch.Tensor) else list(_find_tensors(output)))
-        self.require_forward_param_sync = sync
+            if not structure.unchanged(self):
+                structure.adapt(self)
+            if not self._step_agreed:
+                self._agree_on_step()
+            self.logger.begin_iteration(self)
+        if self.reducer.begin_forward(sync):
+            self._rebuild()
+            self.reducer.begin_forward(sync)
+        elif sync and self._order_follower is not None:
+            self._rebuild_if_due(sync)
+
+    def _post_forward(self, output: Any) -> Any:
+        if self._check_sync_bufs_post_fwd():
+            self._sync_buffers()
+        sync = False
+        if torch.is_grad_enabled():
+            sync = self.require_backward_grad_sync
+            self.reducer.end_forward()
+            self.reducer.arm(find_tensors(output), sync)
+        if sync is not self.require_forward_param_sync:  # a module's attributes are slow to set
+            self.require_forward_param_sync = sync
+        if self.mixed_precision is not None:
+            mixed_precision.after_forward(self, find_tensors(output))
+        return self._finish_delayed(output)
+
+    def _finish_delayed(self, output: Any) -> Any:
+        if self._delayed is not None:
+            self._delayed.before_backward(self.require_backward_grad_sync)
         return output
 
-    def _rebuild(self) -> None:
-        """Assigns the buckets anew in the order in which rank 0's gradients became ready. Once; all ranks."""
-        order = torch.tensor(self.reducer.ready_order(), dtype=torch.int64, device=self.device)
-        dist.broadcast(order, group=self.process_group, group_src=0)
-        self._assignment = assign_buckets(self._sizes, self._keys, self._caps, order.tolist())
-        self.reducer.rebuild(self._assignment)
-        self._has_rebuilt_buckets = True
-        self._describe_assignment()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Context whose forwards and their backwards only accumulate gradients on this rank.
+
+        The first synchronised backward after it averages what has accumulated. The forward has to be inside too;
+        see `sync_gradients` for averaging without another backward.
+        """
+        outer = self.require_backward_grad_sync
+        self._set_sync(False)
+        try:
+            yield
+        finally:
+            self._set_sync(outer)
+
+    def _set_sync(self, sync: bool) -> None:
+        self.require_backward_grad_sync = sync
+        if not self._delay_all_reduce_all_params:
+            self.reducer.set_no_sync(not sync)
+            self._warn_of_no_sync()
+
+    def sync_gradients(self) -> None:
+        """Averages now what has accumulated under `no_sync`, without another backward. All ranks call it.
+
+        Parameters that have no gradient on any rank keep none.
+
+        Raises:
+            RuntimeError: called during a backward.
+        """
+        if not structure.unchanged(self):
+            structure.adapt(self)
+        self.reducer.synchronize()
 
     def _agree_on_step(self) -> None:
         """After a failure ranks may have counted differently many backwards: they go on from the same number."""
@@ -274,14 +281,29 @@ class DistributedDataParallel(TorchDDP):
             ValueError: its signature is another one.
             RuntimeError: a hook has been registered already.
         """
-        check_hook(hook)
-        warn_if_late(hook, self.reducer.step())
-        self.reducer.register_hook(state, hook)
+        with self._logged():
+            check_hook(hook)
+            warn_if_late(hook, self.reducer.step())
+            self._refuse_second_hook()
+            self.reducer.register_hook(state, hook)
+        self.logger._set_comm_hook_name(hook_name(hook))
         self._comm_hooks.append((hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Averages with the hook that `dist.BuiltinCommHookType` names (the same arithmetic, run from Python)."""
-        self.register_comm_hook(self.process_group, builtin_hook(comm_hook_type))
+        with self._logged():
+            hook = builtin_hook(comm_hook_type)
+            self._refuse_second_hook()
+            self.reducer.register_hook(self.process_group, hook)
+        self.logger._set_comm_hook_name(str(comm_hook_type))
+        self._comm_hooks.append((hook, self.process_group))
+
+    def _refuse_second_hook(self) -> None:
+        if self.mixed_precision is not None:
+            raise RuntimeError(
+                "register_comm_hook or register_builtin_comm_hook can only be called once: mixed_precision has its own "
+                "way to reduce gradients, so a model that has it takes no comm hook"
+            )
 
     # -- looking at it
 
@@ -301,9 +323,6 @@ class DistributedDataParallel(TorchDDP):
         """
         return inspection.inspect_gradients(self)
 
-    def _describe_assignment(self) -> None:
-        recording.describe(records.assignment(self), owner=self)
-
     # -- after a failure
 
     def abandon_backward(self) -> None:
@@ -314,37 +333,12 @@ class DistributedDataParallel(TorchDDP):
         """
         self.reducer.abandon()
 
-    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
-        """Points the model at another process group, e.g. after a rejoin. Communicates at the next forward.
 
-        Buckets go back to the first assignment, because a failure may have struck when only some ranks had
-        rebuilt them. State of a comm hook that holds the old group is the caller's to replace.
-        """
-        self.process_group = new_process_group
-        self._assignment = self._first_assignment()
-        self._has_rebuilt_buckets = False
-        self._step_agreed = False
-        self.reducer.update_process_group(
-            new_process_group, verify.process_group_index(new_process_group), self._assignment
-        )
-        self._describe_assignment()
-
-    def _remove_autograd_hooks(self) -> None:
-        self.reducer.remove_hooks()
-
-    def _check_reducer_finalized(self) -> None:
-        """Raises RuntimeError if a backward has begun and not averaged all gradients."""
-        if self.reducer.in_flight():
-            raise RuntimeError(
-                "Expected to finish all reduction: a backward has begun and some buckets are not reduced"
-            )
+def _record_function(name: str) -> AbstractContextManager[Any]:
+    """A range that profilers show; torch's own way costs 5 us where there is none."""
+    if torch.autograd._profiler_enabled():
+        return torch.autograd.profiler.record_function(name)
+    return _RecordFunctionFast(name)
 
 
-_NOTHING_TO_TRAIN = (
-    "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
-)
-
-
-arguments.refuse_methods(DistributedDataParallel)
-# torch's parameters differ between releases; ours are those of the one that is installed
-DistributedDataParallel.__init__.__signature__ = inspect.signature(TorchDDP.__init__)  # type: ignore[attr-defined]
+compiling.skip_frames(DistributedDataParallel)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import recording
 
 if TYPE_CHECKING:
-    from .ddp import DistributedDataParallel
+    from .model_state import ModelState
 
 __all__ = ["inspect_gradients", "install", "live_models", "request_inspection"]
 
@@ -17,15 +17,15 @@ __all__ = ["inspect_gradients", "install", "live_models", "request_inspection"]
 _IDLE_SECONDS = 1.0
 _NEVER = 2**63 - 1
 
-_live: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_live: weakref.WeakSet[ModelState] = weakref.WeakSet()
 
 
-def live_models() -> list[DistributedDataParallel]:
+def live_models() -> list[ModelState]:
     """The models of this process that exist, in the order of their numbers."""
     return sorted(_live, key=lambda model: model.reducer_id)
 
 
-def inspect_gradients(model: DistributedDataParallel) -> list[dict[str, Any]]:
+def inspect_gradients(model: ModelState) -> list[dict[str, Any]]:
     """See `DistributedDataParallel.inspect_gradients`."""
     found = model.reducer.inspect(anyway=True)
     if found is None:
@@ -33,7 +33,7 @@ def inspect_gradients(model: DistributedDataParallel) -> list[dict[str, Any]]:
     return _as_dicts(found)
 
 
-def install(model: DistributedDataParallel) -> None:
+def install(model: ModelState) -> None:
     """Counts the model among the living, and makes its reducer report here when it has carried out a request."""
     _live.add(model)
     reducer_id = model.reducer_id
@@ -60,7 +60,7 @@ def request_inspection(reducer_id: int, step: int) -> None:
     _watch(weakref.ref(model), at_step)
 
 
-def _watch(reference: weakref.ref[DistributedDataParallel], at_step: int) -> None:
+def _watch(reference: weakref.ref[ModelState], at_step: int) -> None:
     """Carries out a pending request as soon as no backward has ended for `_IDLE_SECONDS`."""
 
     def look() -> None:
@@ -78,7 +78,7 @@ def _watch(reference: weakref.ref[DistributedDataParallel], at_step: int) -> Non
         timer.start()
 
 
-def _inspect_now(model: DistributedDataParallel, step: int, *, anyway: bool) -> bool:
+def _inspect_now(model: ModelState, step: int, *, anyway: bool) -> bool:
     found = model.reducer.inspect(anyway=anyway)
     if found is None:
         return False

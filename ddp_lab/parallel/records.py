@@ -10,7 +10,7 @@ import torch.distributed as dist
 from . import verify
 
 if TYPE_CHECKING:
-    from .ddp import DistributedDataParallel
+    from .model_state import ModelState
 
 __all__ = ["BucketInfo", "BucketTimes", "assignment", "buckets"]
 
@@ -59,7 +59,7 @@ class BucketInfo:
     times: BucketTimes | None
 
 
-def buckets(model: DistributedDataParallel) -> tuple[BucketInfo, ...]:
+def buckets(model: ModelState) -> tuple[BucketInfo, ...]:
     """See `DistributedDataParallel.buckets`."""
     times = model.reducer.bucket_times()
     generation = model.reducer.generation()
@@ -83,7 +83,7 @@ def _bucket_times(times: tuple[int, ...]) -> BucketTimes | None:
     return BucketTimes(*((moment - begin) / 1e6 for moment in later)) if begin else None
 
 
-def assignment(model: DistributedDataParallel) -> dict[str, Any]:
+def assignment(model: ModelState) -> dict[str, Any]:
     """The description of the assignment that the model's next events refer to."""
     parameters = [
         {

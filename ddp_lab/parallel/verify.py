@@ -118,8 +118,27 @@ def _difference(models: Sequence[list[Entry]], ranks: Sequence[int]) -> str:
     found = "; ".join(f"rank{'s' if len(on) > 1 else ''} {_join(on)}: {text}" for text, on in holders.items())
     more = f" ({len(different) - 1} more entries differ.)" if len(different) > 1 else ""
     return (
-        f"DDP expects same model across all ranks, but entry {different[0]} (in the order of registration) differs. "
-        f"{found}.{more} Gradients are averaged by position, so build the same model, in the same order, on every rank."
+        f"DDP expects same model across all ranks, but {_headline(models, ranks, different[0])}. "
+        f"The first difference, in the order of registration: {found}.{more} Gradients are averaged by position, so "
+        "build the same model, in the same order, on every rank."
+    )
+
+
+def _headline(models: Sequence[list[Entry]], ranks: Sequence[int], first: int) -> str:
+    """The difference in torch's words, which people search for."""
+    counts = [sum(entry[0] == "parameter" for entry in model) for model in models]
+    for rank, count in zip(ranks, counts, strict=True):
+        if count != counts[0]:
+            return f"Rank {ranks[0]} has {counts[0]} params, while rank {rank} has inconsistent {count} params"
+    entries = [model[first] if first < len(model) else ["buffer", ""] for model in models]
+    mine = entries[0]
+    other = next(rank for entry, rank in zip(entries, ranks, strict=True) if entry != mine)
+    if mine[0] != "parameter":
+        return f"the {mine[0]}s of rank {ranks[0]} are not those of rank {other}"
+    index = sum(entry[0] == "parameter" for entry in models[0][:first])
+    return (
+        f"params[{index}] in rank {ranks[0]} with sizes {mine[2]} appears not to match sizes/strides, name or dtype of "
+        f"the same param in rank {other}"
     )
 
 

@@ -1,0 +1,140 @@
+"""Building a model's reducer, and building it anew when the model has changed or was copied."""
+
+from __future__ import annotations
+
+from torch.distributed.utils import _sync_module_states
+
+from .. import native
+from . import arguments, inspection, mixed_precision, recording, records, structure, verify
+from .bucketing import assign_buckets
+from .logging_data import DDPLogger
+from .model_state import ModelState
+
+__all__ = ["Construction"]
+
+_C = native.load()
+
+
+class Construction(ModelState):
+    """The part of `DistributedDataParallel` that its constructor runs."""
+
+    def _choose_parameters(self, survey: structure.Survey) -> None:
+        """Finds out which parameters there are, and on which devices."""
+        self._module_parameters = list(survey.parameters.values())
+        self._delay_all_reduce_all_params = not survey.trained and bool(self._delay_all_reduce_params)
+        if not survey.trained and not self._delay_all_reduce_all_params:
+            raise RuntimeError(arguments.nothing_to_train(self.module))
+        arguments.check_module(self.module, survey.parameters.items())
+        tensors = self._module_parameters or self._delay_all_reduce_params
+        self.device = tensors[0].device
+        self.device_type = self.device.type
+        self.is_multi_device_module = len({parameter.device for parameter in tensors}) > 1
+
+    def _set_attributes(self, options: arguments.Options) -> None:
+        """What the arguments say, by the names of torch's attributes."""
+        tensors = self._module_parameters or self._delay_all_reduce_params
+        self.device_ids, self.output_device = arguments.resolve_devices(options, tensors)
+        self.dim = options.dim
+        self.forward_sync_buffers = arguments.buffer_sync(options)[0]
+        self.static_graph = options.static_graph
+        self.find_unused_parameters = options.find_unused_parameters
+        self.gradient_as_bucket_view = options.gradient_as_bucket_view
+        self.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params
+        self.batched_grad_copy = options.batched_grad_copy
+        self.mixed_precision = options.mixed_precision
+        self._caps = arguments.BucketCaps.of(options)
+        self.bucket_bytes_cap = self._caps.others
+        self.bucket_bytes_cap_list = list(self._caps.each)
+        self.bucket_bytes_cap_default = self._caps.first < self._caps.others
+        self.broadcast_bucket_size = 250 * arguments.MEBIBYTE
+        self.use_side_stream_for_tensor_copies = arguments.use_side_stream()
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        self._use_python_reducer = False
+        self._lazy_init_ran = False
+        self._ddp_sink_clone = False
+        self._delayed = None
+        self._order_follower = None
+        self._comm_hooks = []
+        self._assign_modules_buffers()
+
+    def _agree(self, survey: structure.Survey, *, collective: bool) -> int:
+        """Checks that all ranks have the same model; the number that they give to its reducer."""
+        options = {
+            "bucket_cap_mb": [cap / arguments.MEBIBYTE for cap in self._caps.rebuilt()],
+            "find_unused_parameters": self.find_unused_parameters,
+            "static_graph": self.static_graph,
+            "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
+        }
+        buffers = self.named_module_buffers if self.forward_sync_buffers else {}
+        entries = verify.model_description(survey.parameters.items(), buffers.items(), options) if collective else []
+        return verify.agree(entries, self.process_group, self.device, collective=collective)
+
+    def _broadcast_state(self, with_buffers: bool) -> None:
+        _sync_module_states(
+            module=self.module,
+            process_group=self.process_group,
+            broadcast_bucket_size=self.broadcast_bucket_size,
+            src=0,
+            params_and_buffers_to_ignore=self.parameters_to_ignore,
+            broadcast_buffers=with_buffers,
+        )
+
+    def _make_reducer(self, survey: structure.Survey, *, generation: int = 0, step: int = 0) -> None:
+        self._survey = survey
+        self._seen = survey.seen
+        self._idle_seen = None
+        self._names = [name for name in survey.parameters if name in survey.trained]
+        self._trained = [survey.parameters[name] for name in self._names]
+        self._sizes = [p.numel() * p.element_size() for p in self._trained]
+        self._keys = [(p.dtype, p.device) for p in self._trained]
+        self._sparse = [name in survey.sparse for name in self._names]
+        self._step_agreed = True
+        self._has_rebuilt_buckets = False
+        self._assignment = self._first_assignment()
+        self.reducer = _C.Reducer(
+            parameters=self._trained,
+            names=self._names,
+            assignment=self._assignment,
+            process_group=self.process_group,
+            reducer_id=self.reducer_id,
+            process_group_index=verify.process_group_index(self.process_group),
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            find_unused_parameters=self.find_unused_parameters,
+            static_graph=self.static_graph,
+            skip_all_reduce_unused_params=self.skip_all_reduce_unused_params,
+            batched_grad_copy=self.batched_grad_copy,
+            expect_sparse=self._sparse,
+        )
+        self.reducer.set_generation(generation)
+        self.reducer.set_step(step)
+        inspection.install(self)
+        self._describe_assignment()
+
+    def _first_assignment(self) -> list[list[int]]:
+        find_unused = self.find_unused_parameters and not self.static_graph
+        return assign_buckets(self._sizes, self._keys, self._caps.initial(find_unused=find_unused), alone=self._sparse)
+
+    def _renew_reducer(self, survey: structure.Survey) -> None:
+        """Puts a reducer for what `survey` found in the place of the old one; all ranks."""
+        old = self.reducer
+        self._assign_modules_buffers()
+        self._agree(survey, collective=True)
+        old.remove_hooks()
+        self._module_parameters = list(survey.parameters.values())
+        self._make_reducer(survey, generation=old.generation() + 1, step=old.step())
+        for hook, state in self._comm_hooks:
+            self.reducer.register_hook(state, hook)
+        if self.mixed_precision is not None:
+            mixed_precision.attach_reducer(self)
+
+    def _start_features(self) -> None:
+        """What needs the reducer."""
+        self.logger = DDPLogger(self)
+        if self.static_graph:
+            self.logger._set_static_graph()
+        if self.mixed_precision is not None:
+            mixed_precision.install(self)
+
+    def _describe_assignment(self) -> None:
+        recording.describe(records.assignment(self), owner=self)

@@ -1,0 +1,109 @@
+"""delay_all_reduce_named_params with param_to_hook_all_reduce: averaged together, late, in a buffer of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ranks.conftest import Ranks
+
+
+class Net(nn.Module):
+    """Delayed layers are used last, so their gradients come first; `trigger`'s comes at the end."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trigger = nn.Linear(3, 3)
+        self.body = nn.Linear(3, 3)
+        self.late = nn.Linear(3, 3, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.late(self.body(self.trigger(x)).to(self.late.weight.dtype))
+
+
+def _reference(size: int, dtype: torch.dtype, steps: Sequence[int]) -> list[torch.Tensor]:
+    """Gradients of one process that sees every rank's batches."""
+    net = Net(dtype)
+    for step in steps:
+        for rank in range(size):
+            (net(_batch(rank, step)).square().sum() / size).backward()
+    return [parameter.grad for parameter in net.parameters()]
+
+
+def _batch(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(2, 3, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def _delayed_on_rank(rank: int, size: int, dtype: torch.dtype) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    net = Net(dtype)
+    chosen = [(name, net.get_parameter(name)) for name in ("late.weight", "late.bias")]
+    model = DistributedDataParallel(
+        net, delay_all_reduce_named_params=chosen, param_to_hook_all_reduce=net.trigger.weight
+    )
+    for step in range(4):
+        model.zero_grad(set_to_none=step % 2 == 0)
+        model(_batch(rank, step)).square().sum().backward()
+        for parameter, expected in zip(net.parameters(), _reference(size, dtype, [step]), strict=True):
+            torch.testing.assert_close(parameter.grad, expected)
+    assert not any("late" in name for bucket in model.buckets() for name in bucket.parameters)
+    assert net.late.weight.grad.untyped_storage().data_ptr() == net.late.bias.grad.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_delayed_parameters_are_averaged(ranks: Ranks, dtype: torch.dtype) -> None:
+    """Delayed parameters, of whatever dtype, get the average in views of one buffer, whether gradients are dropped or
+    zeroed between steps, and are in no bucket."""
+    ranks(2, _delayed_on_rank, dtype)
+
+
+def _all_delayed_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    torch.manual_seed(rank)
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model = DistributedDataParallel(
+        net, delay_all_reduce_named_params=list(net.named_parameters()), param_to_hook_all_reduce=net[0].weight
+    )
+    assert not hasattr(model, "reducer")  # nothing for it to do
+    x = torch.full((1, 3), float(rank))
+    with model.no_sync():
+        model(x).sum().backward()
+    assert net[1].weight.grad is not None
+    model.zero_grad()
+    model(x).sum().backward()
+    assert net[1].weight.grad.shape == (3, 3)
+
+
+def test_all_parameters_delayed(ranks: Ranks) -> None:
+    """If every trained parameter is delayed there is no reducer, and forward, no_sync and backward work."""
+    ranks(2, _all_delayed_on_rank)
+
+
+def _no_sync_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    net = Net(torch.float32)
+    chosen: list[tuple[str, Any]] = [(name, net.get_parameter(name)) for name in ("late.weight", "late.bias")]
+    model = DistributedDataParallel(
+        net, delay_all_reduce_named_params=chosen, param_to_hook_all_reduce=net.trigger.weight
+    )
+    with model.no_sync():
+        model(_batch(rank, 0)).square().sum().backward()
+    local = Net(torch.float32)
+    local(_batch(rank, 0)).square().sum().backward()
+    torch.testing.assert_close(net.late.weight.grad, local.late.weight.grad)
+    model(_batch(rank, 1)).square().sum().backward()
+    for parameter, expected in zip(net.parameters(), _reference(size, torch.float32, [0, 1]), strict=True):
+        torch.testing.assert_close(parameter.grad, expected)
+
+
+def test_delayed_parameters_under_no_sync(ranks: Ranks) -> None:
+    """Under no_sync delayed gradients only accumulate; the next synchronised backward averages the sum."""
+    ranks(2, _no_sync_on_rank)

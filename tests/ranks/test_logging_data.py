@@ -1,0 +1,134 @@
+"""_get_ddp_logging_data: torch's keys and values, its sampling, its errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from tests.ranks.conftest import Ranks
+
+# Values that measure this run
+_MEASURED = ("time", "num_buckets_reduced")
+# torch writes it only when its logger is destroyed, where nobody can read it
+_OURS = {"can_set_static_graph"}
+
+
+class Net(nn.Module):
+    """Two dtypes, a reversed order of use, one layer that is never used."""
+
+    def __init__(self, unused: bool) -> None:
+        super().__init__()
+        self.wide = nn.Linear(8, 8, dtype=torch.float64)
+        self.first = nn.Linear(8, 8)
+        if unused:
+            self.unused = nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.wide(self.first(x).double())
+
+
+def _data(wrap: Any, steps: int, **given: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = wrap(Net("find_unused_parameters" in given), bucket_cap_mb=0.0003, **given)
+    for _ in range(steps):
+        model(torch.randn(3, 8)).sum().backward()
+    return model._get_ddp_logging_data()
+
+
+def _compare_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    for given in ({}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+        for steps in (0, 1, 2, 4):
+            ours, theirs = _data(DistributedDataParallel, steps, **given), _data(TorchDDP, steps, **given)
+            if "static_graph" in given:  # torch rebuilds the buckets of a static graph a step later
+                for data in (ours, theirs):
+                    for name in [n for n in data if "rebuilt" in n]:
+                        del data[name]
+            assert set(ours) - _OURS == set(theirs)
+            same = [name for name in theirs if not any(part in name for part in _MEASURED)]
+            assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}, (given, steps)
+
+
+def test_keys_and_values_are_torchs(ranks: Ranks) -> None:
+    """At construction and in training, in four modes: torch's keys, and torch's values wherever they do not measure."""
+    ranks(2, _compare_on_rank)
+
+
+def _sampling_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="DDP runtime logging sample rate should be equal or greater than 1"):
+        model._set_ddp_runtime_logging_sample_rate(0)
+    model._set_ddp_runtime_logging_sample_rate(3)
+    for step in range(16):
+        model(torch.randn(2, 4)).sum().backward()
+        data = model._get_ddp_logging_data()
+        assert data["iteration"] == (step if step <= 10 else step - step % 3)
+        if step:
+            assert data["forward_compute_time_start"] <= data["backward_compute_time_start"]
+            assert data["backward_compute_time_start"] <= data["backward_comm_time_start"]
+            assert data["backward_comm_time_start"] <= data["backward_comm_time_end"]
+            for name in ("forward_compute_time", "backward_compute_time", "backward_comm_time"):
+                assert data[name] >= 1
+                assert data[f"avg_{name}"] >= 1
+            overlap = data["backward_compute_comm_overlap_time"]
+            assert 0 <= overlap <= min(data["backward_compute_time"], data["backward_comm_time"])
+    assert data["can_set_static_graph"] is True
+
+
+def test_sampling(ranks: Ranks) -> None:
+    """Data is taken in the first ten iterations, then at the given rate (below 1: ValueError); times are in order."""
+    ranks(2, _sampling_on_rank)
+
+
+def _errors_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    assert "has_error" not in model._get_ddp_logging_data()
+    with pytest.raises(TypeError, match="must be callable"):
+        model.register_comm_hook({}, {})
+    data = model._get_ddp_logging_data()
+    assert data["has_error"] == 1
+    assert "must be callable" in data["error"]
+
+    net = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    net.forward = lambda x: net[0](x)  # type: ignore[method-assign]
+    model = DistributedDataParallel(net)
+    model(torch.randn(2, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction") as caught:
+        model(torch.randn(2, 4))
+    assert str(caught.value).split("\nException raised")[0] in model._get_ddp_logging_data()["error"]
+    dist.barrier()
+
+
+def test_errors_are_kept(ranks: Ranks) -> None:
+    """An error of the front and one of the reducer are both found in the logging data: has_error, error."""
+    ranks(2, _errors_on_rank)
+
+
+def _hooks_on_rank(rank: int, size: int) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    assert "comm_hook" not in model._get_ddp_logging_data()
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    assert model._get_ddp_logging_data()["comm_hook"] == "allreduce_hook"
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    assert model._get_ddp_logging_data()["comm_hook"] == str(dist.BuiltinCommHookType.ALLREDUCE)
+
+
+def test_the_comm_hook_is_named(ranks: Ranks) -> None:
+    """comm_hook is there once a hook is registered, with torch's name of it."""
+    ranks(1, _hooks_on_rank)

@@ -1,0 +1,118 @@
+"""no_sync and sync_gradients: which backward averages, and what is said about a context in the wrong place."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.ranks.conftest import Ranks
+
+
+class Two(nn.Module):
+    """Two layers of which a forward uses one or both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 1, bias=False)
+        self.b = nn.Linear(2, 1, bias=False)
+
+    def forward(self, x: torch.Tensor, use: str = "ab") -> torch.Tensor:
+        return sum(getattr(self, name)(x) for name in use)
+
+
+def _x(rank: int) -> torch.Tensor:
+    return torch.full((1, 2), 1.0 + rank)
+
+
+def _mean(size: int) -> float:
+    return (size + 1) / 2
+
+
+def _backward_only_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
+    loss = model(_x(rank)).sum()
+    with pytest.warns(UserWarning, match=r"backward ran inside no_sync\(\), but its forward did not"), model.no_sync():
+        loss.backward()
+    assert model.module.weight.grad.unique().tolist() == [_mean(size)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with model.no_sync():
+            model(_x(rank)).sum().backward()
+        with model.no_sync(), model.no_sync():
+            model(_x(rank)).sum().backward()
+        model(_x(rank)).sum().backward()
+
+
+def test_around_the_backward_only(ranks: Ranks) -> None:
+    """no_sync around the backward alone does not stop it from averaging, as in torch; a warning says so."""
+    ranks(2, _backward_only_on_rank)
+
+
+def _sync_gradients_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(Two(), **given)
+    with model.no_sync():
+        for _ in range(3):
+            model(_x(rank), "a").sum().backward()
+    assert model.module.a.weight.grad.unique().tolist() == [3.0 * (1 + rank)]
+    model.sync_gradients()
+    assert model.module.a.weight.grad.unique().tolist() == [3 * _mean(size)]
+    assert model.module.b.weight.grad is None
+    model.zero_grad()
+    model(_x(rank)).sum().backward()
+    assert model.module.b.weight.grad.unique().tolist() == [_mean(size)]
+
+
+@pytest.mark.parametrize("given", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+def test_sync_gradients(ranks: Ranks, given: dict[str, Any]) -> None:
+    """sync_gradients averages what accumulated under no_sync without another backward, leaves unused parameters
+    alone, and training goes on."""
+    ranks(2, _sync_gradients_on_rank, given)
+
+
+def _on_one_rank_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(Two())
+    with model.no_sync():
+        model(_x(rank), "a" if rank == 0 else "b").sum().backward()
+    model.sync_gradients()
+    assert model.module.a.weight.grad.unique().tolist() == [1 / size]
+    assert model.module.b.weight.grad.unique().tolist() == [(1 + rank) / size if rank else 2 / size]
+
+
+def test_gradients_of_one_rank_alone(ranks: Ranks) -> None:
+    """A parameter that accumulated a gradient on one rank alone gets the average on both."""
+    ranks(2, _on_one_rank_on_rank)
+
+
+def _inside_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    errors: list[str] = []
+
+    def call(grad: torch.Tensor) -> None:
+        try:
+            model.sync_gradients()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    out = model(_x(rank))
+    model.module.bias.register_post_accumulate_grad_hook(call)
+    out.sum().backward()
+    assert len(errors) == 1
+    dist.barrier()
+
+
+def test_inside_a_backward(ranks: Ranks) -> None:
+    """sync_gradients during a backward raises RuntimeError, and that backward still ends."""
+    ranks(2, _inside_on_rank)

@@ -1,0 +1,117 @@
+"""Copies of a model: deepcopy, pickle, torch.save; the default group only."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from tests.ranks.conftest import Ranks
+
+
+def _mean_of_ranks(rank: int, size: int) -> float:
+    return (size - 1) / 2
+
+
+def _through_torch_save(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": _through_torch_save,
+}
+
+
+def _copies_on_rank(rank: int, size: int, how: str, given: dict[str, Any]) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Linear(3, 1, bias=False), **given)
+    x = torch.full((1, 3), float(rank))
+    model(x).sum().backward()
+    other = COPIES[how](model)
+    assert isinstance(other, DistributedDataParallel)
+    assert other.find_unused_parameters == model.find_unused_parameters
+    assert other.static_graph == model.static_graph
+    assert torch.equal(other.module.weight, model.module.weight)
+    assert other.module.weight is not model.module.weight
+    for each in (model, other, model):
+        for _ in range(3):
+            each.zero_grad()
+            each(x).sum().backward()
+            assert each.module.weight.grad.unique().tolist() == [_mean_of_ranks(rank, size)]
+
+
+@pytest.mark.parametrize("given", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_trains_by_itself(ranks: Ranks, how: str, given: dict[str, Any]) -> None:
+    """__getstate__, __setstate__: a copy has its own parameters and reducer, the mode of the original, and averages."""
+    ranks(2, _copies_on_rank, how, given)
+
+
+def _refused_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    group = dist.new_group()
+    for wrap in (DistributedDataParallel, TorchDDP):
+        model = wrap(nn.Linear(3, 1), process_group=group)
+        with pytest.raises(
+            RuntimeError, match="DDP Pickling/Unpickling are only supported when using DDP with the defa"
+        ):
+            copy.deepcopy(model)
+
+
+def test_other_groups_are_refused(ranks: Ranks) -> None:
+    """A model of another group than the default one can't be copied, in torch's words."""
+    ranks(2, _refused_on_rank)
+
+
+def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer() * 0)
+    return future
+
+
+def _hook_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Linear(3, 1))
+    model.register_comm_hook(None, hook)
+    with pytest.warns(UserWarning, match="has no comm hook: register it again"):
+        other = copy.deepcopy(model)
+    other.register_comm_hook(None, hook)
+
+
+def test_a_comm_hook_is_not_copied(ranks: Ranks) -> None:
+    """A copy has no comm hook, and a warning says so."""
+    ranks(1, _hook_on_rank)
+
+
+def _old_state_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Linear(3, 1), forward_sync_buffers=False)
+    state = model.__getstate__()
+    assert state["broadcast_buffers"] is False
+    for name in ("require_backward_grad_sync", "require_forward_param_sync", "forward_sync_buffers"):
+        del state[name]
+    old = DistributedDataParallel.__new__(DistributedDataParallel)
+    old.__setstate__(copy.deepcopy(state))
+    assert old.forward_sync_buffers is False
+    assert old.require_backward_grad_sync is True
+
+
+def test_states_of_older_releases(ranks: Ranks) -> None:
+    """A pickled state without newer attributes, with broadcast_buffers in it, is understood."""
+    ranks(1, _old_state_on_rank)

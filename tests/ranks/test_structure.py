@@ -1,0 +1,203 @@
+"""A model that changes after it was wrapped: torch silently averages something else; ours adapts and says so."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.ranks.conftest import Ranks
+
+
+def _net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def _everywhere(tensor: torch.Tensor) -> list[torch.Tensor]:
+    rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, tensor.detach().contiguous())
+    return rows
+
+
+def _same(tensor: torch.Tensor) -> bool:
+    return all(torch.equal(row, tensor) for row in _everywhere(tensor))
+
+
+def _step(model: Any, rank: int) -> None:
+    model.zero_grad()
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+    model(x).square().sum().backward()
+
+
+def _changes() -> dict[str, tuple[Callable[[nn.Sequential, int], Any], str]]:
+    """What is done to the module on each rank, and what the warning must say."""
+
+    def freeze(net: nn.Sequential, rank: int) -> None:
+        net[1].requires_grad_(False)
+
+    def unfreeze(net: nn.Sequential, rank: int) -> None:
+        net[1].requires_grad_(True)
+
+    def add(net: nn.Sequential, rank: int) -> None:
+        torch.manual_seed(rank)
+        net.append(nn.Linear(4, 4))
+
+    def remove(net: nn.Sequential, rank: int) -> None:
+        del net[2]
+
+    def reassign(net: nn.Sequential, rank: int) -> None:
+        torch.manual_seed(rank)
+        net[0].weight = nn.Parameter(torch.randn(4, 4))
+
+    def replace_child(net: nn.Sequential, rank: int) -> None:
+        torch.manual_seed(rank)
+        net[0] = nn.Linear(4, 4, bias=False)
+
+    return {
+        "freeze": (freeze, r"frozen: '1\.bias', '1\.weight'"),
+        "unfreeze": (unfreeze, r"no longer frozen: '1\.bias', '1\.weight'"),
+        "add": (add, r"added: '3\.bias', '3\.weight'"),
+        "remove": (remove, r"removed: '2\.bias', '2\.weight'"),
+        "reassign": (reassign, r"assigned anew: '0\.weight'"),
+        "replace_child": (replace_child, r"removed: '0\.bias'; assigned anew: '0\.weight'"),
+    }
+
+
+def _change_on_rank(rank: int, size: int, name: str, as_view: bool) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    change, message = _changes()[name]
+    net = _net()
+    if name == "unfreeze":
+        net[1].requires_grad_(False)
+    model = DistributedDataParallel(net, gradient_as_bucket_view=as_view)
+    _step(model, rank)
+    _step(model, rank)
+    steps, generation = model.reducer.step(), model.reducer.generation()
+    change(net, rank)
+    with pytest.warns(UserWarning, match=message):
+        _step(model, rank)
+    for _ in range(2):  # silent from here on; and the buckets are rebuilt once more
+        assert all(_same(p) for p in net.parameters())
+        assert all(_same(p.grad) for p in net.parameters() if p.requires_grad)
+        assert all(p.grad is None for p in net.parameters() if not p.requires_grad)
+        _step(model, rank)
+    assert model.reducer.step() == steps + 3
+    assert model.reducer.generation() > generation
+    assert sorted(name for bucket in model.buckets() for name in bucket.parameters) == sorted(
+        name for name, p in net.named_parameters() if p.requires_grad
+    )
+    reference = _net()
+    assert name in ("add", "reassign", "replace_child") or reference is not None
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize("name", ["freeze", "unfreeze", "add", "remove", "reassign", "replace_child"])
+def test_changes_are_adopted(ranks: Ranks, name: str, as_view: bool) -> None:
+    """A parameter frozen, unfrozen, added, removed or reassigned after wrapping: a warning names it, and all ranks
+    average what is trained now; new tensors are rank 0's."""
+    ranks(2, _change_on_rank, name, as_view)
+
+
+def _buffer_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_net())
+    _step(model, rank)
+    model.module[1].register_buffer("late", torch.full((2,), float(rank)))
+    with pytest.warns(UserWarning, match=r"buffers added: '1\.late'"):
+        _step(model, rank)
+    assert model.module[1].late.tolist() == [0.0, 0.0]
+    model.module[1].late = torch.full((2,), 5.0 + rank)  # assigned anew: no change of the structure
+    _step(model, rank)
+    assert model.module[1].late.tolist() == [5.0, 5.0]
+
+
+def test_a_late_buffer(ranks: Ranks) -> None:
+    """A buffer added after wrapping is named in a warning and broadcast from then on; one assigned anew is silently."""
+    ranks(2, _buffer_on_rank)
+
+
+def _one_rank_alone_on_rank(rank: int, size: int) -> str:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_net())
+    _step(model, rank)
+    model.module[rank].requires_grad_(False)  # another layer on each rank
+    with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught:
+        _step(model, rank)
+    return str(caught.value)
+
+
+def test_ranks_that_change_differently(ranks: Ranks) -> None:
+    """Another layer frozen on each rank: all ranks raise the same error, which names the parameter."""
+    first, second = ranks(2, _one_rank_alone_on_rank)
+    assert first == second
+    assert "rank 0: parameter '0.weight' of shape [4, 4], float32, frozen" in first
+
+
+def _adversary_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    torch.manual_seed(0)
+    generator = DistributedDataParallel(nn.Linear(4, 4))
+    critic = DistributedDataParallel(nn.Linear(4, 1))
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            critic.requires_grad_(False)
+            critic(generator(x)).sum().backward()
+            critic.requires_grad_(True)
+            critic(generator(x).detach()).sum().backward()
+    for parameter in (*generator.parameters(), *critic.parameters()):
+        assert _same(parameter.grad)
+    assert critic.reducer.generation() == 1  # the rebuild after its first backward, no more
+
+
+def test_a_critic_frozen_in_every_other_step(ranks: Ranks) -> None:
+    """A model whose parameters are all frozen for a step, as a critic's while the generator trains, goes on silently
+    with the reducer it has."""
+    ranks(2, _adversary_on_rank)
+
+
+def _borrowed_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_net())
+    _step(model, rank)
+    given = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    torch.func.functional_call(model, given, torch.randn(2, 4)).sum().backward()
+    assert all(p.grad is not None for p in given.values())
+    _step(model, rank)
+    assert all(_same(p.grad) for p in model.parameters())
+    assert model.reducer.generation() == 1
+
+
+def test_functional_call_is_no_change(ranks: Ranks) -> None:
+    """torch.func.functional_call lends the model other tensors for one call; that is no change of the model."""
+    ranks(2, _borrowed_on_rank)
+
+
+def _ignored_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    net = _net()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["2.weight", "2.bias"])
+    model = DistributedDataParallel(net)
+    _step(model, rank)
+    net[2] = nn.Linear(4, 4)
+    _step(model, rank)
+    assert _same(net[0].weight.grad)
+    assert not _same(net[2].weight.grad)
+
+
+def test_ignored_parameters_may_change(ranks: Ranks) -> None:
+    """What DDP was told to ignore can be replaced without a word, and stays a rank's own."""
+    ranks(2, _ignored_on_rank)
