@@ -253,6 +253,8 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
         Raises:
             RuntimeError: called during a backward.
         """
+        if torch._C._current_graph_task_id() != -1:
+            raise RuntimeError("sync_gradients() was called during a backward: call it when backward() has returned")
         if not structure.unchanged(self):
             structure.adapt(self)
         self.reducer.synchronize()

@@ -54,7 +54,7 @@ def _refusals() -> list[tuple[Any, dict[str, Any]]]:
 
 
 def _refused(wrap: Any, module: nn.Module, given: dict[str, Any]) -> tuple[type[Exception], str]:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - the class is what is compared
+    with pytest.raises(Exception) as caught:
         wrap(module, **given)
     return type(caught.value), str(caught.value)
 

@@ -53,7 +53,8 @@ def _compare_on_rank(rank: int, size: int) -> None:
                         del data[name]
             assert set(ours) - _OURS == set(theirs)
             same = [name for name in theirs if not any(part in name for part in _MEASURED)]
-            assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}, (given, steps)
+            different = {name: (ours[name], theirs[name]) for name in same if ours[name] != theirs[name]}
+            assert different == {}, f"{given}, {steps} steps: {different}"
 
 
 def test_keys_and_values_are_torchs(ranks: Ranks) -> None:
@@ -71,7 +72,7 @@ def _sampling_on_rank(rank: int, size: int) -> None:
     for step in range(16):
         model(torch.randn(2, 4)).sum().backward()
         data = model._get_ddp_logging_data()
-        assert data["iteration"] == (step if step <= 10 else step - step % 3)
+        assert data["iteration"] == (step if step <= 10 else max(10, step - step % 3))
         if step:
             assert data["forward_compute_time_start"] <= data["backward_compute_time_start"]
             assert data["backward_compute_time_start"] <= data["backward_comm_time_start"]
