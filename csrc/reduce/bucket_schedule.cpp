@@ -28,7 +28,8 @@ BucketSchedule::BucketSchedule(const std::vector<std::vector<std::size_t>>& buck
     : launched_(buckets.size()), reduced_(buckets.size()) {
   for (const auto& parameters : buckets) {
     const std::size_t index = buckets_.size();
-    if (parameters.empty()) throw ScheduleError(name("bucket", index) + " holds no parameter");
+    if (parameters.empty())
+      throw ScheduleError("Empty bucket specified: " + name("bucket", index) + " holds no parameter");
     for (const std::size_t parameter : parameters) {
       if (parameter >= parameters_.size()) parameters_.resize(parameter + 1);
       Parameter& entry = parameters_[parameter];

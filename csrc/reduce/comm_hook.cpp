@@ -148,7 +148,7 @@ at::Tensor wait_for(const Launched& launched, CommHook* hook, const Bucket& buck
   }
   launched.future->waitAndThrow();
   const at::Tensor reduced = fit(hook->result(launched.future->value()), *hook, bucket, index);
-  return hook->reads_gradients() ? restore_strides(reduced, bucket) : reduced;
+  return hook->reads_gradients() && !bucket.sparse() ? restore_strides(reduced, bucket) : reduced;
 }
 
 }  // namespace ddp_lab

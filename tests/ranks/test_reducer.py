@@ -1,0 +1,302 @@
+"""The reducer itself, without the module around it: `_C.Reducer` on hand-made buckets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.ranks.conftest import Ranks
+
+
+class Branches(nn.Module):
+    """Two layers of any dtype; the second one is used on request."""
+
+    def __init__(self, dtypes: Sequence[torch.dtype] = (torch.float32, torch.float32)) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.first = nn.Linear(4, 4, dtype=dtypes[0])
+        self.second = nn.Linear(4, 2, dtype=dtypes[1])
+
+    def forward(self, x: torch.Tensor, second: bool = True) -> torch.Tensor:
+        x = torch.tanh(self.first(x.to(self.first.weight.dtype)))
+        return self.second(x.to(self.second.weight.dtype)) if second else x
+
+
+def _reducer(module: nn.Module, assignment: list[list[int]], **options: Any) -> Any:
+    from ddp_lab import native
+
+    named = list(module.named_parameters())
+    return native.load().Reducer(
+        parameters=[parameter for _, parameter in named],
+        names=[name for name, _ in named],
+        assignment=assignment,
+        process_group=dist.group.WORLD,
+        reducer_id=90,
+        process_group_index=0,
+        gradient_as_bucket_view=options.pop("gradient_as_bucket_view", False),
+        **options,
+    )
+
+
+def _forward(reducer: Any, module: nn.Module, *inputs: Any) -> torch.Tensor:
+    reducer.begin_forward(True)
+    output = module(*inputs)
+    reducer.end_forward()
+    reducer.arm([output])
+    return output
+
+
+def _mean_gradients(alone: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    """The mean over the ranks of what a backward without a reducer gives."""
+    alone.zero_grad()
+    loss.backward()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in alone.parameters()]
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
+    return gradients
+
+
+def _batch(rank: int, step: int = 0) -> torch.Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def _assignments_on_rank(rank: int, size: int) -> None:
+    f32, f64 = torch.float32, torch.float64
+    for dtypes, assignment in (
+        ((f32, f32), [[0, 1, 2, 3]]),
+        ((f32, f32), [[3, 2], [1, 0]]),
+        ((f32, f32), [[2], [0], [3], [1]]),
+        ((f32, f64), [[2, 3], [0, 1]]),
+        ((f64, f32), [[0], [1], [2, 3]]),
+    ):
+        for as_view in (False, True):
+            module = Branches(dtypes)
+            alone = copy.deepcopy(module)
+            reducer = _reducer(module, assignment, gradient_as_bucket_view=as_view)
+            for step in range(3):
+                module.zero_grad(set_to_none=step == 1)
+                _forward(reducer, module, _batch(rank, step)).sum().backward()
+                expected = _mean_gradients(alone, alone(_batch(rank, step)).sum())
+                for mine, mean in zip(module.parameters(), expected, strict=True):
+                    assert torch.allclose(mine.grad, mean)
+            reducer.remove_hooks()
+
+
+def test_forward_and_backward_on_any_buckets(ranks: Ranks) -> None:
+    """However parameters of one or two dtypes are put into buckets, gradients are the mean over the ranks."""
+    ranks(2, _assignments_on_rank)
+
+
+def _refused_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import ScheduleError
+
+    mixed = Branches((torch.float32, torch.float64))
+    with pytest.raises(RuntimeError, match="must have the same dtype and device"):
+        _reducer(mixed, [[0, 1, 2, 3]])
+    module = Branches()
+    for assignment, message in (
+        ([[0, 1, 2, 3], []], "Empty bucket specified: bucket 1 holds no parameter"),
+        ([[0, 1], [1, 2, 3]], "parameter 1 is in bucket 0 and in bucket 1"),
+        ([[0, 1], [2]], "every parameter must be in a bucket"),
+        ([[0, 1], [2, 3, 4]], "there is no parameter 4"),
+    ):
+        with pytest.raises((RuntimeError, ScheduleError), match=message):
+            _reducer(module, assignment)
+    with pytest.raises(RuntimeError, match="Buckets with more than one variable cannot include variables that expect"):
+        _reducer(module, [[0, 1, 2, 3]], expect_sparse=[True, False, False, False])
+    reducer = _reducer(module, [[0, 1, 2, 3]])
+    for _ in range(2):  # a refused reducer has left no hook behind
+        _forward(reducer, module, _batch(rank)).sum().backward()
+
+
+def test_impossible_buckets_are_refused(ranks: Ranks) -> None:
+    """Buckets of several dtypes, empty ones, parameters in two buckets or in none raise and leave the module alone."""
+    ranks(2, _refused_on_rank)
+
+
+def _unused_on_rank(rank: int, size: int, as_view: bool) -> None:
+    module = Branches()
+    alone = copy.deepcopy(module)
+    reducer = _reducer(module, [[2, 3], [0, 1]], find_unused_parameters=True, gradient_as_bucket_view=as_view)
+    for step, used in enumerate((True, False, rank == 0, False, True)):
+        module.zero_grad()
+        _forward(reducer, module, _batch(rank, step), used).sum().backward()
+        expected = _mean_gradients(alone, alone(_batch(rank, step), used).sum())
+        anywhere = step != 1 and step != 3
+        for (name, mine), mean in zip(module.named_parameters(), expected, strict=True):
+            if name.startswith("second") and not anywhere:
+                assert mine.grad is None
+            else:
+                assert torch.allclose(mine.grad, mean), (step, name)
+    assert reducer.step() == 5
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_unused_parameters(ranks: Ranks, as_view: bool) -> None:
+    """What no rank used has no gradient; what some rank used has the mean, with zeros for the others."""
+    ranks(2, _unused_on_rank, as_view)
+
+
+def _optimizer_on_rank(rank: int, size: int, as_view: bool) -> None:
+    module = Branches()
+    alone = copy.deepcopy(module)
+    reducer = _reducer(module, [[3, 2], [1, 0]], find_unused_parameters=True, gradient_as_bucket_view=as_view)
+    optimizer, optimizer_alone = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (module, alone))
+    for step in range(6):
+        optimizer.zero_grad()
+        optimizer_alone.zero_grad()
+        _forward(reducer, module, _batch(rank, step), step % 2 == 0).square().mean().backward()
+        optimizer.step()
+        torch.cat([alone(_batch(r, step), step % 2 == 0) for r in range(size)]).square().mean().backward()
+        optimizer_alone.step()
+    for mine, whole in zip(module.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(mine, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_an_optimizer_over_steps(ranks: Ranks, as_view: bool) -> None:
+    """With an optimizer, parameters stay those of one process that sees all samples, though some are unused in turn."""
+    ranks(2, _optimizer_on_rank, as_view)
+
+
+def _batched_on_rank(rank: int, size: int, as_view: bool) -> None:
+    modules = [Branches(), Branches()]
+    options = {"gradient_as_bucket_view": as_view, "find_unused_parameters": True}
+    reducers = [
+        _reducer(module, [[3, 2], [1, 0]], batched_grad_copy=batched, **options)
+        for module, batched in zip(modules, (False, True), strict=True)
+    ]
+    for step in range(4):
+        for module, reducer in zip(modules, reducers, strict=True):
+            module.zero_grad(set_to_none=step % 2 == 0)
+            _forward(reducer, module, _batch(rank, step), step != 2 or rank == 0).sum().backward()
+        for one, other in zip(*(module.parameters() for module in modules), strict=True):
+            assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_batched_copies(ranks: Ranks, as_view: bool) -> None:
+    """batched_grad_copy: one copy and one division for a whole bucket give the same gradients."""
+    ranks(2, _batched_on_rank, as_view)
+
+
+def _create_graph_on_rank(rank: int, size: int, as_view: bool) -> None:
+    """A penalty on the averaged gradient, against one process on the whole batch."""
+    torch.manual_seed(7)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    alone = copy.deepcopy(module)
+    reducer = _reducer(module, [[3, 2], [1, 0]], gradient_as_bucket_view=as_view)
+
+    def penalty(net: nn.Module, loss: torch.Tensor) -> torch.Tensor:
+        loss.backward(create_graph=True)
+        gradients = [p.grad for p in net.parameters()]
+        for p in net.parameters():
+            p.grad = None
+        return sum(gradient.square().sum() for gradient in gradients)
+
+    for step in range(2):
+        mine = penalty(module, _forward(reducer, module, _batch(rank, step).double()).square().mean())
+        batch = torch.cat([_batch(r, step) for r in range(size)]).double()
+        whole = penalty(alone, alone(batch).square().mean())
+        assert torch.allclose(mine, whole)
+        whole.backward()
+        gradients = torch.autograd.grad(mine, list(module.parameters()))
+        for gradient, p in zip(gradients, alone.parameters(), strict=True):
+            dist.all_reduce(gradient)
+            assert torch.allclose(gradient / size, p.grad)
+            p.grad = None
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True will create a reference cycle")
+@pytest.mark.filterwarnings("ignore:Using DistributedDataParallel with create_graph=True")
+@pytest.mark.parametrize("as_view", [False, True])
+def test_gradients_that_can_be_differentiated(ranks: Ranks, as_view: bool) -> None:
+    """create_graph=True: gradients are averaged and keep their graph, so the mean of a penalty's gradients is exact."""
+    ranks(2, _create_graph_on_rank, as_view)
+
+
+def _sparse_on_rank(rank: int, size: int, hook: bool, rows: list[int] | None) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    torch.manual_seed(7)
+    module = nn.Sequential(nn.Embedding(6, 3, sparse=True), nn.Linear(3, 2))
+    alone = copy.deepcopy(module)
+    reducer = _reducer(module, [[1, 2], [0]], expect_sparse=[True, False, False], gradient_as_bucket_view=True)
+    if hook:
+        reducer.register_hook(None, allreduce_hook)
+    if rows is not None:
+        reducer._set_sparse_metadata({"0.weight": torch.tensor(rows)})
+    for step in range(3):
+        module.zero_grad()
+        alone.zero_grad()
+        indices = torch.tensor([[3, 1, 3], [1, 4, 4]][(rank + step) % 2])
+        _forward(reducer, module, indices).sum().backward()
+        alone(indices).sum().backward()
+        for mine, own in zip(module.parameters(), alone.parameters(), strict=True):
+            assert mine.grad.layout == own.grad.layout
+            mean = own.grad.to_dense()
+            dist.all_reduce(mean)
+            assert torch.allclose(mine.grad.to_dense(), mean / size)
+        if rows is not None:
+            assert module[0].weight.grad.coalesce().indices().tolist() == [sorted(rows)]
+
+
+@pytest.mark.parametrize(("hook", "rows"), [(False, None), (True, None), (False, [4, 1, 3]), (True, [1, 3, 4, 5])])
+def test_sparse_gradients(ranks: Ranks, hook: bool, rows: list[int] | None) -> None:
+    """Sparse embeddings are averaged as sparse tensors, with a hook too, and by known rows if those were given."""
+    ranks(2, _sparse_on_rank, hook, rows)
+
+
+def _wrong_sparse_on_rank(rank: int, size: int) -> None:
+    module = nn.Embedding(6, 3, sparse=True)
+    reducer = _reducer(module, [[0]], expect_sparse=[True])
+    reducer._set_sparse_metadata({"weight": torch.tensor([1, 3])})
+    with pytest.raises(RuntimeError, match="the gradient of 'weight' has rows that are not in the sparse metadata"):
+        _forward(reducer, module, torch.tensor([5])).sum().backward()
+    module = nn.Embedding(6, 3, sparse=False)
+    reducer = _reducer(module, [[0]], expect_sparse=[True])
+    with pytest.raises(RuntimeError, match="Expected variable to have sparse gradient"):
+        _forward(reducer, module, torch.tensor([5])).sum().backward()
+    module = nn.Embedding(6, 3, sparse=True)
+    reducer = _reducer(module, [[0]], find_unused_parameters=True, expect_sparse=[True])
+    with pytest.raises(RuntimeError, match="Expected sparse gradient to be defined"):
+        _forward(reducer, lambda x: 2 * x, torch.ones(1, requires_grad=True)).sum().backward()
+
+
+def test_wrong_sparse_gradients_are_named(ranks: Ranks) -> None:
+    """A dense gradient where a sparse one was expected, a missing one and unknown rows raise, naming the parameter."""
+    ranks(1, _wrong_sparse_on_rank)
+
+
+def _low_precision_on_rank(rank: int, size: int, as_view: bool) -> None:
+    module = Branches()
+    alone = copy.deepcopy(module)
+    reducer = _reducer(module, [[3, 2], [1, 0]], gradient_as_bucket_view=as_view)
+    reducer._set_mixed_precision_param_dtype(torch.bfloat16)
+    reducer.register_hook(None, _expects_bf16)
+    for step in range(2):
+        module.zero_grad()
+        _forward(reducer, module, _batch(rank, step)).sum().backward()
+        expected = _mean_gradients(alone, alone(_batch(rank, step)).sum())
+        for mine, mean in zip(module.parameters(), expected, strict=True):
+            assert torch.allclose(mine.grad.float(), mean, rtol=0.03, atol=0.03)
+
+
+def _expects_bf16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    assert bucket.buffer().dtype == torch.bfloat16
+    return allreduce_hook(state, bucket)
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_buckets_of_a_lower_precision(ranks: Ranks, as_view: bool) -> None:
+    """With mixed precision the buckets travel in its dtype, whatever the gradients' is."""
+    ranks(2, _low_precision_on_rank, as_view)
