@@ -12,6 +12,7 @@ import copy
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,13 @@ def _whole_step(case: Case, module: nn.Module, step: int) -> None:
 
 
 def _compare(case: Case, step: int, models: dict[str, nn.Module]) -> None:
-    """Raises an AssertionError that names the first gradient that differs."""
+    """Raises an AssertionError that names the first gradient that differs.
+
+    From three ranks on the buckets decide in which order Gloo sums. They are torch's, but for a static graph, where
+    torch rebuilds them a step later.
+    """
+    same_buckets = case["mode"] != "static" or case["world"] <= 2
+    tolerance = 0.02 if case["hook"] == "fp16" else 2e-5
     named = {who: dict(model.named_parameters()) for who, model in models.items()}
     for name, parameter in named["ours"].items():
         grads = {who: _dense(parameters[name].grad) for who, parameters in named.items()}
@@ -93,16 +100,15 @@ def _compare(case: Case, step: int, models: dict[str, nn.Module]) -> None:
         if parameter.grad is None:
             continue
         assert parameter.grad.is_sparse or parameter.grad.stride() == named["torch"][name].grad.stride(), name
-        assert torch.equal(grads["ours"], grads["torch"]), f"step {step}, {name}: {grads['ours'] - grads['torch']}"
         assert grads["whole"] is not None, f"step {step}, {name}: no sample has a gradient for it"
-        tolerance = 0.02 if case["hook"] == "fp16" else 2e-5
-        torch.testing.assert_close(
-            grads["ours"],
-            grads["whole"],
-            rtol=tolerance,
-            atol=tolerance,
-            msg=lambda m, n=name: f"step {step}, {n}: {m}",
-        )
+        for other, allowed in (("torch", 0.0 if same_buckets else tolerance), ("whole", tolerance)):
+            torch.testing.assert_close(
+                grads["ours"], grads[other], rtol=allowed, atol=allowed, msg=_placed(f"step {step}, {name}, {other}")
+            )
+
+
+def _placed(place: str) -> Callable[[str], str]:
+    return lambda message: f"{place}: {message}"
 
 
 def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -145,7 +151,7 @@ def _run_on_rank(rank: int, size: int, cases: list[Case], progress: str) -> list
 def _failure(ranks: Ranks, cases: list[Case], folder: Path) -> tuple[Case, str] | None:
     """The first case that fails and how, or None."""
     try:
-        by_rank = ranks(PROCESSES, _run_on_rank, cases, str(folder), timeout=60.0 if len(cases) > 1 else 15.0)
+        by_rank = ranks(PROCESSES, _run_on_rank, cases, str(folder), timeout=240.0 if len(cases) > 1 else 30.0)
     except RankError as error:
         return cases[min(int(file.read_text()) for file in folder.iterdir())], str(error)
     for case, texts in zip(cases, zip(*by_rank, strict=True), strict=True):
@@ -173,6 +179,7 @@ def _check(ranks: Ranks, cases: list[Case], folder: Path) -> None:
     )
 
 
+@pytest.mark.timeout(600)  # a failing case is made smaller
 @pytest.mark.skipif(GIVEN is not None, reason="DDP_LAB_CASE names one case")
 @pytest.mark.parametrize("block", range(12))
 def test_random_graphs(ranks: Ranks, tmp_path: Path, block: int) -> None:
