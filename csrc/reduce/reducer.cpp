@@ -253,7 +253,11 @@ void Reducer::finalize(Lock& lock) {
     for (std::size_t b = 0; b < buckets_.size(); ++b) copy_out(b);
     now_times_.communication_end = now_ns();
     for (const FuturePointer& future : futures_) future->waitAndThrow();
-    if (mode_ == Mode::kWhole && !rearmed_ && !shadow_) {
+    if (mode_ == Mode::kWhole && !rearmed_) {
+      // A rank that joins before it had a backward learns from the others', taking each parameter to fire once.
+      for (std::size_t p = 0; shadow_ && p < parameters_.size(); ++p) {
+        if (!unused_anywhere(p)) static_->count(p);
+      }
       static_->learn([this](std::size_t parameter) { return !unused_anywhere(parameter); });
     }
   } catch (const std::exception& error) {
