@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._utils import _get_device_index
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from . import python_reducer
 from .messages import module_text
 
 __all__ = [
@@ -245,12 +246,15 @@ def check(options: Options) -> None:
     Raises:
         ValueError: only one of the two arguments for delayed parameters is given.
         NotImplementedError: `lazy_bucket_allocation`.
+        AssertionError: `bucket_cap_mb_list` in the mode of [Note: the Python reducer], where inductor makes buckets.
     """
     if (options.delay_all_reduce_named_params is None) != (options.param_to_hook_all_reduce is None):
         raise ValueError(
             "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: the first "
             "names the parameters that are averaged late, the second the parameter whose gradient starts it."
         )
+    if options.bucket_cap_mb_list and python_reducer.is_chosen():
+        raise AssertionError("when using bucket_cap_mb_list, python reducer is not supported: give bucket_cap_mb")
     if options.lazy_bucket_allocation:
         raise NotImplementedError("DistributedDataParallel: lazy_bucket_allocation is not supported; leave it False.")
     if options.broadcast_buffers is not None and "forward_sync_buffers" in TORCH_SIGNATURE.parameters:

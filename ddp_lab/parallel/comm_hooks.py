@@ -10,11 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-__all__ = ["builtin_hook", "check_hook", "hook_name", "warn_if_late"]
+__all__ = ["Hook", "attach", "check_hook", "hook_name", "warn_if_late"]
 
-Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+Hook = Callable[..., Any] | BuiltinCommHookType
 
 _BF16 = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
@@ -54,15 +53,19 @@ def warn_if_late(hook: Callable[..., Any], step: int) -> None:
         )
 
 
-def builtin_hook(kind: BuiltinCommHookType) -> Hook:
-    """Torch's hook of the same arithmetic as its built-in `kind`; its state is the process group."""
-    known: dict[BuiltinCommHookType, Hook] = {
-        BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
-        BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
-    }
-    if kind not in known:
-        raise TypeError(f"comm_hook_type must be a dist.BuiltinCommHookType, got {kind!r}")
-    return known[kind]
+def attach(reducer: Any, hook: Hook, state: object) -> None:
+    """Makes the reducer average with the hook: a Python one that was checked, or a built-in one, which needs no state.
+
+    Raises:
+        TypeError: it is neither.
+        RuntimeError: the reducer has a hook already.
+    """
+    if isinstance(hook, BuiltinCommHookType):
+        reducer.register_builtin_hook(hook)
+    elif callable(hook):
+        reducer.register_hook(state, hook)
+    else:
+        raise TypeError(f"comm_hook_type must be a dist.BuiltinCommHookType, got {hook!r}")
 
 
 def _signature(hook: Callable[..., Any]) -> inspect.Signature | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.distributed.utils import _sync_module_states
 
 from .. import native
-from . import arguments, inspection, mixed_precision, recording, records, structure, verify
+from . import arguments, comm_hooks, inspection, mixed_precision, python_reducer, recording, records, structure, verify
 from .bucketing import assign_buckets
 from .logging_data import DDPLogger
 from .model_state import ModelState
@@ -50,7 +50,7 @@ class Construction(ModelState):
         self.use_side_stream_for_tensor_copies = arguments.use_side_stream()
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
-        self._use_python_reducer = False
+        self._use_python_reducer = python_reducer.is_chosen()
         self._lazy_init_ran = False
         self._ddp_sink_clone = False
         self._delayed = None
@@ -124,7 +124,7 @@ class Construction(ModelState):
         self._module_parameters = list(survey.parameters.values())
         self._make_reducer(survey, generation=old.generation() + 1, step=old.step())
         for hook, state in self._comm_hooks:
-            self.reducer.register_hook(state, hook)
+            comm_hooks.attach(self.reducer, hook, state)
         if self.mixed_precision is not None:
             mixed_precision.attach_reducer(self)
 
@@ -135,6 +135,8 @@ class Construction(ModelState):
             self.logger._set_static_graph()
         if self.mixed_precision is not None:
             mixed_precision.install(self)
+        if self._use_python_reducer:
+            python_reducer.install(self)
 
     def _describe_assignment(self) -> None:
         recording.describe(records.assignment(self), owner=self)

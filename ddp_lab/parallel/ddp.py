@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _RecordFunctionFast
 from torch.distributed.algorithms.join import Joinable
 from torch.distributed.utils import _to_kwargs
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from . import arguments, compiling, inspection, join, mixed_precision, optimizer_in_backward, records, structure
 from .buffers import BufferSync
-from .comm_hooks import builtin_hook, check_hook, hook_name, warn_if_late
+from .comm_hooks import attach, check_hook, hook_name, warn_if_late
 from .construction import Construction
 from .delayed import DelayedParameters
 from .inspection import live_models, request_inspection
@@ -158,6 +159,8 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
             RuntimeError: the last backward left parameters without a gradient; names them.
         """
         with _record_function("DistributedDataParallel.forward"):
+            if self._use_python_reducer:
+                return self.module(*inputs, **kwargs)
             if self._delay_all_reduce_all_params:
                 return self._finish_delayed(self.module(*inputs, **kwargs))
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
@@ -287,18 +290,17 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
             check_hook(hook)
             warn_if_late(hook, self.reducer.step())
             self._refuse_second_hook()
-            self.reducer.register_hook(state, hook)
+            attach(self.reducer, hook, state)
         self.logger._set_comm_hook_name(hook_name(hook))
         self._comm_hooks.append((hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        """Averages with the hook that `dist.BuiltinCommHookType` names (the same arithmetic, run from Python)."""
+        """Averages with the hook that `dist.BuiltinCommHookType` names, in C++ and without the GIL."""
         with self._logged():
-            hook = builtin_hook(comm_hook_type)
             self._refuse_second_hook()
-            self.reducer.register_hook(self.process_group, hook)
+            attach(self.reducer, comm_hook_type, None)
         self.logger._set_comm_hook_name(str(comm_hook_type))
-        self._comm_hooks.append((hook, self.process_group))
+        self._comm_hooks.append((comm_hook_type, None))
 
     def _refuse_second_hook(self) -> None:
         if self.mixed_precision is not None:
@@ -338,7 +340,7 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
 
 def _record_function(name: str) -> AbstractContextManager[Any]:
     """A range that profilers show; torch's own way costs 5 us where there is none."""
-    if torch.autograd._profiler_enabled():
+    if _profiler_enabled():
         return torch.autograd.profiler.record_function(name)
     return _RecordFunctionFast(name)
 

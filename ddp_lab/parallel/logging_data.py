@@ -49,6 +49,7 @@ class DDPLogger:
         self._data: dict[str, Any] = {"iteration": 0}
         self._iteration = 0
         self._samples = 0
+        self._reducer_error = ""
         self._sample_rate = _SAMPLE_RATE
         self._set_up(model)
 
@@ -111,10 +112,14 @@ class DDPLogger:
 
     def data(self, model: ModelState) -> dict[str, Any]:
         """A copy of the data, with the reducer's latest error."""
-        error = model.reducer.report()["error"]
-        if error and "error" not in self._data:
-            self.set_error_and_log(error)
+        self._keep_error(model.reducer.report()["error"])
         return dict(self._data)
+
+    def _keep_error(self, error: str) -> None:
+        """Keeps the reducer's last error, if it is a new one."""
+        if error != self._reducer_error:
+            self._reducer_error = error
+            self.set_error_and_log(error)
 
     def _take(self, model: ModelState, iteration: int) -> None:
         report = model.reducer.report()
@@ -132,8 +137,7 @@ class DDPLogger:
             self._data["rebuilt_per_bucket_param_indices"] = ", ".join(
                 " ".join(map(str, bucket)) for bucket in model._assignment
             )
-        if report["error"]:
-            self.set_error_and_log(report["error"])
+        self._keep_error(report["error"])
         self._take_times(report)
 
     def _take_times(self, report: dict[str, Any]) -> None:

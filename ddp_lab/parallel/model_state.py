@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 if TYPE_CHECKING:
     from .arguments import BucketCaps
+    from .comm_hooks import Hook
     from .delayed import DelayedParameters
     from .logging_data import DDPLogger
     from .order import OrderFollower
@@ -67,6 +67,7 @@ class ModelState(TorchDDP):
     broadcast_bucket_size: int
     _caps: BucketCaps
     _use_python_reducer: bool
+    _python_hooks: list[Any]
 
     # gradients and buffers
     require_backward_grad_sync: bool
@@ -74,7 +75,7 @@ class ModelState(TorchDDP):
     forward_sync_buffers: bool
     modules_buffers: list[torch.Tensor]
     named_module_buffers: dict[str, torch.Tensor]
-    _comm_hooks: list[tuple[Callable[..., Any], object]]
+    _comm_hooks: list[tuple[Hook, object]]  # hook and state
     _delayed: DelayedParameters | None
     _delay_all_reduce_params: list[torch.nn.Parameter]
     _delay_all_reduce_all_params: bool

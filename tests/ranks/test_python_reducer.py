@@ -1,0 +1,50 @@
+"""torch._dynamo.config.optimize_ddp = "python_reducer": gradients are averaged by hooks that compilers can see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ranks.conftest import Ranks
+
+
+def _mode_on_rank(rank: int, size: int) -> None:
+    import torch._dynamo
+
+    from ddp_lab import DistributedDataParallel
+
+    torch.manual_seed(0)
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)))
+        with pytest.raises(AssertionError, match="python reducer is not supported"):
+            DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb_list=[1])
+    plain = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)))
+    plain.load_state_dict(model.state_dict())
+    x = torch.full((2, 3), 1.0 + rank)
+    compiled = torch.compile(model, backend="eager")
+    for run in (model, compiled):
+        for each in (run, plain):
+            each.zero_grad()
+            with each.no_sync() if each is plain else model.no_sync():
+                each(x).sum().backward()
+            each(x).sum().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    assert model.reducer.step() == 0  # it has seen nothing
+
+    def hook(state: Any, pair: tuple[torch.Tensor, nn.Parameter]) -> None:
+        state.append(pair[1].shape)
+
+    called: list[torch.Size] = []
+    model._comm_hooks.append((hook, called))
+    model(x).sum().backward()
+    assert len(called) == 4
+
+
+def test_the_python_reducer(ranks: Ranks) -> None:
+    """In this mode gradients are averaged, also compiled and after no_sync; bucket_cap_mb_list is refused and comm
+    hooks get (gradient, parameter), as in torch."""
+    ranks(2, _mode_on_rank)
