@@ -153,7 +153,10 @@ def _failure(ranks: Ranks, cases: list[Case], folder: Path) -> tuple[Case, str] 
     try:
         by_rank = ranks(PROCESSES, _run_on_rank, cases, str(folder), timeout=240.0 if len(cases) > 1 else 30.0)
     except RankError as error:
-        return cases[min(int(file.read_text()) for file in folder.iterdir())], str(error)
+        reached = [int(file.read_text()) for file in folder.iterdir()]
+        if not reached:
+            raise  # the ranks have not even started
+        return cases[min(reached)], str(error)
     for case, texts in zip(cases, zip(*by_rank, strict=True), strict=True):
         if any(texts):
             return case, "\n".join(filter(None, texts))
