@@ -31,6 +31,14 @@ except ImportError as error:
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 COMPILE = ["-O3", "-g0", "-fvisibility=hidden", *WARNINGS]
+# DDP_LAB_SANITIZE=address or thread: tests/core/test_sanitized_ranks.py builds so, in a folder of its own.
+SANITIZERS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"],
+    "thread": ["-fsanitize=thread"],
+}
+SANITIZE = SANITIZERS.get(os.environ.get("DDP_LAB_SANITIZE", ""), [])
+if SANITIZE:  # warnings of optimized code differ under a sanitizer
+    COMPILE += ["-O1", "-g1", "-fno-omit-frame-pointer", "-Wno-error", *SANITIZE]
 # Headers that are not ours are system headers, so that -Werror speaks of our sources alone.
 PYBIND11 = ["-isystem", pybind11.get_include()]
 TORCH_INCLUDE = Path(torch.__file__).parent / "include"
@@ -65,6 +73,7 @@ class Build(BuildExtension):  # type: ignore[misc]
 
 def extension(name: str, sources: list[str], includes: list[str]) -> CppExtension:
     made = CppExtension(name, sources, include_dirs=[str(ROOT / "csrc")], extra_compile_args=[*COMPILE, *includes])
+    made.extra_link_args = SANITIZE
     # CppExtension adds torch's folders as ordinary includes; system headers raise no warnings.
     ordinary = [d for d in made.include_dirs if not d.startswith(str(TORCH_INCLUDE))]
     system = [d for d in made.include_dirs if d.startswith(str(TORCH_INCLUDE))]

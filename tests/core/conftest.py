@@ -64,7 +64,7 @@ def program() -> Callable[..., bytes]:
 
     def run(name: str, variant: str = "plain") -> bytes:
         # The thread sanitizer of older compilers can't start where the kernel randomises addresses widely.
-        fixed = ["setarch", "-R"] if variant == "thread" and _can_fix_addresses() else []
+        fixed = ["setarch", "-R"] if variant == "thread" and can_fix_addresses() else []
         done = subprocess.run([*fixed, str(build(name, variant))], capture_output=True, timeout=120)
         output = (done.stdout + done.stderr).decode(errors="replace")
         assert done.returncode == 0, f"exit code {done.returncode}\n{output}"
@@ -73,7 +73,7 @@ def program() -> Callable[..., bytes]:
     return run
 
 
-def _can_fix_addresses() -> bool:
+def can_fix_addresses() -> bool:
     if shutil.which("setarch") is None:
         return False
     return subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0

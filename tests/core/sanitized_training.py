@@ -1,0 +1,173 @@
+"""One rank of a training that the sanitizers watch; started as a program by test_sanitized_ranks.py.
+
+    python sanitized_training.py STORE RANK WORLD_SIZE
+
+While it trains, one more thread drains the events and asks about the gradients, as a rank of a notebook does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+import ddp_lab
+from ddp_lab import native
+
+STEPS = 6
+
+
+class Net(nn.Module):
+    """Layers of two dtypes, one channels-last, one with sparse gradients, one that is used on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.words = nn.Embedding(9, 4, sparse=True)
+        self.conv = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+        self.body = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        self.extra = nn.Linear(4, 4)
+        self.wide = nn.Linear(4, 2, dtype=torch.float64)
+
+    def forward(self, indices: torch.Tensor, extra: bool) -> torch.Tensor:
+        image = self.conv(torch.ones(1, 2, 3, 3)).mean()
+        x = torch.tanh(self.body(self.words(indices))) + image
+        x = self.extra(x) if extra else x
+        return self.wide(x.double())
+
+
+def _train(rank: int, **options: Any) -> Any:
+    """Steps with accumulation and both ways to zero; returns the model."""
+    model = ddp_lab.DistributedDataParallel(Net(), bucket_cap_mb=0.0001, **options)
+    return _steps(model, rank, bool(options.get("find_unused_parameters")))
+
+
+def _steps(model: Any, rank: int, some_unused: bool = False) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    indices = torch.arange(5) + rank
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        extra = not some_unused or (step + rank) % 2 == 0
+        with model.no_sync() if step else contextlib.nullcontext():
+            model(indices, extra).sum().backward()
+        model(indices, extra).sum().backward()
+        optimizer.step()
+    return model
+
+
+def plain(rank: int) -> None:
+    """Buckets of several dtypes, as views and not, in one copy per bucket and not."""
+    for options in ({}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}):
+        _train(rank, **options)
+
+
+def unused(rank: int) -> None:
+    """Parameters that are used on one rank only, in turn."""
+    for as_view in (False, True):
+        _train(rank, find_unused_parameters=True, gradient_as_bucket_view=as_view)
+
+
+def static_graph(rank: int) -> None:
+    """Counted gradients."""
+    _train(rank, static_graph=True)
+
+
+def hook(rank: int) -> None:
+    """Hooks in Python and in C++, whose futures complete on other threads."""
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        model = ddp_lab.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), bucket_cap_mb=0.0001)
+        model._register_builtin_comm_hook(kind)
+        for _ in range(STEPS):
+            model(torch.ones(3, 4)).sum().backward()
+    model = ddp_lab.DistributedDataParallel(Net(), bucket_cap_mb=0.0001)
+    model.register_comm_hook(None, lambda state, bucket: default_hooks.allreduce_hook(state, bucket).then(_value))
+    _steps(model, rank)
+
+
+def _value(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+    return done.value() * 1.0
+
+
+def abandon(rank: int) -> None:
+    """Backwards that end with an exception, and one that another thread gives up."""
+    model = ddp_lab.DistributedDataParallel(Net(), bucket_cap_mb=0.0001)
+    handle = model.module.body[0].weight.register_hook(_fail)
+    for _ in range(3):
+        with contextlib.suppress(ZeroDivisionError):
+            model(torch.arange(5), True).sum().backward()
+    handle.remove()
+    _steps(model, rank)
+    model = ddp_lab.DistributedDataParallel(nn.Linear(4, 2))
+    stuck: list[torch.futures.Future[torch.Tensor]] = []
+    waiting = threading.Event()
+
+    def never(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        stuck.append(torch.futures.Future())
+        waiting.set()
+        return stuck[-1]
+
+    def free() -> None:
+        waiting.wait()
+        model.abandon_backward()
+        stuck[-1].set_exception(RuntimeError("freed"))
+
+    model.register_comm_hook(None, never)
+    helper = threading.Thread(target=free)
+    helper.start()
+    with contextlib.suppress(RuntimeError):
+        model(torch.ones(3, 4)).sum().backward()
+    helper.join()
+
+
+def _fail(gradient: torch.Tensor) -> None:
+    raise ZeroDivisionError
+
+
+CASES: list[Callable[[int], None]] = [plain, unused, static_graph, hook, abandon]
+
+
+@contextlib.contextmanager
+def _onlooker() -> Iterator[None]:
+    """A thread that drains the recorder and asks the models for their gradients' checksums, as fast as it can."""
+    extension = native.load()
+    done = threading.Event()
+
+    def look() -> None:
+        cursor = 0
+        while not done.is_set():
+            *_, cursor = extension.drain(cursor)
+            for model in ddp_lab.parallel.inspection.live_models():
+                model.reducer.in_flight()
+                model.reducer.inspect(anyway=False)
+            done.wait(0.001)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def main(store: str, rank: int, size: int) -> None:
+    """Trains all cases."""
+    torch.set_num_threads(1)
+    print(f"{native.load().__file__} is watched", flush=True)
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    with _onlooker():
+        for case in CASES:
+            case(rank)
+            print(f"{case.__name__} done", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
