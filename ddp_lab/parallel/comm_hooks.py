@@ -31,7 +31,7 @@ def check_hook(hook: Callable[..., Any]) -> None:
         ValueError: its signature is another one.
     """
     if not callable(hook):
-        raise TypeError(f"Communication hook must be callable. Got {type(hook).__name__}.")
+        raise TypeError("Communication hook must be callable.")
     signature = _signature(hook)
     if signature is not None:
         _check_signature(hook, signature)
@@ -70,9 +70,11 @@ def attach(reducer: Any, hook: Hook, state: object) -> None:
 
 def _signature(hook: Callable[..., Any]) -> inspect.Signature | None:
     try:
-        return inspect.signature(hook)
+        return inspect.signature(hook, eval_str=True)
     except ValueError:  # a function written in C may have none
         return None
+    except (NameError, AttributeError, TypeError, SyntaxError):  # annotations may name what only a type checker knows
+        return inspect.signature(hook)
 
 
 def _check_signature(hook: Callable[..., Any], signature: inspect.Signature) -> None:
