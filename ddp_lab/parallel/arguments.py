@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from . import python_reducer
 from .messages import module_text
+from .structure import Survey
 
 __all__ = [
     "BucketCaps",
@@ -214,22 +215,19 @@ def resolve_devices(options: Options, parameters: Sequence[torch.Tensor]) -> tup
     return None, None
 
 
-def check_module(module: torch.nn.Module, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+def check_module(module: torch.nn.Module, survey: Survey) -> None:
     """Refuses a module with parameters that have no shape yet, by name, or SyncBatchNorm layers on the CPU."""
-    on_cpu = False
-    for name, parameter in parameters:
+    for name, parameter in survey.parameters.items():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise RuntimeError(
                 "Modules with uninitialized parameters can't be used with `DistributedDataParallel`. "
                 f"Run a dummy forward pass to correctly initialize '{name}' of {module_text(module)}."
             )
-        on_cpu = on_cpu or parameter.device.type == "cpu"
-    if on_cpu:
-        for name, layer in module.named_modules():
-            if isinstance(layer, torch.nn.SyncBatchNorm):
-                raise ValueError(
-                    f"SyncBatchNorm layers only work with GPU modules; '{name}' of {module_text(module)} is on the CPU."
-                )
+        if survey.batch_norm is not None and parameter.device.type == "cpu":
+            raise ValueError(
+                f"SyncBatchNorm layers only work with GPU modules; '{survey.batch_norm}' of {module_text(module)} "
+                "is on the CPU."
+            )
 
 
 def buffer_sync(options: Options) -> tuple[bool, bool]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as _keep_versions
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
+from . import structure
 from .model_state import ModelState
 
 __all__ = ["BufferSync"]
@@ -72,10 +73,11 @@ class BufferSync(ModelState):
 
     def _assign_modules_buffers(self) -> None:
         """Looks the buffers up: `modules_buffers` and `named_module_buffers`, without those that are ignored."""
-        self.named_module_buffers = {
-            name: buffer for name, buffer in self.module.named_buffers() if name not in self.parameters_to_ignore
-        }
-        self.modules_buffers = list(self.named_module_buffers.values())
+        self._keep_buffers(structure.survey(self.module, self.parameters_to_ignore).buffers)
+
+    def _keep_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
+        self.named_module_buffers = buffers
+        self.modules_buffers = list(buffers.values())
 
     def _sync_buffers(self) -> None:
         """Runs the buffer hook, or broadcasts the buffers of rank 0 (under join: of a rank that has not joined)."""
@@ -84,7 +86,7 @@ class BufferSync(ModelState):
             from .join import buffer_source
 
             source = buffer_source(self)
-        self._assign_modules_buffers()
+        self._keep_buffers(structure.buffers_now(self._survey))
         with torch.no_grad(), _keep_versions(tuple(self.modules_buffers)):
             self._sync_module_buffers(source)
 

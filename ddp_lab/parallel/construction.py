@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch.distributed.utils import _sync_module_states
-
 from .. import native
 from . import arguments, comm_hooks, inspection, mixed_precision, python_reducer, recording, records, structure, verify
 from .bucketing import assign_buckets
@@ -21,10 +19,11 @@ class Construction(ModelState):
     def _choose_parameters(self, survey: structure.Survey) -> None:
         """Finds out which parameters there are, and on which devices."""
         self._module_parameters = list(survey.parameters.values())
+        self._keep_buffers(survey.buffers)
         self._delay_all_reduce_all_params = not survey.trained and bool(self._delay_all_reduce_params)
         if not survey.trained and not self._delay_all_reduce_all_params:
             raise RuntimeError(arguments.nothing_to_train(self.module))
-        arguments.check_module(self.module, survey.parameters.items())
+        arguments.check_module(self.module, survey)
         tensors = self._module_parameters or self._delay_all_reduce_params
         self.device = tensors[0].device
         self.device_type = self.device.type
@@ -56,7 +55,6 @@ class Construction(ModelState):
         self._delayed = None
         self._order_follower = None
         self._comm_hooks = []
-        self._assign_modules_buffers()
 
     def _agree(self, survey: structure.Survey, *, collective: bool) -> int:
         """Checks that all ranks have the same model; the number that they give to its reducer."""
@@ -70,15 +68,11 @@ class Construction(ModelState):
         entries = verify.model_description(survey.parameters.items(), buffers.items(), options) if collective else []
         return verify.agree(entries, self.process_group, self.device, collective=collective)
 
-    def _broadcast_state(self, with_buffers: bool) -> None:
-        _sync_module_states(
-            module=self.module,
-            process_group=self.process_group,
-            broadcast_bucket_size=self.broadcast_bucket_size,
-            src=0,
-            params_and_buffers_to_ignore=self.parameters_to_ignore,
-            broadcast_buffers=with_buffers,
-        )
+    def _broadcast_state(self, survey: structure.Survey, with_buffers: bool) -> None:
+        """Makes all that is not ignored rank 0's, also frozen parameters."""
+        tensors = [*survey.parameters.values(), *(survey.buffers.values() if with_buffers else ())]
+        if tensors:
+            self._distributed_broadcast_coalesced([tensor.detach() for tensor in tensors], self.broadcast_bucket_size)
 
     def _make_reducer(self, survey: structure.Survey, *, generation: int = 0, step: int = 0) -> None:
         self._survey = survey
@@ -118,7 +112,7 @@ class Construction(ModelState):
     def _renew_reducer(self, survey: structure.Survey) -> None:
         """Puts a reducer for what `survey` found in the place of the old one; all ranks."""
         old = self.reducer
-        self._assign_modules_buffers()
+        self._keep_buffers(survey.buffers)
         self._agree(survey, collective=True)
         old.remove_hooks()
         self._module_parameters = list(survey.parameters.values())

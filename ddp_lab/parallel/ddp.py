@@ -144,7 +144,7 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
                 return
         self.reducer_id = self._agree(survey, collective=init_sync)
         if init_sync:
-            self._broadcast_state(arguments.buffer_sync(options)[1])
+            self._broadcast_state(survey, arguments.buffer_sync(options)[1])
         if static_graph:
             arguments.warn_static(find_unused_parameters)
         self._make_reducer(survey)

@@ -90,7 +90,7 @@ class DDPLogger:
             device_ids=", ".join(map(str, model.device_ids or ())),
             output_device=-1 if model.output_device is None else model.output_device,
             broadcast_buffers=int(model.forward_sync_buffers),
-            has_sync_bn=int(any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.module.modules())),
+            has_sync_bn=int(model._survey.batch_norm is not None),
             bucket_cap_bytes=model.bucket_bytes_cap,
             find_unused_parameters=int(model.find_unused_parameters),
             gradient_as_bucket_view=int(model.gradient_as_bucket_view),

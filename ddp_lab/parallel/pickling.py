@@ -49,7 +49,6 @@ class Pickling(ModelState):
             )
         survey = structure.survey(self.module, self.parameters_to_ignore)
         self._choose_parameters(survey)
-        self._assign_modules_buffers()
         self.reducer_id = self._agree(survey, collective=False)
         self._make_reducer(survey)
         self._start_features()

@@ -12,6 +12,7 @@ critic is while the generator trains, needs no reducer: it keeps the one it has.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from .messages import module_text
 if TYPE_CHECKING:
     from .model_state import ModelState
 
-__all__ = ["Survey", "adapt", "survey", "unchanged"]
+__all__ = ["Seen", "Survey", "adapt", "buffers_now", "survey", "unchanged"]
 
 _C = native.load()
 
@@ -48,29 +49,36 @@ class Survey:
         parameters: by qualified name; a parameter with several names under the first of them.
         trained: the names of those that require a gradient.
         sparse: the names of those that belong to an embedding with sparse gradients.
-        buffers: the names of the buffers.
+        buffers: by qualified name.
+        buffer_places: for each name the dict and the key where the module keeps that buffer, or None.
+        batch_norm: the name of a SyncBatchNorm layer, if there is one.
         seen: what they were found in.
     """
 
     parameters: dict[str, torch.nn.Parameter] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
     sparse: set[str] = field(default_factory=set)
-    buffers: set[str] = field(default_factory=set)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffer_places: list[tuple[str, Any, str]] = field(default_factory=list)
+    batch_norm: str | None = None
     seen: Seen = field(default_factory=lambda: Seen([]))
 
 
 def survey(module: torch.nn.Module, ignored: set[str]) -> Survey:
     """Looks at every submodule once. `ignored` holds qualified names; those of the root may begin with a dot."""
+    if any(name.startswith(".") for name in ignored):
+        ignored = {name.removeprefix(".") for name in ignored}
     found = Survey()
-    seen: _Entries = []
+    entries: _Entries = []
     known: set[int] = set()
-    for prefix, child in module.named_modules():
-        start = prefix + "." if prefix else ""
+    for prefix, child in _submodules(module):
         sparse = isinstance(child, torch.nn.Embedding | torch.nn.EmbeddingBag) and child.sparse
+        if found.batch_norm is None and isinstance(child, torch.nn.SyncBatchNorm):
+            found.batch_norm = prefix.rstrip(".")
         parameters, buffers, children = child._parameters, child._buffers, child._modules
         for key, parameter in parameters.items():
-            name = start + key
-            if parameter is None or id(parameter) in known or name in ignored or f"{prefix}.{key}" in ignored:
+            name = prefix + key
+            if parameter is None or id(parameter) in known or name in ignored:
                 continue
             known.add(id(parameter))
             found.parameters[name] = parameter
@@ -78,20 +86,50 @@ def survey(module: torch.nn.Module, ignored: set[str]) -> Survey:
                 found.trained.add(name)
             if sparse:
                 found.sparse.add(name)
-        found.buffers.update(start + key for key, buffer in buffers.items() if buffer is not None)
-        seen += [("p", parameters, _entries(parameters)), ("b", buffers, _entries(buffers, names_only=True))]
-        seen.append(("m", children, _entries(children, names_only=False)))
-    found.buffers -= ignored
+        found.buffer_places += [(prefix + key, buffers, key) for key in buffers if prefix + key not in ignored]
+        entries += (("p", parameters, _entries(parameters)), ("b", buffers, _names_only(buffers)))
+        entries.append(("m", children, _entries(children)))
+    found.buffers = buffers_now(found)
     # a scripted module keeps its tensors in C++
-    found.seen = Seen([entry for entry in seen if isinstance(entry[1], dict)])
+    found.seen = Seen([entry for entry in entries if isinstance(entry[1], dict)])
     return found
 
 
-def _entries(held: Any, names_only: bool = False) -> tuple[Any, ...]:
+def buffers_now(found: Survey) -> dict[str, torch.Tensor]:
+    """The buffers that are in their places now, each once: a forward may assign them anew."""
+    known: set[int] = set()
+    now: dict[str, torch.Tensor] = {}
+    for name, held, key in found.buffer_places:
+        buffer = held[key] if key in held else None
+        if buffer is not None and id(buffer) not in known:
+            known.add(id(buffer))
+            now[name] = buffer
+    return now
+
+
+def _submodules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Each submodule once, in the order of named_modules(), with the prefix of its tensors' names."""
+    known: set[int] = set()
+    waiting: list[tuple[str, torch.nn.Module]] = [("", root)]
+    while waiting:
+        prefix, module = waiting.pop()
+        if id(module) in known:
+            continue
+        known.add(id(module))
+        yield prefix, module
+        children = [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
+        waiting += reversed(children)
+
+
+def _entries(held: Any) -> tuple[Any, ...]:
     flat: list[Any] = []
     for key, value in held.items():
-        flat += (key, None if names_only else value, getattr(value, "requires_grad", None))
+        flat += (key, value, getattr(value, "requires_grad", None))
     return tuple(flat)
+
+
+def _names_only(held: Any) -> tuple[Any, ...]:
+    return tuple(part for key in held for part in (key, None, None))
 
 
 def unchanged(model: ModelState) -> bool:
@@ -149,13 +187,13 @@ def _changes(before: Survey, now: Survey) -> tuple[list[str], set[str]]:
     reassigned = [n for n in shared if now.parameters[n] is not before.parameters[n]]
     added = now.parameters.keys() - before.parameters.keys()
     removed = before.parameters.keys() - now.parameters.keys()
-    new_buffers = now.buffers - before.buffers
+    new_buffers = now.buffers.keys() - before.buffers.keys()
     said = [
         f"{what} {_names(names)}"
         for what, names in (
             ("frozen:", frozen), ("no longer frozen:", unfrozen), ("added:", added), ("removed:", removed),
             ("assigned anew:", reassigned), ("buffers added:", new_buffers),
-            ("buffers removed:", before.buffers - now.buffers),
+            ("buffers removed:", before.buffers.keys() - now.buffers.keys()),
         )
         if names
     ]  # fmt: skip

@@ -77,7 +77,7 @@ def test_other_groups_are_refused(ranks: Ranks) -> None:
     ranks(2, _refused_on_rank)
 
 
-def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer() * 0)
     return future
