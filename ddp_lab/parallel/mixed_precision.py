@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Variable
-from torch.distributed.utils import _alloc_storage, _cast_forward_inputs, _free_storage
+from torch.distributed.utils import _cast_forward_inputs
 
 if TYPE_CHECKING:
     from .ddp import DistributedDataParallel
@@ -66,7 +66,7 @@ class LowPrecision:
             return
         self._low = True
         for parameter in self._parameters:
-            _alloc_storage(parameter._mp_param, parameter.size())
+            _hold(parameter._mp_param, True)
             parameter._fp_param = parameter.data
         low = [parameter._mp_param for parameter in self._parameters]
         with torch.no_grad():
@@ -122,8 +122,10 @@ class LowPrecision:
         for parameter in self._parameters:
             if parameter.data.data_ptr() == parameter._mp_param.data_ptr():
                 parameter.data = parameter._fp_param
-            _free_storage(parameter._mp_param)
-            _cast_gradient(parameter, parameter.dtype)
+            _hold(parameter._mp_param, False)
+            if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
+                # Not through `.grad.data`: it may be the bucket's own view, which stays what it is.
+                parameter.grad = parameter.grad.to(parameter.dtype)
 
 
 def install(model: DistributedDataParallel) -> None:
@@ -171,9 +173,13 @@ def _backward_begins(state: weakref.ReferenceType[LowPrecision], grad: torch.Ten
 def _add_low_copy(parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> None:
     if not hasattr(parameter, "_mp_param"):
         low = torch.zeros_like(parameter, dtype=dtype, requires_grad=parameter.requires_grad)
-        _free_storage(low)
+        _hold(low, False)
         parameter._mp_param = low
     parameter._fp_param = parameter.data
+
+
+def _hold(low: torch.Tensor, memory: bool) -> None:
+    low.untyped_storage().resize_(low.numel() * low.element_size() if memory else 0)
 
 
 def _cast_buffers(module: torch.nn.Module, dtype: torch.dtype) -> None:
