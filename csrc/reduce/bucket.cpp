@@ -15,7 +15,7 @@ at::Tensor slot_view(const at::Tensor& flat, const at::Tensor& variable, std::in
 }
 
 Bucket::Bucket(const std::vector<std::size_t>& indices, const std::vector<at::Tensor>& variables, BucketOptions options)
-    : sparse_(options.sparse), batched_(options.batched && !options.sparse) {
+    : notices_(std::move(options.notices)), sparse_(options.sparse), batched_(options.batched && !options.sparse) {
   TORCH_CHECK(!variables.empty(), "Empty bucket specified.");
   TORCH_CHECK(!sparse_ || variables.size() == 1,
               "Buckets with more than one variable cannot include variables that expect a sparse gradient.");
@@ -68,6 +68,31 @@ void Bucket::renew() {
     slots_[i].view.copy_(slots_[i].variable.grad());
     slots_[i].variable.mutable_grad() = slots_[i].view;
   }
+}
+
+void Bucket::warn_of_strides(const Slot& slot, const at::Tensor& gradient) {
+  if (notices_->strides || gradient.sizes() != slot.view.sizes()) return;
+  bool same = true;
+  for (std::int64_t d = 0; d < gradient.dim(); ++d) {
+    same = same && (gradient.size(d) == 1 || gradient.stride(d) == slot.view.stride(d));
+  }
+  if (same) return;
+  notices_->strides = true;
+  TORCH_WARN(
+      "Grad strides do not match bucket view strides. This is no error, but copies of the gradient are slow: that ",
+      "of '", slot.name, "' has sizes ", gradient.sizes(), " and strides ", gradient.strides(),
+      ", its bucket's view has strides ", slot.view.strides(),
+      ". Either something made it with another memory format than its parameter's, or the parameter's memory ",
+      "format has changed since the model was wrapped.");
+}
+
+void Bucket::warn_of_graph(const Slot& slot) {
+  constexpr std::int64_t kEvery = 1000;
+  if (notices_->graphs++ % kEvery != 0) return;
+  TORCH_WARN(
+      "Using DistributedDataParallel with create_graph=True is not well-supported. Gradients are averaged (first ",
+      "that of '", slot.name, "'), but differentiating them again goes through this rank's own graph and ",
+      "communicates nothing: average what you get from that yourself, or let another backward() do it.");
 }
 
 void Bucket::fill_zero() {

@@ -36,11 +36,18 @@ struct Slot {
   std::string name;  // qualified; empty if the bucket was not told
 };
 
+// What a model has been warned of; its buckets share it.
+struct Notices {
+  bool strides = false;
+  std::int64_t graphs = 0;  // gradients that came with a graph of their own
+};
+
 struct BucketOptions {
   std::optional<at::ScalarType> dtype;  // of the buffer (mixed precision); absent: the parameters'
   bool sparse = false;                  // of one parameter, whose gradient is a sparse tensor
   bool batched = false;                 // copy_in only notes gradients, flush copies and divides all at once
   std::vector<std::string> names;       // qualified, by slot; may be empty
+  std::shared_ptr<Notices> notices = std::make_shared<Notices>();
 };
 
 // [Note: layout of a slot]
@@ -94,10 +101,6 @@ class Bucket {
   c10::Device device() const { return options_.device(); }
   bool sparse() const noexcept { return sparse_; }
 
-  // What copy_in and copy_out did before there were sparse and mixed-precision buckets.
-  void copy_in(std::size_t slot, const at::Tensor& gradient, int divisor);
-  void copy_out(const at::Tensor& reduced, bool as_view) { copy_out(reduced, as_view, GradientAccess{}); }
-
   // Of the backward that is armed or running; replaced when it is abandoned.
   std::shared_ptr<BucketTimes> times = std::make_shared<BucketTimes>();
 
@@ -109,6 +112,8 @@ class Bucket {
 
   void allocate();
   void write(const Slot& slot, const at::Tensor& gradient, int divisor);
+  void warn_of_strides(const Slot& slot, const at::Tensor& gradient);
+  void warn_of_graph(const Slot& slot);
   void divide(const at::Tensor& flat_or_view, std::int64_t numel, int divisor);
   // Both are plain memory in the same order, so that bytes can be copied (CPU only).
   bool plain(const Slot& slot, const at::Tensor& gradient) const;
@@ -126,6 +131,7 @@ class Bucket {
   std::int64_t numel_ = 0;
   std::int64_t bytes_ = 0;
   std::vector<Deferred> deferred_;
+  std::shared_ptr<Notices> notices_;
   at::Tensor known_rows_;
   at::Tensor scale_;  // 1 / scaled_by_, as torch multiplies by it
   int scaled_by_ = 0;

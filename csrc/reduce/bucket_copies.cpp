@@ -20,11 +20,6 @@ bool Bucket::in_buffer(const at::Tensor& reduced) const {
          reduced.dtype() == buffer_.dtype();
 }
 
-void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, int divisor) {
-  at::Tensor same = gradient;
-  copy_in(slot, same, divisor, /*as_view=*/false);
-}
-
 bool Bucket::copy_in(std::size_t index, at::Tensor& gradient, int divisor, bool as_view) {
   if (sparse_) return copy_in_sparse(gradient, divisor);
   const Slot& slot = slots_[index];
@@ -40,10 +35,12 @@ bool Bucket::copy_in(std::size_t index, at::Tensor& gradient, int divisor, bool 
   } else {
     write(slot, gradient, divisor);
   }
+  const bool graph = gradient.requires_grad();
+  if (graph) warn_of_graph(slot);
   // [Note: gradients with a graph]
   // backward(create_graph=True) brings gradients that can be differentiated again. They stay what they are, and
   // copy_out writes the average into them: a view of the buffer would cut them off from their graph.
-  if (!as_view || already || gradient.requires_grad()) return false;
+  if (!as_view || already || graph) return false;
   gradient = slot.view;
   return true;
 }
@@ -62,6 +59,7 @@ void Bucket::write(const Slot& slot, const at::Tensor& gradient, int divisor) {
     return copy_bytes(slot.view.mutable_data_ptr(), gradient.const_data_ptr(),
                       slot.numel * static_cast<std::int64_t>(options_.dtype().itemsize()));
   }
+  if (!same) warn_of_strides(slot, gradient);
   const double scale = 1.0 / divisor;
   if (same && can_scale(dtype())) {
     return copy_scaled(dtype(), slot.view.mutable_data_ptr(), gradient.const_data_ptr(), scale, slot.numel);

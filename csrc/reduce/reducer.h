@@ -226,6 +226,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   BucketSchedule schedule_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<Launched> launched_;
+  const std::shared_ptr<Notices> notices_ = std::make_shared<Notices>();
   std::vector<Place> places_;  // by parameter
   GradientAccess access_;      // of the hook that ran last in this backward
   std::vector<Times> times_;

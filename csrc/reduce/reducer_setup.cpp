@@ -70,6 +70,7 @@ std::unique_ptr<Bucket> Reducer::make_bucket(const std::vector<std::size_t>& ind
   BucketOptions options;
   if (!indices.empty() && parameters_.at(indices.front()).is_floating_point()) options.dtype = options_.dtype;
   options.batched = options_.batched_grad_copy;
+  options.notices = notices_;
   std::vector<at::Tensor> variables;
   for (const std::size_t index : indices) {
     TORCH_CHECK(index < parameters_.size(), "there is no parameter ", index);
