@@ -21,10 +21,10 @@ class Construction(ModelState):
         self._module_parameters = list(survey.parameters.values())
         self._keep_buffers(survey.buffers)
         self._delay_all_reduce_all_params = not survey.trained and bool(self._delay_all_reduce_params)
-        if not survey.trained and not self._delay_all_reduce_all_params:
-            raise RuntimeError(arguments.nothing_to_train(self.module))
         arguments.check_module(self.module, survey)
         tensors = self._module_parameters or self._delay_all_reduce_params
+        if not tensors:
+            raise RuntimeError(arguments.nothing_to_train(self.module))
         self.device = tensors[0].device
         self.device_type = self.device.type
         self.is_multi_device_module = len({parameter.device for parameter in tensors}) > 1

@@ -143,6 +143,8 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
             if self._delay_all_reduce_all_params:
                 return
         self.reducer_id = self._agree(survey, collective=init_sync)
+        if not survey.trained:  # here, because it may be so on this rank alone
+            raise RuntimeError(arguments.nothing_to_train(module))
         if init_sync:
             self._broadcast_state(survey, arguments.buffer_sync(options)[1])
         if static_graph:
