@@ -46,7 +46,7 @@ def assert_same(ours: Any, theirs: Any, where: str = "", *, exact: bool = True) 
         equal = torch.equal(ours, theirs) if exact else torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
         assert equal, f"{where}: {ours} instead of {theirs}"
     elif isinstance(theirs, dict):
-        assert list(ours) == list(theirs), where
+        assert list(ours) == list(theirs), f"{where}: {list(ours)} instead of {list(theirs)}"
         for key in theirs:
             assert_same(ours[key], theirs[key], f"{where}[{key!r}]", exact=exact)
     elif isinstance(theirs, (list, tuple)):
