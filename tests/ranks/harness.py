@@ -96,7 +96,7 @@ class RankPool:
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
-        self._collect(time.monotonic() + 60)
+        self._collect(time.monotonic() + 120)  # each imports torch
 
     def _collect(self, deadline: float) -> list[Any]:
         results: dict[int, Any] = {}

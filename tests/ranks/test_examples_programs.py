@@ -114,7 +114,7 @@ def _losses(rank: int, size: int, context: str | None) -> list[float]:
         data,
         batch_size=4,
         sampler=DistributedSampler(data, size, rank),
-        num_workers=0 if context is None else 2,
+        num_workers=0 if context is None else 1,
         multiprocessing_context=context,
     )
     losses = []
@@ -170,7 +170,7 @@ def _remote_in_process(rank: int, size: int, folder: str) -> None:
     )
     target = torch.full((3, 2), float(rank))
     for _ in range(STEPS):
-        own = remote.to_here().detach().requires_grad_()
+        own = remote.to_here().detach().clone().requires_grad_()
         alone.load_state_dict(model.module.state_dict())
         alone.zero_grad()
         (alone(own) - target).square().mean().backward()
