@@ -55,7 +55,8 @@ void Reducer::end_forward() {
 
 void Reducer::arm(const std::vector<at::Tensor>& outputs, bool sync) {
   const Lock lock(mutex_);
-  if (in_flight_ || !sync) return;  // in flight: a forward inside the backward, as activation checkpointing runs it
+  if (hooks_.empty() || in_flight_ || !sync)
+    return;  // in flight: a forward inside the backward, as activation checkpointing runs it
   const bool again = armed_;
   std::vector<std::size_t> of_earlier;
   if (again) of_earlier.swap(unused_);

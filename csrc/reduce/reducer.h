@@ -270,6 +270,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool graph_changed_ = false;
   bool no_sync_ = false;
   bool no_sync_warning_ = false;
+  bool warned_of_no_sync_ = false;
   bool looked_for_error_ = false;
   bool warned_of_grad_ = false;
   std::string error_;

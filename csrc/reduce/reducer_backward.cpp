@@ -19,7 +19,7 @@ namespace ddp_lab {
 // avg(avg(g1) + g2) = avg(g1 + g2). Inside no_sync() nothing is armed anew, since the user has asked for it.
 void Reducer::on_output_gradient(std::uint64_t epoch) {
   const Lock lock(mutex_);
-  if (epoch != epoch_ || finalizing_ || !gradients_wanted()) return;
+  if (hooks_.empty() || epoch != epoch_ || finalizing_ || !gradients_wanted()) return;
   if (!armed_) {
     if (no_sync_) return;
     start_backward(true);

@@ -29,7 +29,8 @@ void Reducer::set_no_sync(bool inside) {
 
 bool Reducer::take_no_sync_warning() {
   const Lock lock(mutex_);
-  return std::exchange(no_sync_warning_, false);
+  if (!no_sync_warning_ || warned_of_no_sync_) return false;
+  return warned_of_no_sync_ = true;
 }
 
 FuturePointer Reducer::run_comm_hook(std::unique_ptr<GradBucket> bucket) {
