@@ -1,0 +1,183 @@
+"""Which backward is synchronised, and where it ends: autograd.grad, inputs=, windows, nested and failed backwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.ranks.compare import assert_same_on_all_ranks, mlp, samples
+from tests.ranks.conftest import Ranks
+
+MODES: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}]
+
+
+def _wrapped(module: nn.Module | None = None, **arguments: Any) -> Any:
+    from ddp_lab import DistributedDataParallel
+
+    return DistributedDataParallel(module or mlp(), bucket_cap_mb=2e-4, **arguments)
+
+
+def _assert_average(model: nn.Module, local: nn.Module, size: int) -> None:
+    for mine, other in zip(model.parameters(), local.parameters(), strict=True):
+        assert other.grad is not None
+        dist.all_reduce(other.grad)
+        torch.testing.assert_close(mine.grad, other.grad / size)
+
+
+def _penalty_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    model, local = _wrapped(**arguments), mlp()
+    for step in range(3):
+        for net in (model, local):
+            net.zero_grad()
+            x = samples(rank, step).requires_grad_()
+            out = net(x).square().sum()
+            (slope,) = torch.autograd.grad(out, x, create_graph=True)
+            (out + slope.square().sum()).backward()
+        _assert_average(model, local, size)
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("arguments", MODES, ids=str)
+def test_gradient_penalty(arguments: dict[str, Any], ranks: Ranks) -> None:
+    """torch.autograd.grad with respect to inputs does not count as the backward: the one after it is averaged."""
+    ranks(2, _penalty_on_rank, arguments)
+
+
+def _window_on_rank(rank: int, size: int) -> None:
+    model, local = _wrapped(), mlp()
+    for step in range(3):
+        model.zero_grad()
+        local.zero_grad()
+        with model.no_sync():
+            first = model(samples(rank, step)).square().sum()
+        second = model(samples(rank, step + 50)).square().sum()
+        second.backward(retain_graph=True)
+        (first + second).backward()  # through an output of either kind: synchronised
+        for factor, data in ((1, step), (2, step + 50)):
+            (factor * local(samples(rank, data)).square().sum()).backward()
+        _assert_average(model, local, size)
+
+
+def test_backward_through_outputs_of_both_kinds(ranks: Ranks) -> None:
+    """A second backward that passes outputs of forwards inside and outside no_sync is synchronised as a whole."""
+    ranks(2, _window_on_rank)
+
+
+def _inside_no_sync_on_rank(rank: int, size: int) -> None:
+    model = _wrapped()
+    loss = model(samples(rank, 0)).square().sum()
+    loss.backward(retain_graph=True)
+    averaged = [p.grad.clone() for p in model.parameters()]
+    with model.no_sync():
+        loss.backward()
+    local = mlp()
+    local(samples(rank, 0)).square().sum().backward()
+    for mine, before, own in zip(model.parameters(), averaged, local.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, before + own.grad)
+
+
+def test_second_backward_inside_no_sync_stays_local(ranks: Ranks) -> None:
+    """Inside no_sync a second backward through a retained graph only accumulates, as the user has asked for it."""
+    ranks(2, _inside_no_sync_on_rank)
+
+
+class Nested(nn.Module):
+    """A reentrant checkpoint between two layers, and one around all parameters that come first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(10, 6)
+        self.middle = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(lambda y: torch.tanh(self.first(y)), x.requires_grad_(), use_reentrant=True)
+        x = checkpoint(lambda y: torch.tanh(self.middle(y)), x, use_reentrant=True)
+        return self.last(x)
+
+
+def _nested_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    model, local = _wrapped(Nested(), **arguments), Nested()
+    for step in range(3):
+        for net in (model, local):
+            net.zero_grad()
+            loss = net(samples(rank, step)).square().sum()
+            loss.backward()
+        _assert_average(model, local, size)
+    begin = model.reducer.report()
+    assert begin["backward_begin"] <= begin["communication_begin"] <= begin["communication_end"]
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("arguments", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str)
+def test_nested_backwards(arguments: dict[str, Any], ranks: Ranks) -> None:
+    """Reentrant checkpointing runs backwards inside the backward: the outermost one ends it."""
+    ranks(2, _nested_on_rank, arguments)
+
+
+def _failing_again_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    model, local = _wrapped(**arguments), mlp()
+    loss = model(samples(rank, 0)).square().sum()
+    loss.backward(retain_graph=True)
+
+    def fail(_: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    handle = next(iter(model.parameters())).register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    handle.remove()
+    for step in range(2):
+        for net in (model, local):
+            net.zero_grad()
+            net(samples(rank, step)).square().sum().backward()
+        _assert_average(model, local, size)
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("arguments", [*MODES, {"static_graph": True}], ids=str)
+def test_exception_in_a_second_backward(arguments: dict[str, Any], ranks: Ranks) -> None:
+    """A second backward that an exception ends is discarded at the next forward."""
+    ranks(2, _failing_again_on_rank, arguments)
+
+
+def _subset_on_rank(rank: int, size: int) -> None:
+    model = _wrapped(find_unused_parameters=True)
+    some = [model.module[0].weight, model.module[0].bias]
+    model(samples(rank, 0)).square().sum().backward(inputs=some)
+    assert model.module[2].weight.grad is None
+    assert_same_on_all_ranks({"weight": some[0].grad, "bias": some[1].grad})
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+def test_backward_of_some_parameters(ranks: Ranks) -> None:
+    """backward(inputs=...) with find_unused_parameters averages these parameters and leaves the others alone."""
+    ranks(2, _subset_on_rank)
+
+
+def _on_demand_on_rank(rank: int, size: int) -> None:
+    model, local = _wrapped(), mlp()
+    with model.no_sync():
+        for step in range(3):
+            model(samples(rank, step)).square().sum().backward()
+            local(samples(rank, step)).square().sum().backward()
+    steps = model.reducer.step()
+    model.reducer.synchronize()
+    _assert_average(model, local, size)
+    assert model.reducer.step() == steps + 1
+    model.zero_grad()
+    local.zero_grad()
+    for net in (model, local):
+        net(samples(rank, 5)).square().sum().backward()
+    _assert_average(model, local, size)
+
+
+def test_synchronize(ranks: Ranks) -> None:
+    """Reducer.synchronize averages what no_sync has accumulated without a backward, and counts as a step."""
+    ranks(2, _on_demand_on_rank)

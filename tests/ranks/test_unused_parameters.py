@@ -1,0 +1,197 @@
+"""find_unused_parameters: which parameters count as unused, on which ranks, and what happens to their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.ranks.compare import assert_same_on_all_ranks, same_as_torch, samples
+from tests.ranks.conftest import Ranks
+
+CAP = 2e-4  # MiB: a bucket for each parameter or two
+
+
+class Branches(nn.Module):
+    """Three layers of which a forward may skip two, and one that none uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(10, 6)
+        self.second = nn.Linear(6, 6)
+        self.third = nn.Linear(6, 6)
+        self.never = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, second: bool = True, third: bool = True) -> torch.Tensor:
+        x = self.first(x)
+        if second:
+            x = torch.tanh(self.second(x))
+        return self.third(x) if third else x
+
+
+class Pair(nn.Module):
+    """Two outputs from two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.left = nn.Linear(10, 4)
+        self.right = nn.Linear(10, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"left": self.left(x), "right": self.right(x)}
+
+
+def _gradients(model: nn.Module) -> list[torch.Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def _random_branches(wrap: type, rank: int, arguments: dict[str, Any]) -> list[Any]:
+    model = wrap(Branches(), find_unused_parameters=True, bucket_cap_mb=CAP, **arguments)
+    seen: list[Any] = []
+    for step in range(14):
+        coin = torch.Generator().manual_seed(100 * step + rank)
+        second, third = (bool(torch.rand((), generator=coin) < share) for share in (0.4, 0.7))
+        local = step in (3, 7, 8)  # accumulated: used in the window, perhaps not in its last forward
+        if step % 5 == 0:
+            model.zero_grad(set_to_none=step % 2 == 0)
+        if local:
+            with model.no_sync():
+                model(samples(rank, step), second, third).square().sum().backward()
+            continue
+        model(samples(rank, step), second, third).square().sum().backward()
+        seen.append(_gradients(model))
+        seen.append(model.reducer._get_local_used_map().tolist())
+    return seen
+
+
+def _compare_branches(rank: int, size: int, arguments: dict[str, Any]) -> None:
+    same_as_torch(lambda wrap: _random_branches(wrap, rank, arguments), exact=size == 2)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"gradient_as_bucket_view": True}], ids=["copies", "views"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_branches_by_rank(size: int, arguments: dict[str, Any], ranks: Ranks) -> None:
+    """Branches that differ by rank and step, also under no_sync: gradients and used map are torch's."""
+    ranks(size, _compare_branches, arguments)
+
+
+def _untouched_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=CAP)
+    for p in model.module.never.parameters():
+        p.grad = torch.full_like(p, float(rank))
+    for step in range(3):
+        model(samples(rank, step), second=rank == 1 and step == 2).sum().backward()
+        assert all(p.grad.eq(rank).all() for p in model.module.never.parameters())  # type: ignore[union-attr]
+        assert (model.module.second.weight.grad is None) == (step < 2)
+
+
+def test_gradients_of_globally_unused_parameters_are_left_alone(ranks: Ranks) -> None:
+    """What no rank used keeps its gradient, even one that differs by rank; what one rank used is averaged on all."""
+    ranks(2, _untouched_on_rank)
+
+
+def _several_forwards_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=CAP)
+    for step in range(3):
+        model.zero_grad()
+        loss = model(samples(rank, step), second=True, third=False).sum()
+        loss = loss + model(samples(rank, step + 50), second=False, third=True).sum()
+        loss.backward()
+        expected = Branches()
+        sum_ = expected(samples(rank, step), True, False).sum() + expected(samples(rank, step + 50), False, True).sum()
+        sum_.backward()
+        for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
+            if other.grad is not None:
+                dist.all_reduce(other.grad)
+                torch.testing.assert_close(mine.grad, other.grad / size)
+
+
+def test_one_backward_of_several_forwards(ranks: Ranks) -> None:
+    """A parameter is unused if none of the forwards since the last backward reaches it (torch raises here)."""
+    ranks(2, _several_forwards_on_rank)
+
+
+def _output_left_out(wrap: type, rank: int) -> list[Any]:
+    model = wrap(Pair(), find_unused_parameters=True)
+    seen: list[Any] = []
+    for step in range(4):
+        outputs = model(samples(rank, step))
+        (outputs["left"].sum() if step % 2 else outputs["left"].sum() + outputs["right"].sum()).backward()
+        seen.append(_gradients(model))
+    return seen
+
+
+def _compare_outputs(rank: int, size: int) -> None:
+    same_as_torch(lambda wrap: _output_left_out(wrap, rank))
+
+
+def test_output_that_the_loss_leaves_out(ranks: Ranks) -> None:
+    """An output in a dict that the loss ignores: its parameters count as unused, and no forward raises."""
+    ranks(2, _compare_outputs)
+
+
+def _outside_on_rank(rank: int, size: int) -> str:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=CAP)
+    loss = model(samples(rank, 0), second=False).sum() + model.module.second.weight.sum()
+    with pytest.raises(RuntimeError) as raised:
+        loss.backward()
+    model.zero_grad()
+    model(samples(rank, 1)).sum().backward()
+    assert_same_on_all_ranks({name: p.grad for name, p in model.module.named_parameters() if p.grad is not None})
+    return str(raised.value)
+
+
+def test_unused_parameter_that_gets_a_gradient_is_named(ranks: Ranks) -> None:
+    """A parameter used outside forward alone counts as unused: its gradient raises, and the next step works."""
+    for text in ranks(2, _outside_on_rank):
+        assert text.startswith("Expected to mark a variable ready only once.")
+        assert "'second.weight'" in text
+        assert "unused" in text
+
+
+def _skipped_on_rank(rank: int, size: int, skip: bool) -> tuple[int, int]:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(
+        Branches(), find_unused_parameters=True, bucket_cap_mb=1e-5, skip_all_reduce_unused_params=skip
+    )
+    for step in range(3):
+        model(samples(rank, step), second=False).sum().backward()
+    assert_same_on_all_ranks({"first": model.module.first.weight.grad})  # type: ignore[dict-item]
+    assert model.module.second.weight.grad is None
+    return model.reducer.report()["num_buckets_reduced"], len(model.buckets())
+
+
+def test_buckets_of_unused_parameters_are_skipped_on_request(ranks: Ranks) -> None:
+    """skip_all_reduce_unused_params: a bucket whose parameters are all unused is not communicated."""
+    for reduced, buckets in ranks(2, _skipped_on_rank, False):
+        assert reduced == buckets
+    for reduced, buckets in ranks(2, _skipped_on_rank, True):
+        assert reduced < buckets
+
+
+def _graph_was_static(rank: int, size: int) -> list[bool]:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    answers = []
+    for second in (False, False, True):
+        model(samples(rank, 0), second=second).sum().backward()
+        answers.append(model.reducer._ddp_graph_static())
+    return answers
+
+
+def test_whether_the_graph_could_be_static(ranks: Ranks) -> None:
+    """_ddp_graph_static: true while the same parameters are unused in each forward."""
+    assert ranks(2, _graph_was_static) == [[True, True, False]] * 2
