@@ -28,6 +28,14 @@ std::uint64_t checksum(std::uint64_t state, const unsigned char* bytes, std::siz
   return mix(state, tail ^ (static_cast<std::uint64_t>(size) << 1));
 }
 
+void add(Inspection& found, double& squares, const at::Tensor& gradient) {
+  const at::Tensor host = gradient.to(at::kCPU).contiguous();
+  const double norm = host.is_complex() ? at::view_as_real(host).norm(2, at::kDouble).item<double>()
+                                        : host.norm(2, at::kDouble).item<double>();
+  squares += norm * norm;
+  found.checksum = checksum(found.checksum, static_cast<const unsigned char*>(host.const_data_ptr()), host.nbytes());
+}
+
 }  // namespace
 
 Inspection inspect(const std::vector<at::Tensor>& gradients) {
@@ -39,11 +47,14 @@ Inspection inspect(const std::vector<at::Tensor>& gradients) {
       found.checksum = mix(found.checksum, 1);
       continue;
     }
-    const at::Tensor host = gradient.detach().to(at::kCPU).contiguous();
-    const double norm = host.is_complex() ? at::view_as_real(host).norm(2, at::kDouble).item<double>()
-                                          : host.norm(2, at::kDouble).item<double>();
-    squares += norm * norm;
-    found.checksum = checksum(found.checksum, static_cast<const unsigned char*>(host.const_data_ptr()), host.nbytes());
+    if (gradient.layout() == at::kStrided) {
+      add(found, squares, gradient.detach());
+      continue;
+    }
+    const at::Tensor sparse = gradient.detach().coalesce();  // the same rows in the same order on all ranks
+    const at::Tensor rows = sparse.indices().contiguous().to(at::kCPU);
+    found.checksum = checksum(found.checksum, static_cast<const unsigned char*>(rows.const_data_ptr()), rows.nbytes());
+    add(found, squares, sparse.values());
   }
   found.norm = std::sqrt(squares);
   return found;

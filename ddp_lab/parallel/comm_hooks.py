@@ -86,10 +86,11 @@ def _check_signature(hook: Callable[..., Any], signature: inspect.Signature) -> 
         ) from None
     second = next((name for name, value in bound.arguments.items() if value == "bucket"), None)  # None: *arguments
     annotation = signature.parameters[second].annotation if second else inspect.Parameter.empty
-    if annotation not in (inspect.Parameter.empty, GradBucket) and not isinstance(annotation, str):
+    if annotation not in (inspect.Parameter.empty, Any, GradBucket) and not isinstance(annotation, str):
         raise ValueError(f"Communication hook: bucket annotation should be dist.GradBucket. Got {annotation}.")
     returned = signature.return_annotation
-    if returned not in (inspect.Signature.empty, torch.futures.Future[torch.Tensor]) and not isinstance(returned, str):
+    known = (inspect.Signature.empty, Any, torch.futures.Future[torch.Tensor])
+    if returned not in known and not isinstance(returned, str):
         raise ValueError(
             f"Communication hook: return annotation should be torch.futures.Future[torch.Tensor]. Got {returned}."
         )

@@ -12,12 +12,14 @@ critic is while the generator trains, needs no reducer: it keeps the one it has.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_process_group_store
 
 from .. import native
 from .messages import module_text
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Seen", "Survey", "adapt", "buffers_now", "survey", "unchanged"]
 
 _C = native.load()
+
+# How often the models of a group have changed
+_changes_of: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 # [(kind, dict, (key, value, trained, ...))]: see csrc/python/module_watch.cpp
 _Entries = list[tuple[str, dict[str, Any], tuple[Any, ...]]]
@@ -158,9 +163,34 @@ def adapt(model: ModelState) -> None:
             _text(model, changes) + " This can't be done inside join(): the ranks that have joined miss it."
         )
     model.reducer.begin_forward(True)  # raises if the last backward is unfinished
+    _wait_for_all(model, changes)
     model._renew_reducer(now)
     _broadcast(model, new)
     warnings.warn(_text(model, changes), stacklevel=6)
+
+
+def _wait_for_all(model: ModelState, changes: list[str]) -> None:
+    """Waits in the group's store, as long as a collective would, until every rank has noticed a change.
+
+    Only then may the ranks enter collectives about it: to a rank that has not changed they would be those of its step.
+    """
+    group = model.process_group
+    count = _changes_of.get(group, 0)
+    keys = [f"ddp_lab/change/{count}/{rank}" for rank in range(dist.get_world_size(group))]
+    store = _get_process_group_store(group)
+    store.set(keys[dist.get_rank(group)], "; ".join(changes))
+    try:
+        store.wait(keys, group._get_backend(model.device).options._timeout)
+    except RuntimeError as error:  # each kind of store has its own kind of it
+        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        if not missing:
+            raise
+        raise RuntimeError(
+            f"DDP expects same model across all ranks, but the parameters of {module_text(model.module)} have changed "
+            f"on rank {dist.get_rank(group)} ({'; '.join(changes)}) and not on rank {', '.join(missing)}. Change "
+            "them on all ranks between the same two steps."
+        ) from error
+    _changes_of[group] = count + 1
 
 
 def _broadcast(model: ModelState, names: set[str]) -> None:

@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import ddp_lab
 from ddp_lab import native
+from ddp_lab.parallel.inspection import live_models
 
 STEPS = 6
 
@@ -138,12 +139,15 @@ def _onlooker() -> Iterator[None]:
     """A thread that drains the recorder and asks the models for their gradients' checksums, as fast as it can."""
     extension = native.load()
     done = threading.Event()
+    looks = 0
 
     def look() -> None:
+        nonlocal looks
         cursor = 0
         while not done.is_set():
+            looks += 1
             *_, cursor = extension.drain(cursor)
-            for model in ddp_lab.parallel.inspection.live_models():
+            for model in live_models():
                 model.reducer.in_flight()
                 model.reducer.inspect(anyway=False)
             done.wait(0.001)
@@ -155,6 +159,7 @@ def _onlooker() -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+        print(f"looked {looks} times", flush=True)
 
 
 def main(store: str, rank: int, size: int) -> None:

@@ -54,6 +54,28 @@ class MixedDtypes(nn.Module):
         return (y * self.twist).abs()
 
 
+class ManyDtypes(nn.Module):
+    """Parameters of five dtypes, and of a sixth one that has no element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for dtype in (torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128):
+            name = str(dtype).removeprefix("torch.")
+            self.register_parameter(f"{name}_long", nn.Parameter(torch.randn(12, dtype=dtype)))
+            self.register_parameter(
+                f"{name}_matrix", nn.Parameter(torch.randn(12, 3, dtype=dtype).t().contiguous().t())
+            )
+        self.empty = nn.Parameter(torch.empty(0, 5, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.new_zeros((len(x), 3), dtype=torch.complex128) + self.empty.sum().to(torch.complex128)
+        for name, parameter in self.named_parameters():
+            if name.endswith("long"):
+                matrix = getattr(self, name.replace("long", "matrix"))
+                total = total + (x.to(torch.complex128) * parameter.to(torch.complex128)) @ matrix.to(torch.complex128)
+        return 0.01 * total.abs()
+
+
 class SeveralOutputs(nn.Module):
     """A dict with a list: each output is used in the loss."""
 
@@ -124,6 +146,7 @@ MODELS = {
     "frozen": Case(_frozen),
     "strided": Case(Strided),
     "mixed_dtypes": Case(MixedDtypes),
+    "many_dtypes": Case(ManyDtypes, whole_batch=False),  # float16 rounds
     "several_outputs": Case(SeveralOutputs),
     "undefined": Case(Undefined),
     "conv": Case(lambda: _conv(False), (3, 7, 7), whole_batch=False),  # BatchNorm sees its rank's samples alone

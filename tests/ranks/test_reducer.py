@@ -246,6 +246,10 @@ def _sparse_on_rank(rank: int, size: int, hook: bool, rows: list[int] | None) ->
             assert torch.allclose(mine.grad.to_dense(), mean / size)
         if rows is not None:
             assert module[0].weight.grad.coalesce().indices().tolist() == [sorted(rows)]
+        inspected: list[Any] = [None] * size
+        dist.all_gather_object(inspected, reducer.inspect(anyway=True))
+        assert inspected[0] == inspected[1]
+        assert inspected[0][1][0] == pytest.approx(module[0].weight.grad.to_dense().norm().item())
 
 
 @pytest.mark.parametrize(("hook", "rows"), [(False, None), (True, None), (False, [4, 1, 3]), (True, [1, 3, 4, 5])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -201,3 +202,26 @@ def _ignored_on_rank(rank: int, size: int) -> None:
 def test_ignored_parameters_may_change(ranks: Ranks) -> None:
     """What DDP was told to ignore can be replaced without a word, and stays a rank's own."""
     ranks(2, _ignored_on_rank)
+
+
+def _alone_on_rank(rank: int, size: int) -> str:
+    from ddp_lab import DistributedDataParallel
+
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    model = DistributedDataParallel(_net(), process_group=group)
+    _step(model, rank)
+    text = ""
+    if rank == 0:
+        model.module[1].requires_grad_(False)
+        with pytest.raises(RuntimeError, match="DDP expects same model across all ranks") as caught:
+            _step(model, rank)
+        text = str(caught.value)
+    dist.barrier()
+    return text
+
+
+def test_one_rank_that_changes_alone(ranks: Ranks) -> None:
+    """A layer frozen on one rank alone: that rank waits as long as a collective would, then says what has changed
+    where, and has sent nothing that the other rank could take for a gradient."""
+    text, _ = ranks(2, _alone_on_rank)
+    assert "have changed on rank 0 (frozen: '1.bias', '1.weight') and not on rank 1" in text
