@@ -10,6 +10,17 @@
 #include "reduce/reducer.h"
 
 namespace ddp_lab {
+namespace {
+
+// What is captured goes back to the caller of torch.autograd.grad, or, by a hook, into a distributed backward's
+// context.
+template <typename Captures>
+bool accumulates(const Captures& captures) {
+  return std::any_of(captures.begin(), captures.end(),
+                     [](const auto& capture) { return !capture.DO_NOT_USE_DEPRECATED_get_capture_hooks().empty(); });
+}
+
+}  // namespace
 
 // [Note: which backward is synchronised]
 // The first one after a forward outside no_sync, whatever it starts from: such a forward arms the reducer. Afterwards
@@ -32,15 +43,19 @@ void Reducer::on_output_gradient(std::uint64_t epoch) {
 // False in torch.autograd.grad and in backward(inputs=...) without parameters: they accumulate no gradient of ours.
 bool Reducer::gradients_wanted() {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
-  if (wanted == nullptr || wanted->empty() || GradientAccess::current().in_context()) return true;
+  if (wanted == nullptr || wanted->empty()) return true;
   bool any = false;
   for (std::size_t i = 0; i < hooks_.size(); ++i) {
     const auto found = wanted->find(hooks_[i].first.get());
     if (found == wanted->end()) continue;
     any = any || found->second.needed_;
-    if (!found->second.captures_ || warned_of_grad_ || no_sync_) continue;
-    warned_of_grad_ = true;
-    TORCH_WARN(messages::own_gradients(options_.names[i]));
+    if (!found->second.captures_) continue;
+    if (accumulates(*found->second.captures_)) {
+      any = true;
+    } else if (!warned_of_grad_ && !no_sync_) {
+      warned_of_grad_ = true;
+      TORCH_WARN(messages::own_gradients(options_.names[i]));
+    }
   }
   return any;
 }
