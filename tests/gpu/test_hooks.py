@@ -1,0 +1,78 @@
+"""Comm hooks of torch's that need NCCL: bfloat16, quantization, and PowerSGD over several buckets."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
+from torch.multiprocessing.spawn import spawn
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
+    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
+]
+
+
+def _power() -> powerSGD_hook.PowerSGDState:
+    return powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5)
+
+
+HOOKS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
+    "bf16": (lambda: None, default_hooks.bf16_compress_hook),
+    "bf16 wrapper": (lambda: None, default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)),
+    "quantized per tensor": (lambda: None, quantization_hooks.quantization_pertensor_hook),
+    "quantized per channel": (lambda: None, quantization_hooks.quantization_perchannel_hook),
+    "powersgd": (_power, powerSGD_hook.powerSGD_hook),
+}
+
+
+def _gradients(model: nn.Module, rank: int, steps: int) -> list[torch.Tensor]:
+    seen = []
+    torch.manual_seed(3)  # PowerSGD draws random numbers
+    for step in range(steps):
+        model.zero_grad()
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * step + rank))
+        model(x).square().mean().backward()
+        seen += [p.grad.clone() for p in model.parameters()]
+    return seen
+
+
+def _on_rank(rank: int, size: int, folder: str) -> None:
+    # Ranks that share one GPU: NCCL must take them for processes of different hosts.
+    os.environ["NCCL_HOSTID"] = f"host-{rank}"
+    torch.cuda.set_device(0)
+    store = FileStore(f"{folder}/store", size)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size)
+    from ddp_lab import DistributedDataParallel
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4)).cuda()
+    for name, (state, hook) in HOOKS.items():
+        for as_view in (False, True):
+            seen = []
+            for wrap in (DistributedDataParallel, nn.parallel.DistributedDataParallel):
+                model = wrap(copy.deepcopy(net), device_ids=[0], bucket_cap_mb=0.003, gradient_as_bucket_view=as_view)
+                model.register_comm_hook(state(), hook)
+                seen.append(_gradients(model, rank, 5))
+            assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True)), f"{name}, view {as_view}"
+    Path(folder, f"done-{rank}").touch()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_torchs_hooks_on_nccl(size: int) -> None:
+    """Torch's hooks give on our reducer, bit by bit, the gradients that they give on torch's."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_on_rank, (size, folder), nprocs=size)
+        assert all(Path(folder, f"done-{rank}").exists() for rank in range(size))
