@@ -185,8 +185,9 @@ void Reducer::check_gradient(std::size_t parameter, const at::Tensor& gradient) 
   // With a dtype of its own the bucket casts.
   const bool same = gradient.scalar_type() == bucket.dtype() || (options_.dtype && gradient.is_floating_point());
   if (fits && same && gradient.device() == bucket.device()) return;
-  fail(messages::unexpected_type(options_.names[parameter], c10::str(bucket.dtype(), " on ", bucket.device()),
-                                 c10::str(gradient.toString(), " on ", gradient.device())));
+  fail(messages::unexpected_type(
+      options_.names[parameter], c10::str(bucket.dtype(), " on ", bucket.device()),
+      c10::str(gradient.is_sparse() ? "sparse " : "", gradient.scalar_type(), " on ", gradient.device())));
 }
 
 void Reducer::copy_in(std::size_t parameter) {
