@@ -87,7 +87,7 @@ void Bucket::flush(int divisor) {
   }
   deferred_.clear();
   if (!views.empty()) at::_foreach_copy_(views, gradients);
-  divide(buffer_, numel_, divisor);
+  divide(buffer_.is_complex() ? at::view_as_real(buffer_) : buffer_, numel_, divisor);  // as torch rounds it
 }
 
 void Bucket::copy_out(const at::Tensor& reduced, bool as_view, const GradientAccess& access, Skip skip) {
