@@ -19,8 +19,14 @@ SOURCES = {
     "test_events": [],
     "test_recorder": [ROOT / "csrc/record/recorder.cpp", ROOT / "csrc/record/cost.cpp"],
     "test_schedule": [ROOT / "csrc/reduce/bucket_schedule.cpp"],
+    "test_static_graph": [],
 }
-HEADERS = [*sorted(ROOT.glob("csrc/record/*.h")), ROOT / "csrc/reduce/bucket_schedule.h", HERE / "check.h"]
+HEADERS = [
+    *sorted(ROOT.glob("csrc/record/*.h")),
+    ROOT / "csrc/reduce/bucket_schedule.h",
+    ROOT / "csrc/reduce/static_graph.h",
+    HERE / "check.h",
+]
 FLAGS = ["-std=c++20", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{ROOT / 'csrc'}", f"-I{HERE}"]
 VARIANTS = {
     "plain": ["-O2"],
