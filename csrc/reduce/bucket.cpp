@@ -26,8 +26,6 @@ Bucket::Bucket(const std::vector<std::size_t>& indices, const std::vector<at::Te
   for (std::size_t i = 0; i < variables.size(); ++i) {
     const at::Tensor& variable = variables[i];
     TORCH_CHECK(variable.layout() == at::kStrided, "No support for sparse tensors.");
-    TORCH_CHECK(variable.dtype() == first.dtype() && variable.device() == first.device(),
-                "the parameters of a bucket must have the same dtype and device");
     Slot slot;
     slot.parameter = indices[i];
     slot.offset = numel_;
@@ -35,6 +33,10 @@ Bucket::Bucket(const std::vector<std::size_t>& indices, const std::vector<at::Te
     slot.variable = variable;
     if (i < options.names.size()) slot.name = std::move(options.names[i]);
     slots_.push_back(std::move(slot));
+    TORCH_CHECK(variable.dtype() == first.dtype() && variable.device() == first.device(),
+                "the parameters of a bucket must have the same dtype and device, but '", slots_.front().name, "' is ",
+                first.scalar_type(), " on ", first.device(), " and '", slots_.back().name, "' is ",
+                variable.scalar_type(), " on ", variable.device());
     numel_ += variable.numel();
   }
   bytes_ = numel_ * static_cast<std::int64_t>(options_.dtype().itemsize());
