@@ -1,0 +1,254 @@
+"""Warnings: when torch warns, ours does, once and with names; where torch is silent about a mistake, ours warns too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.ranks.conftest import Ranks
+from tests.ranks.provoking import Branches, assert_trains, batch, warned
+
+
+def _model(module: nn.Module | None = None, **arguments: Any) -> Any:
+    from ddp_lab import DistributedDataParallel
+
+    torch.manual_seed(3)
+    return DistributedDataParallel(Branches() if module is None else module, **arguments)
+
+
+def _step(model: Any, rank: int, **arguments: Any) -> None:
+    model(batch(rank)).square().sum().backward(**arguments)
+
+
+def _constructor(rank: int, size: int, arguments: dict[str, Any]) -> list[str]:
+    return warned(lambda: _model(**arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"check_reduction": True},
+            "The `check_reduction` argument in `DistributedDataParallel` module is deprecated.",
+        ),
+        ({"broadcast_buffers": False}, "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`"),
+        ({"broadcast_buffers": True}, "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`"),
+        (
+            {"broadcast_buffers": True, "forward_sync_buffers": False},
+            "Both `broadcast_buffers` and `forward_sync_buffers` were",
+        ),
+    ],
+)
+def test_deprecated_arguments(arguments: dict[str, Any], words: str, ranks: Ranks) -> None:
+    """Deprecated arguments of the constructor warn with torch's first sentence, once."""
+    for texts in ranks(2, _constructor, arguments):
+        assert len(texts) == 1
+        assert texts[0].startswith(words)
+
+
+def _nothing_deprecated(rank: int, size: int) -> list[str]:
+    return warned(lambda: [_step(_model(**a), rank) for a in ({}, {"forward_sync_buffers": False})])
+
+
+def test_right_use_is_silent(ranks: Ranks) -> None:
+    """A model built and trained as it should be warns of nothing."""
+    assert ranks(2, _nothing_deprecated) == [[], []]
+
+
+def _unnecessary_find_unused(rank: int, size: int) -> list[str]:
+    model = _model(find_unused_parameters=True)
+    return warned(lambda: [_step(model, rank) for _ in range(4)])
+
+
+def test_unnecessary_find_unused_parameters(ranks: Ranks) -> None:
+    """find_unused_parameters=True without any unused parameter: said once."""
+    for texts in ranks(2, _unnecessary_find_unused):
+        assert len(texts) == 1
+        assert texts[0].startswith("find_unused_parameters=True was specified in DDP constructor, but did not find any")
+
+
+def _necessary_find_unused(rank: int, size: int) -> list[str]:
+    model = _model(find_unused_parameters=True)
+    return warned(lambda: [model(batch(rank), 2).sum().backward() for _ in range(3)])
+
+
+def test_necessary_find_unused_parameters(ranks: Ranks) -> None:
+    """find_unused_parameters=True with unused parameters: no warning."""
+    assert ranks(2, _necessary_find_unused) == [[], []]
+
+
+class _Transposed(nn.Module):
+    """Its gradient has other strides than its weight."""
+
+    class _Apply(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x @ weight
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, torch.Tensor]:
+            return None, (grads[0].t() @ ctx.saved_tensors[0]).t()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._Apply.apply(x, self.odd)
+
+
+def _other_strides(rank: int, size: int) -> list[str]:
+    model = _model(_Transposed())
+
+    def steps() -> None:
+        for _ in range(3):
+            model.zero_grad()
+            model.module.odd.grad = torch.zeros(3, 4).t()
+            _step(model, rank)
+
+    return [text for text in warned(steps) if "the gradient layout contract" not in text]  # autograd's own
+
+
+def test_strides_of_a_gradient(ranks: Ranks) -> None:
+    """A gradient laid out otherwise than its bucket: said once, with the parameter's name and both strides."""
+    for texts in ranks(2, _other_strides):
+        assert len(texts) == 1
+        assert texts[0].startswith("Grad strides do not match bucket view strides.")
+        assert "'odd'" in texts[0]
+        assert "[1, 4]" in texts[0]
+        assert "[3, 1]" in texts[0]
+
+
+def _create_graph(rank: int, size: int) -> list[str]:
+    model = _model()
+
+    def steps() -> None:
+        for _ in range(3):
+            model.zero_grad()
+            _step(model, rank, create_graph=True)
+
+    return [text for text in warned(steps) if "DistributedDataParallel" in text]
+
+
+def test_create_graph(ranks: Ranks) -> None:
+    """create_graph=True: higher-order gradients are not averaged, which is said, and not in every step."""
+    for texts in ranks(2, _create_graph):
+        assert len(texts) == 1
+        assert texts[0].startswith("Using DistributedDataParallel with create_graph=True")
+
+
+def _static_graph(rank: int, size: int, arguments: dict[str, Any]) -> list[str]:
+    model = _model(**arguments)
+    return warned(model._set_static_graph)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"static_graph": True}, "You've set static_graph to be True, no need to set it again."),
+        ({"find_unused_parameters": True}, "You passed find_unused_parameters=true to DistributedDataParallel,"),
+    ],
+)
+def test_static_graph_again(arguments: dict[str, Any], words: str, ranks: Ranks) -> None:
+    """static_graph set twice, or beside find_unused_parameters: torch's first sentence."""
+    for texts in ranks(2, _static_graph, arguments):
+        assert len(texts) == 1
+        assert texts[0].startswith(words)
+
+
+def _no_sync_around_backward(rank: int, size: int) -> list[str]:
+    model = _model()
+
+    def step() -> None:
+        loss = model(batch(rank)).sum()
+        with model.no_sync():
+            loss.backward()
+
+    texts = warned(lambda: [step() for _ in range(3)])
+    assert_trains(model, rank)
+    return texts
+
+
+def test_no_sync_around_the_backward_alone(ranks: Ranks) -> None:
+    """no_sync around the backward alone has no effect, about which torch is silent: said, with the remedy."""
+    for texts in ranks(2, _no_sync_around_backward):
+        assert len(set(texts)) == 1
+        assert "no_sync" in texts[0]
+        assert "forward" in texts[0]
+
+
+def _autograd_grad(rank: int, size: int) -> list[str]:
+    model = _model()
+    weight = model.module.second.weight
+    texts = warned(lambda: [torch.autograd.grad(model(batch(rank)).sum(), [weight]) for _ in range(2)])
+    assert_trains(model, rank)
+    return texts
+
+
+def test_autograd_grad(ranks: Ranks) -> None:
+    """torch.autograd.grad on the model's parameters is not averaged: said once, naming the parameter."""
+    for texts in ranks(2, _autograd_grad):
+        assert len(texts) == 1
+        assert "autograd.grad" in texts[0]
+        assert "second.weight" in texts[0]
+
+
+def _penalty(rank: int, size: int) -> list[str]:
+    model = _model()
+
+    def step() -> None:
+        x = batch(rank).requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), [x], create_graph=True)
+        (model(x).sum() + slope.square().sum()).backward()
+
+    return [text for text in warned(step) if "autograd.grad" in text]
+
+
+def test_autograd_grad_of_inputs_is_silent(ranks: Ranks) -> None:
+    """torch.autograd.grad on the inputs, as in a gradient penalty, is no mistake and warns of nothing."""
+    assert ranks(2, _penalty) == [[], []]
+
+
+def _all_reduce(state: Any, anything: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    buffer = anything.buffer().div_(dist.get_world_size())
+    return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
+
+
+def _late_hook(rank: int, size: int) -> list[str]:
+    model = _model()
+    _step(model, rank)
+    texts = warned(lambda: model.register_comm_hook(None, _all_reduce))
+    assert_trains(model, rank)
+    return texts
+
+
+def test_hook_registered_late(ranks: Ranks) -> None:
+    """A comm hook registered after the first backward: said, naming the hook."""
+    for texts in ranks(2, _late_hook):
+        assert len(texts) == 1
+        assert "_all_reduce" in texts[0]
+
+
+def _to_double(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return _all_reduce(state, bucket).then(lambda future: future.value().double())
+
+
+def _hook_of_another_dtype(rank: int, size: int) -> list[str]:
+    model = _model()
+    model.register_comm_hook(None, _to_double)
+    texts = warned(lambda: [_step(model, rank) for _ in range(3)])
+    assert_trains(model, rank)
+    return texts
+
+
+def test_hook_that_gives_another_dtype(ranks: Ranks) -> None:
+    """A hook whose future holds another dtype: said once, naming the hook and both dtypes; the values are used."""
+    for texts in ranks(2, _hook_of_another_dtype):
+        assert len(texts) == 1
+        assert "_to_double" in texts[0]
+        assert "Double" in texts[0] or "float64" in texts[0]
