@@ -27,7 +27,7 @@ __all__ = ["OURS", "Construction", "Listed", "Outcome", "Suites", "read_list"]
 
 HERE = Path(__file__).resolve().parent
 OURS = "ddp_lab:DistributedDataParallel"
-_START_SECONDS = 120
+_START_SECONDS = 300
 
 
 @dataclass(frozen=True)
