@@ -24,7 +24,7 @@ std::uint64_t checksum(std::uint64_t state, const unsigned char* bytes, std::siz
     state = mix(state, word);
   }
   std::uint64_t tail = 0;
-  std::memcpy(&tail, bytes + i, size - i);
+  if (i < size) std::memcpy(&tail, bytes + i, size - i);
   return mix(state, tail ^ (static_cast<std::uint64_t>(size) << 1));
 }
 

@@ -191,6 +191,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void add_hooks();
   void assign(const Assignment& assignment);
   std::unique_ptr<Bucket> make_bucket(const std::vector<std::size_t>& indices) const;
+  void tell_known_rows(Bucket& bucket) const;
 
   // reducer_backward.cpp
   void on_output_gradient(std::uint64_t epoch);
@@ -226,6 +227,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   BucketSchedule schedule_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<Launched> launched_;
+  std::map<std::string, at::Tensor> sparse_metadata_;
   const std::shared_ptr<Notices> notices_ = std::make_shared<Notices>();
   std::vector<Place> places_;  // by parameter
   GradientAccess access_;      // of the hook that ran last in this backward

@@ -78,7 +78,9 @@ std::unique_ptr<Bucket> Reducer::make_bucket(const std::vector<std::size_t>& ind
     variables.push_back(parameters_[index]);
     options.names.push_back(options_.names[index]);
   }
-  return std::make_unique<Bucket>(indices, variables, std::move(options));
+  auto bucket = std::make_unique<Bucket>(indices, variables, std::move(options));
+  tell_known_rows(*bucket);
+  return bucket;
 }
 
 // The new buckets take the memory of the old ones: these are let go first, and where gradients are their views, each
@@ -140,13 +142,19 @@ void Reducer::set_optimizer_in_backward(const std::vector<std::size_t>& paramete
 
 void Reducer::set_sparse_metadata(const std::map<std::string, at::Tensor>& metadata) {
   const Lock lock(mutex_);
-  for (const auto& bucket : buckets_) {
-    if (!bucket->sparse()) continue;
-    const std::string& name = bucket->slots().front().name;
-    auto found = metadata.find(name);
-    if (found == metadata.end()) found = metadata.find("." + name);  // how torch calls a parameter of the root
-    bucket->set_known_rows(found == metadata.end() ? at::Tensor() : found->second);
-  }
+  sparse_metadata_ = metadata;
+  for (const auto& bucket : buckets_) tell_known_rows(*bucket);
+}
+
+void Reducer::tell_known_rows(Bucket& bucket) const {
+  if (!bucket.sparse()) return;
+  if (sparse_metadata_.empty()) return bucket.set_known_rows(at::Tensor());
+  const std::string& name = bucket.slots().front().name;
+  auto found = sparse_metadata_.find(name);
+  if (found == sparse_metadata_.end()) found = sparse_metadata_.find("." + name);  // torch's name in the root
+  TORCH_CHECK(found != sparse_metadata_.end(), "param: ", name,
+              " not found in sparse metadata: _set_sparse_metadata needs the rows of every sparse parameter");
+  bucket.set_known_rows(found->second);
 }
 
 bool Reducer::rebuild_due() const {

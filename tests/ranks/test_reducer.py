@@ -244,6 +244,8 @@ def _sparse_on_rank(rank: int, size: int, hook: bool, rows: list[int] | None) ->
             mean = own.grad.to_dense()
             dist.all_reduce(mean)
             assert torch.allclose(mine.grad.to_dense(), mean / size)
+        if step == 1:
+            reducer.rebuild([[2, 1], [0]])  # the rows stay known
         if rows is not None:
             assert module[0].weight.grad.coalesce().indices().tolist() == [sorted(rows)]
         inspected: list[Any] = [None] * size
@@ -261,7 +263,9 @@ def test_sparse_gradients(ranks: Ranks, hook: bool, rows: list[int] | None) -> N
 def _wrong_sparse_on_rank(rank: int, size: int) -> None:
     module = nn.Embedding(6, 3, sparse=True)
     reducer = _reducer(module, [[0]], expect_sparse=[True])
-    reducer._set_sparse_metadata({"weight": torch.tensor([1, 3])})
+    with pytest.raises(RuntimeError, match="param: weight not found in sparse metadata"):
+        reducer._set_sparse_metadata({"other": torch.tensor([1, 3])})
+    reducer._set_sparse_metadata({".weight": torch.tensor([1, 3])})  # torch's name of a parameter of the root
     with pytest.raises(RuntimeError, match="the gradient of 'weight' has rows that are not in the sparse metadata"):
         _forward(reducer, module, torch.tensor([5])).sum().backward()
     module = nn.Embedding(6, 3, sparse=False)
