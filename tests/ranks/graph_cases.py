@@ -14,7 +14,18 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Case", "RandomGraph", "draw", "inputs_of", "loss_of", "possible", "skipped_by", "smallest"]
+__all__ = [
+    "PATTERNS",
+    "Case",
+    "RandomGraph",
+    "draw",
+    "inputs_of",
+    "loss_of",
+    "possible",
+    "skipped_by",
+    "smallest",
+    "torch_can",
+]
 
 Case = dict[str, Any]
 WIDTH = 4
@@ -22,6 +33,9 @@ WORDS = 7
 SAMPLES = 3
 DTYPES = {"single": torch.float32, "double": torch.float64, "complex": torch.complex64}
 MODES = ("plain", "find_unused", "static")
+# Several forwards in a step: with a backward each, all but the last under no_sync; with one backward of the sum of
+# their losses; first all forwards, then all backwards; one forward and several backwards through its graph.
+PATTERNS = ("turns", "summed", "separate", "retained")
 
 
 def draw(seed: int) -> Case:
@@ -29,21 +43,25 @@ def draw(seed: int) -> Case:
 
     Returns:
         ``world``: ranks; ``mode``: what is told of the graph; ``nodes``: see `RandomGraph`; ``output``: the class of
-        what forward returns; ``hook``: a comm hook or None; ``steps``: for each step the number of backwards, of
-        which the last one synchronises, and what zero_grad does before; ``arguments``: of the constructor.
+        what forward returns; ``hook``: a comm hook or None; ``pattern``: one of `PATTERNS`; ``steps``: for each step
+        how many times that is done, and what zero_grad does before; ``arguments``: of the constructor.
     """
     rng = random.Random(seed)
     mode = rng.choice(MODES)
+    pattern = rng.choice(["turns"] * 6 + list(PATTERNS))
     nodes = [_draw_node(rng, index, mode) for index in range(rng.randint(1, 7))]
     for index, node in enumerate(nodes):
-        if node["checkpoint"] == "reentrant" and not _reentrant_works(mode, nodes, index):
+        if pattern != "turns":
+            node["checkpoint"] = None
+        elif node["checkpoint"] == "reentrant" and not _reentrant_works(mode, nodes, index):
             node["checkpoint"] = "non-reentrant"
-    steps = [[_parts(rng, mode), rng.choice(["none", "none", "zero", "keep"])] for _ in range(rng.randint(2, 4))]
+    steps = [[rng.choice([1, 1, 2, 3]), rng.choice(["none", "none", "zero", "keep"])] for _ in range(rng.randint(2, 4))]
     sparse = any(node["kind"] == "embedding" for node in nodes)
     return {
         "seed": seed,
         "world": rng.choice([1, 2, 2, 3, 4]),
         "mode": mode,
+        "pattern": pattern if mode != "static" else "turns",
         "nodes": nodes,
         "output": rng.choice(["list", "dict", "nested", "tensor"]),
         "hook": None if sparse else rng.choice([None, None, None, "allreduce", "fp16"]),
@@ -51,13 +69,22 @@ def draw(seed: int) -> Case:
         "arguments": {
             "bucket_cap_mb": rng.choice([None, 0.00005, 0.0001, 0.0003, 0.001]),
             "gradient_as_bucket_view": rng.random() < 0.5,
+            "batched_grad_copy": rng.random() < 0.2,
         },
     }
 
 
-def _parts(rng: random.Random, mode: str) -> int:
-    # torch's static graph stops synchronising after a no_sync
-    return 1 if mode == "static" else rng.choice([1, 1, 2, 3])
+def torch_can(case: Case) -> bool:
+    """Whether torch's DDP has the right gradients, too.
+
+    It doesn't synchronise the second of two backwards after two forwards, nor a second backward through one graph,
+    nor a static graph after no_sync; and it looks for unused parameters in the last of several forwards alone.
+    """
+    if any(parts > 1 for parts, _ in case["steps"]):
+        return case["mode"] != "static" and (
+            case["pattern"] == "turns" or (case["pattern"] == "summed" and case["mode"] == "plain")
+        )
+    return True
 
 
 def _draw_node(rng: random.Random, index: int, mode: str) -> dict[str, Any]:
@@ -86,10 +113,10 @@ def _reentrant_works(mode: str, nodes: list[dict[str, Any]], index: int) -> bool
 
 def possible(case: Case) -> bool:
     """Whether a case made from another one is still one that torch can do."""
-    nodes, plain, static = case["nodes"], case["mode"] == "plain", case["mode"] == "static"
+    nodes = case["nodes"]
     return (
-        not (plain and any(node["gated"] for node in nodes))
-        and not (static and any(parts > 1 for parts, _ in case["steps"]))
+        not (case["mode"] == "plain" and any(node["gated"] for node in nodes))
+        and not (case["mode"] == "static" and case["pattern"] != "turns")
         and all(n["checkpoint"] != "reentrant" or _reentrant_works(case["mode"], nodes, i) for i, n in enumerate(nodes))
     )
 
@@ -212,13 +239,13 @@ def _simpler(case: Case) -> Iterator[Case]:
     for index in range(len(case["steps"])):
         if len(case["steps"]) > 1:
             yield {**case, "steps": case["steps"][:index] + case["steps"][index + 1 :]}
-    plain: dict[str, Any] = {"hook": None, "output": "list", "mode": "plain"}
+    plain: dict[str, Any] = {"hook": None, "output": "list", "mode": "plain", "pattern": "turns"}
     for name, value in plain.items():
         if case[name] != value:
             yield {**case, name: value}
     for world in range(1, case["world"]):
         yield {**case, "world": world}
-    for name, value in (("bucket_cap_mb", None), ("gradient_as_bucket_view", False)):
+    for name, value in (("bucket_cap_mb", None), ("gradient_as_bucket_view", False), ("batched_grad_copy", False)):
         if case["arguments"][name] != value:
             yield {**case, "arguments": {**case["arguments"], name: value}}
     for index, (parts, zero) in enumerate(case["steps"]):
