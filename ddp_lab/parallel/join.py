@@ -33,7 +33,7 @@ from torch.distributed.algorithms.join import Join, JoinHook
 from torch.distributed.utils import _sync_module_states
 
 if TYPE_CHECKING:
-    from .ddp import DistributedDataParallel
+    from .model_state import ModelState
 
 __all__ = ["before_forward", "buffer_source", "check_sync_batchnorm", "divisor", "make_join_hook"]
 
@@ -50,7 +50,7 @@ class Meeting(NamedTuple):
 class DDPJoinHook(JoinHook):
     """A joined rank's share of one model in the iterations of the others. See [Note: join]."""
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: ModelState) -> None:
         super().__init__()
         self._model = model
 
@@ -85,7 +85,7 @@ class DDPJoinHook(JoinHook):
         )
 
 
-def make_join_hook(model: DistributedDataParallel, divide_by_initial_world_size: bool = True) -> DDPJoinHook:
+def make_join_hook(model: ModelState, divide_by_initial_world_size: bool = True) -> DDPJoinHook:
     """What `Join` runs on this rank once it has run out of inputs.
 
     Args:
@@ -99,7 +99,7 @@ def make_join_hook(model: DistributedDataParallel, divide_by_initial_world_size:
     return DDPJoinHook(model)
 
 
-def before_forward(model: DistributedDataParallel) -> None:
+def before_forward(model: ModelState) -> None:
     """Tells joined ranks that this one begins an iteration, and what there will be to take part in.
 
     The first collectives of each forward inside a join context; none outside.
@@ -119,7 +119,7 @@ def before_forward(model: DistributedDataParallel) -> None:
         model.reducer.set_forward_pass_work(model._meeting.work, model._divide_by_initial_world_size)
 
 
-def buffer_source(model: DistributedDataParallel) -> int:
+def buffer_source(model: ModelState) -> int:
     """The rank, in the model's group, whose buffers count in this iteration: rank 0 outside a join context."""
     if not model._join_config.enable:
         return 0
@@ -127,14 +127,14 @@ def buffer_source(model: DistributedDataParallel) -> int:
     return max(rank for rank, is_active in enumerate(active) if is_active)
 
 
-def divisor(model: DistributedDataParallel) -> int:
+def divisor(model: ModelState) -> int:
     """What a sum of this backward's gradients over the ranks is to be divided by."""
     if not model._join_config.enable or model._divide_by_initial_world_size:
         return dist.get_world_size(model.process_group)
     return int(_settle(model._meeting)[0])
 
 
-def check_sync_batchnorm(model: DistributedDataParallel, throw_on_early_termination: bool) -> None:
+def check_sync_batchnorm(model: ModelState, throw_on_early_termination: bool) -> None:
     """Warns, once for a context, if the model holds SyncBatchNorm and uneven inputs are to be tolerated."""
     if throw_on_early_termination:
         return
@@ -150,7 +150,7 @@ def check_sync_batchnorm(model: DistributedDataParallel, throw_on_early_terminat
     )
 
 
-def _meet(model: DistributedDataParallel, *, active: bool, sync: bool) -> Meeting:
+def _meet(model: ModelState, *, active: bool, sync: bool) -> Meeting:
     size = _RANKS + dist.get_world_size(model.process_group)
     row = torch.zeros(size, dtype=torch.float32, device=model.device)
     if active:
@@ -170,5 +170,5 @@ def _settle(meeting: Meeting) -> list[float]:
     return list(meeting.row.tolist())
 
 
-def _rank(model: DistributedDataParallel) -> int:
+def _rank(model: ModelState) -> int:
     return dist.get_rank(model.process_group)

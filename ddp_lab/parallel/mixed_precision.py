@@ -32,7 +32,7 @@ from torch.autograd import Variable
 from torch.distributed.utils import _cast_forward_inputs
 
 if TYPE_CHECKING:
-    from .ddp import DistributedDataParallel
+    from .model_state import ModelState
 
 __all__ = ["after_forward", "attach_reducer", "cast_inputs", "install"]
 
@@ -44,12 +44,13 @@ class LowPrecision:
         model: its parameters, buffers and reducer must be ready.
     """
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: ModelState) -> None:
         config = model.mixed_precision
         self._dtype = config.param_dtype
         self.bucket_dtype = config.reduce_dtype or config.param_dtype
         self._model = weakref.ref(model)
-        self._parameters = [p for p in model.module.parameters() if not getattr(p, "_ddp_ignored", False)]
+        # with the attributes of [Note: mixed precision]
+        self._parameters: list[Any] = [p for p in model.module.parameters() if not getattr(p, "_ddp_ignored", False)]
         self._hooks: list[Any] = []  # (accumulator, handle): a variable holds its accumulator weakly
         self._low = False
         self._queued = False
@@ -93,7 +94,7 @@ class LowPrecision:
         model = self._model()
         assert model is not None
         for index, parameter in enumerate(model._trained):
-            accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            accumulator: Any = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
             hook = functools.partial(_arrived, weakref.ref(self), index, parameter)
             self._hooks.append((accumulator, accumulator.register_hook(hook)))
 
@@ -111,7 +112,7 @@ class LowPrecision:
         if self._queued:
             return
         self._queued = True
-        queue = Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
+        queue = Variable._execution_engine.queue_callback
         queue(lambda: queue(self._restore))
 
     def _restore(self) -> None:
@@ -128,20 +129,20 @@ class LowPrecision:
                 parameter.grad = parameter.grad.to(parameter.dtype)
 
 
-def install(model: DistributedDataParallel) -> None:
+def install(model: ModelState) -> None:
     """Prepares a model whose `mixed_precision` is set: low copies, buffers, dtype of the buckets."""
     model._low_precision = LowPrecision(model)
     attach_reducer(model)
 
 
-def attach_reducer(model: DistributedDataParallel) -> None:
+def attach_reducer(model: ModelState) -> None:
     """Tells the model's reducer, a new one perhaps, in which dtype gradients arrive and travel."""
     if model._low_precision.bucket_dtype is not None:
         model.reducer._set_mixed_precision_param_dtype(model._low_precision.bucket_dtype)
 
 
 def cast_inputs(
-    model: DistributedDataParallel, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: ModelState, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The forward's arguments with floating-point tensors in `param_dtype`; switches the parameters as well."""
     state = model._low_precision
@@ -151,7 +152,7 @@ def cast_inputs(
     return tuple(cast_args), cast_kwargs
 
 
-def after_forward(model: DistributedDataParallel, outputs: Iterable[torch.Tensor]) -> None:
+def after_forward(model: ModelState, outputs: Iterable[torch.Tensor]) -> None:
     """To be called when the module has run, with the tensors that it returned."""
     model._low_precision.end(outputs, model._was_low)
 
@@ -170,7 +171,7 @@ def _backward_begins(state: weakref.ReferenceType[LowPrecision], grad: torch.Ten
         alive.queue_restore()
 
 
-def _add_low_copy(parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> None:
+def _add_low_copy(parameter: Any, dtype: torch.dtype | None) -> None:
     if not hasattr(parameter, "_mp_param"):
         low = torch.zeros_like(parameter, dtype=dtype, requires_grad=parameter.requires_grad)
         _hold(low, False)

@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 
 from . import join
 
 if TYPE_CHECKING:
-    from .ddp import DistributedDataParallel
+    from .model_state import ModelState
 
 __all__ = ["apply_optimizer_in_backward_hook", "has_optimizers", "install", "register_fused_optim"]
 
@@ -36,7 +36,7 @@ def has_optimizers(parameters: Iterable[torch.nn.Parameter]) -> bool:
     return any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters)
 
 
-def install(model: DistributedDataParallel) -> None:
+def install(model: ModelState) -> None:
     """Moves the optimizers of the model's parameters behind the average over the ranks. Once, if there are any.
 
     Raises:
@@ -53,9 +53,7 @@ def install(model: DistributedDataParallel) -> None:
     model.reducer._set_optimizer_in_backward(stepping)
 
 
-def apply_optimizer_in_backward_hook(
-    model_reference: weakref.ReferenceType[DistributedDataParallel], bucket: dist.GradBucket
-) -> Future:
+def apply_optimizer_in_backward_hook(model_reference: weakref.ReferenceType[ModelState], bucket: GradBucket) -> Future:
     """A comm hook: averages the bucket, then steps the in-backward optimizers of its parameters."""
     model = model_reference()
     assert model is not None
@@ -63,7 +61,7 @@ def apply_optimizer_in_backward_hook(
 
     def step(summed: Future) -> torch.Tensor:
         summed.value()  # raises what the collective raised
-        buffer = bucket.buffer().div_(divisor)
+        buffer: torch.Tensor = bucket.buffer().div_(divisor)
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             optimizers = getattr(parameter, "_in_backward_optimizers", ())
             if not optimizers:
@@ -74,11 +72,12 @@ def apply_optimizer_in_backward_hook(
             parameter.grad = None
         return buffer
 
-    return model.reducer._run_allreduce_hook(bucket).then(step)
+    future: Future = model.reducer._run_allreduce_hook(bucket)
+    return future.then(step)
 
 
 def register_fused_optim(
-    model: DistributedDataParallel,
+    model: ModelState,
     optim: type[torch.optim.Optimizer],
     *args: Any,
     optim_params: Iterable[torch.Tensor] | None = None,
@@ -97,7 +96,7 @@ def register_fused_optim(
         RuntimeError: the optimizer can't be overlapped, or the model has a comm hook.
     """
     # imported here: it imports torch.nn.parallel.DistributedDataParallel, and FSDP with it
-    from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim
+    from torch.distributed.algorithms._optimizer_overlap.optimizer_overlap import _as_overlapped_optim
 
     overlapped = _as_overlapped_optim(optim, optim_params, *args, **kwargs)
     try:
