@@ -185,6 +185,10 @@ void bind_torch_names(ReducerClass& reducer) {
       .def(
           "prepare_for_backward", [](Reducer& self, const at::Tensor& output) { arm(self, {output}, true); },
           py::arg("output"))
+      // Lightning's manual optimization calls these around a backward. Forwards rebuild here, and a static graph's
+      // first backward ends by itself.
+      .def("_rebuild_buckets", [](const Reducer&) { return false; })
+      .def("_delay_all_reduce", [](const Reducer&) {})
       .def("_get_local_used_map", &Reducer::used_map, NoGil())
       .def("_ddp_graph_static", &Reducer::graph_was_static, NoGil())
       .def(
