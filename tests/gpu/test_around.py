@@ -1,0 +1,136 @@
+"""On a CUDA device with NCCL: mixed precision, SyncBatchNorm and ZeRO's overlap hooks beside torch's class."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import FileStore
+from torch.multiprocessing.spawn import spawn
+
+from tests.ranks.compare import assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
+    pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch was built without NCCL"),
+]
+
+SMALL = 0.0005  # MiB: several buckets
+RANKS = 2
+
+
+def _join_group(rank: int, folder: str) -> None:
+    # Ranks that share one GPU: NCCL must take them for processes of different hosts.
+    os.environ["NCCL_HOSTID"] = f"host-{rank}"
+    torch.cuda.set_device(0)
+    store = FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=RANKS)
+
+
+def _run(function: Callable[..., None], *args: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_process, (str(Path(folder)), function, args), nprocs=RANKS)
+
+
+def _process(rank: int, folder: str, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    _join_group(rank, folder)
+    function(rank, *args)
+    dist.destroy_process_group()
+
+
+def _steps(model: nn.Module, rank: int, optimizer: torch.optim.Optimizer | None = None) -> list[Any]:
+    chosen = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    for step in range(5):
+        chosen.zero_grad()
+        model(samples(rank, step).cuda()).float().square().mean().backward()
+        if not getattr(chosen, "_overlap_with_ddp", False):
+            chosen.step()
+        seen.append(state_of(model))
+    return seen
+
+
+def _mixed_precision(rank: int, reduce_dtype: torch.dtype, as_view: bool) -> None:
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    config = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype, buffer_dtype=torch.bfloat16)
+
+    def program(wrap: type) -> Any:
+        model = wrap(
+            mlp().cuda(), device_ids=[0], mixed_precision=config, bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view
+        )
+        return _steps(model, rank)
+
+    seen = same_as_torch(program, exact=False)
+    assert_same_on_all_ranks(seen[-1])
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize("reduce_dtype", [torch.bfloat16, torch.float32])
+def test_mixed_precision(reduce_dtype: torch.dtype, as_view: bool) -> None:
+    """Native mixed precision trains as with torch's class."""
+    _run(_mixed_precision, reduce_dtype, as_view)
+
+
+def _sync_batchnorm(rank: int) -> None:
+    def program(wrap: type) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        model = wrap(nn.SyncBatchNorm.convert_sync_batchnorm(net).cuda(), device_ids=[0], bucket_cap_mb=SMALL)
+        return _steps(model, rank)
+
+    seen = same_as_torch(program, exact=False)
+    assert_same_on_all_ranks(seen[-1])
+
+    def joined(wrap: type) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(10, 8), nn.SyncBatchNorm(8), nn.Linear(8, 4)).cuda()
+        model = wrap(net, device_ids=[0])
+        done = []
+
+        def train() -> None:
+            for step in range(2 + rank):
+                model(samples(rank, step).cuda()).sum().backward()
+                done.append(step)
+
+        with pytest.raises(RuntimeError, match="exhausted"), model.join(throw_on_early_termination=True):
+            train()
+        return done
+
+    assert same_as_torch(joined) == [0, 1]
+
+
+def test_sync_batchnorm() -> None:
+    """SyncBatchNorm's statistics and gradients are torch's, also in a join that ends early."""
+    _run(_sync_batchnorm)
+
+
+def _zero_overlap(rank: int, interleaved: bool, shard_buckets: bool) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    wrap_hook = ddp_zero_hook.hook_with_zero_step_interleaved if interleaved else ddp_zero_hook.hook_with_zero_step
+
+    def program(wrap: type) -> Any:
+        model = wrap(mlp().cuda(), device_ids=[0], bucket_cap_mb=SMALL, gradient_as_bucket_view=True)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+        model.register_comm_hook(None, wrap_hook(allreduce_hook, model, optimizer, shard_buckets=shard_buckets))
+        return _steps(model, rank, optimizer)
+
+    seen = same_as_torch(program, exact=False)
+    assert_same_on_all_ranks({name: value for name, value in seen[-1].items() if not name.startswith("gradient")})
+
+
+@pytest.mark.parametrize(("interleaved", "shard_buckets"), [(False, False), (False, True), (True, False)])
+def test_zero_step_in_the_backward(interleaved: bool, shard_buckets: bool) -> None:
+    """ZeRO's step overlapped with our backward, whole or per bucket, leaves the weights that torch's class leaves."""
+    _run(_zero_overlap, interleaved, shard_buckets)
