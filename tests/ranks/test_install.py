@@ -1,0 +1,92 @@
+"""`ddp_lab.install()`: torch's name becomes ours, in this process and in trainers from PyPI."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ranks.compare import assert_same, samples
+from tests.ranks.conftest import Ranks
+from tests.ranks.harness import ROOT
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def _install_on_rank(rank: int, size: int) -> None:
+    import ddp_lab
+
+    torchs = torch.nn.parallel.DistributedDataParallel
+    assert torchs is not ddp_lab.DistributedDataParallel
+    holder = types.ModuleType("a_module_of_the_user")
+    exec("from torch.nn.parallel import DistributedDataParallel as DDP; import torch", vars(holder))
+    sys.modules[holder.__name__] = holder
+    try:
+        with ddp_lab.install():
+            assert holder.DDP is torch.nn.parallel.DistributedDataParallel is ddp_lab.DistributedDataParallel
+            assert torch.nn.parallel.distributed.DistributedDataParallel is ddp_lab.DistributedDataParallel
+            assert ddp_lab.parallel.ddp.TorchDDP is torchs
+            model = holder.DDP(nn.Linear(10, 2))
+            model(samples(rank, 0)).sum().backward()
+            assert isinstance(model, torchs)
+            assert issubclass(holder.DDP, torchs)
+            with ddp_lab.install():  # once more: the end of this block undoes nothing of the outer one
+                pass
+            assert holder.DDP is ddp_lab.DistributedDataParallel
+        assert holder.DDP is torch.nn.parallel.DistributedDataParallel is torchs
+        installed = ddp_lab.install()
+        assert holder.DDP is ddp_lab.DistributedDataParallel
+        installed.undo()
+        installed.undo()
+        assert holder.DDP is torchs
+    finally:
+        del sys.modules[holder.__name__]
+
+
+def test_every_holder_of_the_name_gets_ours(ranks: Ranks) -> None:
+    """Modules that imported torch's class, under any name, hold ours until the end of the block or `undo`."""
+    ranks(1, _install_on_rank)
+
+
+def _train(program: str, path: Path, *arguments: str) -> dict[str, torch.Tensor]:
+    """Final weights of a script that torchrun runs on two ranks."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         str(PROGRAMS / program), str(path), *arguments],
+        cwd=path.parent,
+        env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:]
+    return torch.load(path, weights_only=True)
+
+
+def _same_weights(tmp_path: Path, program: str, *arguments: str) -> None:
+    theirs, ours = (_train(program, tmp_path / f"{which}.pt", which, *arguments) for which in ("torch", "ours"))
+    assert_same(ours, theirs)
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    """A script of accelerate's, with accumulation, clipping and a late synchronisation, ends with torch's weights."""
+    importlib.metadata.version("accelerate")
+    _same_weights(tmp_path, "train_accelerate.py")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimization"),
+    [("ddp", "automatic"), ("ddp_find_unused_parameters_true", "manual")],
+)
+def test_lightning(tmp_path: Path, strategy: str, optimization: str) -> None:
+    """Lightning's trainer, with automatic and manual optimization, ends with torch's weights."""
+    importlib.metadata.version("lightning")
+    _same_weights(tmp_path, "train_lightning.py", strategy, optimization)
