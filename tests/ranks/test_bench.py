@@ -8,18 +8,16 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.bench import construct, memory, recording_cost, step
+from ddp_lab.bench.workloads import MODES
 
 
 def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench step` times every cell that was asked for, both classes in turns, and prints what it writes."""
     path = tmp_path / "step.json"
-    asked = "--workloads small_tensors conv_net --modes plain --sets 2 --builds 2 --seconds 1"
+    asked = "--workloads conv_net --sets 2 --builds 2 --seconds 1"
     assert step.main([*asked.split(), "--json", str(path)]) == 0
     found = json.loads(path.read_text())
-    assert [(cell["workload"], cell["mode"]) for cell in found["cells"]] == [
-        ("small_tensors", "plain"),
-        ("conv_net", "plain"),
-    ]
+    assert [(cell["workload"], cell["mode"]) for cell in found["cells"]] == [("conv_net", mode) for mode in MODES]
     table = capsys.readouterr().out
     for cell in found["cells"]:
         assert len(cell["sets"]) == 2
