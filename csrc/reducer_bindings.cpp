@@ -160,7 +160,7 @@ py::dict report(const Reducer& reducer) {
   }
   py::dict made;
   made["iteration"] = found.iteration;
-  made["unused_parameter_size"] = found.unused_parameters;
+  made["unused_parameter_size"] = found.unused_bytes;
   made["num_buckets_reduced"] = found.buckets_reduced;
   made["ready_order_last"] = found.ready_order;
   made["error"] = found.error;

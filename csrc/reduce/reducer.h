@@ -65,8 +65,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   struct Report {
     std::int64_t iteration = 0;  // forwards outside no_sync that have begun
-    std::size_t unused_parameters = 0, buckets_reduced = 0;
-    std::vector<std::size_t> ready_order;  // parameters, of the last backward that finished
+    std::size_t unused_bytes = 0, buckets_reduced = 0;
+    std::vector<std::size_t> ready_order;  // parameters with a gradient, of the last backward that finished
     std::string error;                     // the last one raised; empty: none
     StepTimes times;
   };

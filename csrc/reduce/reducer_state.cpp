@@ -80,9 +80,12 @@ Reducer::Report Reducer::report() const {
   const Lock lock(mutex_);
   Report made;
   made.iteration = iteration_;
-  made.unused_parameters = static_ ? static_->unused().size() : last_unused_.size();
+  const std::vector<std::size_t> unused = static_ ? static_->unused() : last_unused_;
+  for (const std::size_t parameter : unused) made.unused_bytes += parameters_[parameter].nbytes();
   made.buckets_reduced = buckets_reduced_;
-  made.ready_order = last_order_;
+  for (const std::size_t parameter : last_order_) {
+    if (std::find(unused.begin(), unused.end(), parameter) == unused.end()) made.ready_order.push_back(parameter);
+  }
   made.error = error_;
   made.times = last_times_;
   return made;

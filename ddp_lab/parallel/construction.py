@@ -41,6 +41,8 @@ class Construction(ModelState):
         self.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params
         self.batched_grad_copy = options.batched_grad_copy
         self.mixed_precision = options.mixed_precision
+        mesh = options.device_mesh
+        self._is_sharded = mesh is not None and mesh._get_root_mesh() != mesh
         self._caps = arguments.BucketCaps.of(options)
         self.bucket_bytes_cap = self._caps.others
         self.bucket_bytes_cap_list = list(self._caps.each)

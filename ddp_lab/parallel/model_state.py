@@ -33,6 +33,7 @@ class ModelState(TorchDDP):
     logger: DDPLogger  # None until the reducer is there
     _survey: Survey
     _seen: Seen  # of the survey, or newer with the same parameters
+    _is_sharded: bool  # over the other dimensions of the device mesh
     _idle_seen: Seen | None  # when all parameters were frozen
     _module_parameters: list[torch.nn.Parameter]
     parameters_to_ignore: set[str]

@@ -49,7 +49,7 @@ class OrderFollower:
         if self.since < self.every:
             return None
         self.since = 0
-        arrived = list(model.reducer.report()["ready_order_last"])
+        arrived = list(model.reducer.ready_order())
         held = [index for bucket in model._assignment for index in bucket]
         complete = sorted(arrived) == sorted(held)
         if not complete or out_of_place(arrived, held) <= self.threshold:

@@ -139,6 +139,8 @@ def _names_only(held: Any) -> tuple[Any, ...]:
 
 def unchanged(model: ModelState) -> bool:
     """Whether the module holds what it did when the reducer was built, or when it was last found idle."""
+    if model._is_sharded:  # its forward puts other tensors in the places of the parameters
+        return True
     return bool(model._seen.unchanged() or (model._idle_seen is not None and model._idle_seen.unchanged()))
 
 

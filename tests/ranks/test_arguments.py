@@ -233,6 +233,35 @@ def test_a_device_mesh_names_the_group(ranks: Ranks) -> None:
     ranks(2, _mesh_on_rank)
 
 
+def _sliced_mesh_on_rank(rank: int, size: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    from ddp_lab import DistributedDataParallel
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+
+    def gradients(wrap: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        model = wrap(parallelize_module(net, mesh["tensor"], plan), device_mesh=mesh["data"])
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.full((2, 4), 1.0 + rank // 2)).sum().backward()
+        return [parameter.grad for parameter in model._module_parameters]
+
+    ours, theirs = gradients(DistributedDataParallel), gradients(TorchDDP)
+    assert len(ours) == 4
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_slice_of_a_mesh_goes_with_tensor_parallel(ranks: Ranks) -> None:
+    """device_mesh that is a slice of a larger one: a tensor parallel module is averaged over the other dimension, with
+    torch's gradients; that its forward swaps tensors is no change of the model."""
+    ranks(4, _sliced_mesh_on_rank)
+
+
 def _no_communication_on_rank(rank: int, size: int) -> None:
     from ddp_lab import DistributedDataParallel
 
