@@ -1,4 +1,4 @@
-"""Around DDP: state dicts, saved and loaded in every way, stateless calls."""
+"""Around DDP: state dicts, saved and loaded in every way, stateless calls, device meshes with tensor parallel."""
 
 from __future__ import annotations
 
@@ -115,3 +115,46 @@ def _functional_call_on_rank(rank: int, size: int) -> None:
 def test_functional_call(ranks: Ranks) -> None:
     """`torch.func.functional_call` swaps parameters of the wrapped model; its own parameters are averaged as ever."""
     ranks(2, _functional_call_on_rank)
+
+
+SPLIT = {"0.weight": 0, "0.bias": 0, "2.weight": 1}  # by parameter: the dimension that tensor parallelism splits
+
+
+def _tensor_parallel_on_rank(rank: int, size: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "model"))
+    replica = mesh["data"].get_local_rank()
+
+    def whole(name: str, part: torch.Tensor) -> torch.Tensor:
+        if name not in SPLIT:
+            return part
+        parts = [torch.empty_like(part) for _ in range(size // 2)]
+        dist.all_gather(parts, part.contiguous(), group=mesh["model"].get_group())
+        return torch.cat(parts, SPLIT[name])
+
+    def program(wrap: Any) -> Any:
+        net = mlp()
+        parallelize_module(net, mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        model = wrap(net, device_mesh=mesh["data"])
+        parameters = dict(model.module.named_parameters())  # forward puts plain tensors in their places
+        optimizer = torch.optim.SGD(parameters.values(), lr=0.05)
+        _train(model, optimizer, replica, range(3))
+        return {name: whole(name, p.detach()) for name, p in parameters.items()}
+
+    weights = same_as_torch(program, exact=False)
+
+    alone = mlp()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
+    for step in range(3):
+        optimizer.zero_grad()
+        for rank_of_data in range(2):
+            (alone(samples(rank_of_data, step)).square().mean() / 2).backward()
+        optimizer.step()
+    assert_same(weights, {name: p.detach() for name, p in alone.named_parameters()}, exact=False)
+
+
+def test_data_and_tensor_parallel(ranks: Ranks) -> None:
+    """On a 2-D mesh of 4 ranks, two replicas of a model split over two ranks train as one process on both batches."""
+    ranks(4, _tensor_parallel_on_rank)
