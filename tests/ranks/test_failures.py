@@ -79,7 +79,8 @@ def test_parameters_without_a_gradient_are_named(ranks: Ranks) -> None:
         assert message.startswith(
             "Expected to have finished reduction in the prior iteration before starting a new one."
         )
-        assert "did not receive grad for rank" in message and ": second.weight, second.bias" in message
+        assert "did not receive grad for rank" in message
+        assert ": second.weight, second.bias" in message
         assert f"on rank {rank}" in message
         assert "2 of 4 parameters" in message
 
