@@ -2,7 +2,7 @@
 
     python sanitized_training.py STORE RANK WORLD_SIZE
 
-While it trains, one more thread drains the events and asks about the gradients, as a rank of a notebook does.
+While it trains, one more thread drains the events and asks about the models, as a rank of a notebook does.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ CASES: list[Callable[[int], None]] = [plain, unused, static_graph, hook, abandon
 
 @contextlib.contextmanager
 def _onlooker() -> Iterator[None]:
-    """A thread that drains the recorder and asks the models for their gradients' checksums, as fast as it can."""
+    """A thread that drains the recorder and asks the models what they are doing, as fast as it can.
+
+    It reads no gradient: `p.grad = None` may free one without the GIL, so only an idle model's can be inspected.
+    """
     extension = native.load()
     done = threading.Event()
     looks = 0
@@ -149,7 +152,7 @@ def _onlooker() -> Iterator[None]:
             *_, cursor = extension.drain(cursor)
             for model in live_models():
                 model.reducer.in_flight()
-                model.reducer.inspect(anyway=False)
+                model.reducer.bucket_times()
             done.wait(0.001)
 
     thread = threading.Thread(target=look)
