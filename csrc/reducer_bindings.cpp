@@ -85,7 +85,7 @@ std::shared_ptr<Reducer> make_reducer(std::vector<at::Tensor> parameters, std::v
                                       std::int32_t reducer_id, std::int32_t process_group_index,
                                       bool gradient_as_bucket_view, bool find_unused_parameters, bool static_graph,
                                       bool skip_all_reduce_unused_params, bool batched_grad_copy,
-                                      std::vector<bool> expect_sparse) {
+                                      std::vector<bool> expect_sparse, std::string module) {
   ReducerOptions options;
   options.names = std::move(names);
   options.reducer_id = reducer_id;
@@ -96,6 +96,7 @@ std::shared_ptr<Reducer> make_reducer(std::vector<at::Tensor> parameters, std::v
   options.skip_all_reduce_unused_params = skip_all_reduce_unused_params;
   options.batched_grad_copy = batched_grad_copy;
   options.expect_sparse = std::move(expect_sparse);
+  options.module = std::move(module);
   return std::make_shared<Reducer>(std::move(parameters), assignment, hold(std::move(group)), std::move(options));
 }
 
@@ -226,7 +227,7 @@ void bind_reducer(py::module_& module) {
            py::arg("process_group"), py::arg("reducer_id"), py::arg("process_group_index"),
            py::arg("gradient_as_bucket_view"), py::arg("find_unused_parameters") = false,
            py::arg("static_graph") = false, py::arg("skip_all_reduce_unused_params") = false,
-           py::arg("batched_grad_copy") = false, py::arg("expect_sparse") = std::vector<bool>())
+           py::arg("batched_grad_copy") = false, py::arg("expect_sparse") = std::vector<bool>(), py::arg("module") = "")
       .def("begin_forward", &Reducer::begin_forward, NoGil(), py::arg("sync"))
       .def("end_forward", &Reducer::end_forward, NoGil())
       .def("arm", &arm, py::arg("outputs"), py::arg("sync") = true)

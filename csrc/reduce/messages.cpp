@@ -10,7 +10,8 @@ namespace {
 constexpr std::size_t kMost = 20;
 
 std::string on_rank(const Where& where) {
-  return "step " + std::to_string(where.step) + " on rank " + std::to_string(where.rank);
+  const std::string module = where.module.empty() ? "" : " (" + where.module + ")";
+  return "step " + std::to_string(where.step) + " on rank " + std::to_string(where.rank) + module;
 }
 
 std::string quoted(const std::string& name) { return "'" + name + "'"; }
@@ -88,12 +89,17 @@ std::string given_up(const Where& where) {
          std::to_string(where.rank) + " while it ran: its gradients are not averaged";
 }
 
+std::string second_while_joined(const Where& where) {
+  return "a second backward can't be synchronised inside join(): ranks that have run out of inputs take part in one "
+         "backward for each forward, and this one, before " +
+         on_rank(where) + ", is one more. Call backward() once, on the sum of the losses, or run it under no_sync().";
+}
+
 std::string own_gradients(const std::string& name) {
   return "torch.autograd.grad was called for " + quoted(name) +
          " (and perhaps others) of a model in DistributedDataParallel: what it returns is this rank's own gradient, "
          "not the average over the ranks. Call backward() instead, or all_reduce the result; under no_sync() nothing "
-         "is "
-         "averaged and this warning does not come.";
+         "is averaged and this warning does not come.";
 }
 
 std::string needless_walk() {

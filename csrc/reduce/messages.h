@@ -12,6 +12,7 @@ namespace ddp_lab::messages {
 struct Where {
   std::int64_t step = 0;
   int rank = 0;
+  std::string module;  // class and place of the user's module, or empty
 };
 
 // The last backward left `missing` (indices) of `names` without a gradient.
@@ -26,6 +27,9 @@ std::string graph_changed(const Where& where, const std::string& name);
 
 // The gradient's type, layout or device is not what the bucket holds.
 std::string unexpected_type(const std::string& name, const std::string& expected, const std::string& got);
+
+// A second backward of one forward, which ranks without inputs don't take part in.
+std::string second_while_joined(const Where& where);
 
 // The backward ran on after abandon().
 std::string given_up(const Where& where);

@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "record/recorder.h"
-#include "reduce/messages.h"
 
 namespace ddp_lab {
 namespace {
@@ -160,7 +159,7 @@ bool Reducer::completes(std::size_t parameter) {
   const bool first = place.arrived != arm_;
   if (mode_ == Mode::kEager) {
     if (!first) {
-      fail(messages::ready_twice({step_, group_->getRank()}, options_.names[parameter], place.unused == arm_));
+      fail(messages::ready_twice(where(), options_.names[parameter], place.unused == arm_));
     }
     return true;
   }
@@ -173,7 +172,7 @@ bool Reducer::completes(std::size_t parameter) {
   const StaticGraph::Arrival arrival = static_->arrive(parameter);
   if (arrival == StaticGraph::Arrival::kChanged) {
     graph_changed_ = true;
-    fail(messages::graph_changed({step_, group_->getRank()}, options_.names[parameter]));
+    fail(messages::graph_changed(where(), options_.names[parameter]));
   }
   return arrival == StaticGraph::Arrival::kComplete;
 }

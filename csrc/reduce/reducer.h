@@ -27,6 +27,7 @@
 #include "reduce/device_spans.h"
 #include "reduce/gradient_access.h"
 #include "reduce/inspection.h"
+#include "reduce/messages.h"
 #include "reduce/shared_error.h"
 #include "reduce/static_graph.h"
 #include "reduce/unused_parameters.h"
@@ -35,6 +36,7 @@ namespace ddp_lab {
 
 struct ReducerOptions {
   std::vector<std::string> names;         // qualified, in the order of registration
+  std::string module;                     // what messages call the user's module
   std::int32_t reducer_id = -1;           // the same on all ranks
   std::int32_t process_group_index = -1;  // of this rank
   bool gradient_as_bucket_view = false;
@@ -196,6 +198,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_backward.cpp
   void on_output_gradient(std::uint64_t epoch);
   bool gradients_wanted();
+  messages::Where where() const { return {step_, group_->getRank(), options_.module}; }
   [[noreturn]] void fail_unfinished();
   void look_for_error(const at::Tensor& reduced);
   std::string error_elsewhere() const;
@@ -255,6 +258,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::uint64_t given_up_ = 0;  // the arm of which abandon() was called
   std::int64_t step_ = 0;
   std::int64_t iteration_ = 0;
+  std::int64_t joined_iteration_ = 0;  // the last one that ranks without inputs shadow
   std::int64_t backward_begin_ = 0;
   std::size_t buckets_reduced_ = 0;
   std::uint16_t generation_ = 0;

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "record/recorder.h"
-#include "reduce/messages.h"
 #include "reduce/reducer.h"
 
 namespace ddp_lab {
@@ -27,12 +26,14 @@ bool accumulates(const Captures& captures) {
 // gradients only accumulate, but for one case: the backward passes through an output of such a forward again (the graph
 // was retained) or for the first time (two forwards, then two backwards). Then the outputs' hooks arm the reducer anew.
 // That averages what has accumulated as a whole, and is right because the average of equal gradients is themselves:
-// avg(avg(g1) + g2) = avg(g1 + g2). Inside no_sync() nothing is armed anew, since the user has asked for it.
+// avg(avg(g1) + g2) = avg(g1 + g2). Inside no_sync() nothing is armed anew, since the user has asked for it; inside
+// join() it is refused, because ranks that have run out of inputs take part in one backward for each forward.
 void Reducer::on_output_gradient(std::uint64_t epoch) {
   const Lock lock(mutex_);
   if (hooks_.empty() || epoch != epoch_ || finalizing_ || !gradients_wanted()) return;
   if (!armed_) {
     if (no_sync_) return;
+    if (joined_iteration_ == iteration_) fail(messages::second_while_joined(where()));
     start_backward(true);
   }
   enter_task(true);
@@ -100,7 +101,7 @@ void Reducer::enter_task(bool by_output) {
 
 void Reducer::end_of_task(int task, std::uint64_t arm) {
   Lock lock(mutex_);
-  TORCH_CHECK(arm != given_up_, messages::given_up({step_ - 1, group_->getRank()}));
+  TORCH_CHECK(arm != given_up_, messages::given_up({step_ - 1, group_->getRank(), options_.module}));
   if (arm != arm_) return;
   tasks_.erase(std::remove(tasks_.begin(), tasks_.end(), task), tasks_.end());
   last_task_ = kNoTask;
@@ -144,8 +145,7 @@ bool Reducer::errors_are_shared() const {
 void Reducer::fail_unfinished() {
   std::vector<std::size_t> missing = schedule_.missing();
   std::sort(missing.begin(), missing.end());
-  const std::string message =
-      messages::unfinished({step_, group_->getRank()}, options_.names, missing, static_ != nullptr);
+  const std::string message = messages::unfinished(where(), options_.names, missing, static_ != nullptr);
   if (errors_are_shared()) {
     std::vector<at::Tensor> unlaunched;
     for (std::size_t b = schedule_.launched(); b < buckets_.size() && !buckets_[b]->sparse(); ++b) {

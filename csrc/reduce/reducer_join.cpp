@@ -66,6 +66,7 @@ void Reducer::mark_all_ready() {
 void Reducer::set_forward_pass_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial_world_size) {
   const Lock lock(mutex_);
   remaining_ranks_ = divide_by_initial_world_size ? nullptr : std::move(work);
+  joined_iteration_ = iteration_ + 1;
 }
 
 int Reducer::divisor() {

@@ -6,6 +6,7 @@ from .. import native
 from . import arguments, comm_hooks, inspection, mixed_precision, python_reducer, recording, records, structure, verify
 from .bucketing import assign_buckets
 from .logging_data import DDPLogger
+from .messages import module_text
 from .model_state import ModelState
 
 __all__ = ["Construction"]
@@ -101,6 +102,7 @@ class Construction(ModelState):
             skip_all_reduce_unused_params=self.skip_all_reduce_unused_params,
             batched_grad_copy=self.batched_grad_copy,
             expect_sparse=self._sparse,
+            module=module_text(self.module),
         )
         self.reducer.set_generation(generation)
         self.reducer.set_step(step)

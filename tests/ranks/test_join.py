@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 
+import ddp_lab
 from tests.ranks.compare import assert_same, assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
 from tests.ranks.conftest import Ranks
 
@@ -261,6 +262,26 @@ def _user_error_on_rank(rank: int, size: int) -> None:
 def test_protocol(ranks: Ranks) -> None:
     """An exception inside the context leaves it unchanged; device and group are the model's; groups must agree."""
     ranks(2, _user_error_on_rank)
+
+
+def _second_backward_on_rank(rank: int, size: int) -> str:
+    model = ddp_lab.DistributedDataParallel(mlp())
+    with model.join():
+        loss = model(samples(rank, 0)).square().mean()
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError) as caught:
+            loss.backward()
+    model(samples(rank, 0)).square().mean().backward()
+    loss = model(samples(rank, 1)).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return str(caught.value)
+
+
+def test_a_second_backward_is_refused(ranks: Ranks) -> None:
+    """Inside join() a second backward of one forward raises, as ranks without inputs would miss it; outside it works."""
+    for text in ranks(2, _second_backward_on_rank):
+        assert text.startswith("a second backward can't be synchronised inside join()")
 
 
 def _sync_batchnorm_on_rank(rank: int, size: int) -> None:
