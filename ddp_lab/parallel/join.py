@@ -83,6 +83,8 @@ class DDPJoinHook(JoinHook):
             params_and_buffers_to_ignore=model.parameters_to_ignore,
             broadcast_buffers=model.forward_sync_buffers,
         )
+        # Forwards after the context meet nobody; torch leaves this on.
+        model._join_config = type(model._join_config).construct_disabled_join_config()
 
 
 def make_join_hook(model: ModelState, divide_by_initial_world_size: bool = True) -> DDPJoinHook:

@@ -279,7 +279,7 @@ def _second_backward_on_rank(rank: int, size: int) -> str:
 
 
 def test_a_second_backward_is_refused(ranks: Ranks) -> None:
-    """Inside join() a second backward of one forward raises, as ranks without inputs would miss it; outside it works."""
+    """Inside join() a second backward of one forward raises: ranks without inputs would miss it; outside it works."""
     for text in ranks(2, _second_backward_on_rank):
         assert text.startswith("a second backward can't be synchronised inside join()")
 
