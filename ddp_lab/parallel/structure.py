@@ -11,6 +11,7 @@ critic is while the generator trains, needs no reducer: it keeps the one it has.
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Seen", "Survey", "adapt", "buffers_now", "survey", "unchanged"]
 
 _C = native.load()
+_PAUSE_SECONDS = 0.005
 
 # How often the models of a group have changed
 _changes_of: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
@@ -181,17 +183,16 @@ def _wait_for_all(model: ModelState, changes: list[str]) -> None:
     keys = [f"ddp_lab/change/{count}/{rank}" for rank in range(dist.get_world_size(group))]
     store = _get_process_group_store(group)
     store.set(keys[dist.get_rank(group)], "; ".join(changes))
-    try:
-        store.wait(keys, group._get_backend(model.device).options._timeout)
-    except RuntimeError as error:  # each kind of store has its own kind of it
-        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        if not missing:
-            raise
-        raise RuntimeError(
-            f"DDP expects same model across all ranks, but the parameters of {module_text(model.module)} have changed "
-            f"on rank {dist.get_rank(group)} ({'; '.join(changes)}) and not on rank {', '.join(missing)}. Change "
-            "them on all ranks between the same two steps."
-        ) from error
+    deadline = time.monotonic() + group._get_backend(model.device).options._timeout.total_seconds()
+    while not store.check(keys):  # not store.wait(): an interrupt could not end it
+        if time.monotonic() > deadline:
+            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+            raise RuntimeError(
+                f"DDP expects same model across all ranks, but the parameters of {module_text(model.module)} have "
+                f"changed on rank {dist.get_rank(group)} ({'; '.join(changes)}) and not on rank {', '.join(missing)}. "
+                "Change them on all ranks between the same two steps."
+            )
+        time.sleep(_PAUSE_SECONDS)
     _changes_of[group] = count + 1
 
 
