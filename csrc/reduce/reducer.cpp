@@ -212,7 +212,7 @@ void Reducer::mark_ready(std::size_t parameter) {
     recorder().record(ready);
   }
   for (std::size_t b = range.begin; b < range.end; ++b) launch(b);
-  if (!range.empty() && schedule_.all_launched() && flushes()) used_.start(*group_);
+  if (!range.empty() && schedule_.all_launched() && flushes() && !hook_) used_.start(*group_);
 }
 
 void Reducer::launch(std::size_t index) {
@@ -251,6 +251,7 @@ void Reducer::finalize(Lock& lock) {
   // While this thread waits for the other ranks, others may look at the reducer.
   lock.unlock();
   try {
+    if (hook_ && flushes()) start_used_map_after_hooks();
     for (std::size_t b = 0; b < buckets_.size(); ++b) copy_out(b);
     now_times_.communication_end = now_ns();
     for (const FuturePointer& future : futures_) future->waitAndThrow();
@@ -272,6 +273,15 @@ void Reducer::finalize(Lock& lock) {
   }
   lock.lock();
   finish_backward();
+}
+
+// A comm hook may communicate from its futures' callbacks (PowerSGD does), at a time of its own on each rank. A sum
+// that is started meanwhile would meet another collective on the other ranks.
+void Reducer::start_used_map_after_hooks() {
+  for (const Launched& launched : launched_) {
+    if (launched.future) launched.future->wait();
+  }
+  used_.start(*group_);
 }
 
 void Reducer::copy_out(std::size_t index) {

@@ -184,6 +184,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void mark_ready(std::size_t parameter);
   void launch(std::size_t bucket);
   void finalize(Lock& lock);
+  void start_used_map_after_hooks();
   void copy_out(std::size_t bucket);
   bool unused_anywhere(std::size_t parameter);
   bool errors_are_shared() const;

@@ -70,6 +70,7 @@ def _check_step(events: np.ndarray, buckets: int, parameters: int) -> None:
 
 def _steps_on_rank(rank: int, size: int) -> list[Any]:
     from ddp_lab import DistributedDataParallel
+    from ddp_lab.parallel.verify import process_group_index
 
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
     x = torch.randn(4, 24)
@@ -80,7 +81,7 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
 
     events, descriptions = _recorded(train)
     assert set(events["reducer"]) == {model.reducer_id}
-    assert set(events["process_group"]) == {0}
+    assert set(events["process_group"]) == {process_group_index(dist.group.WORLD)}
     assert sorted(set(events["step"])) == [0, 1, 2, 3]
     rebuilt = events[events["kind"] == Kind.REBUILT]
     assert [(int(e["step"]), int(e["generation"])) for e in rebuilt] == [(1, 1)]

@@ -53,9 +53,9 @@ def test_failure_of_a_rank_is_told(ours: Suites) -> None:
 @SLOW_START
 def test_hanging_test_is_ended(ours: Suites) -> None:
     """A test that hangs has failed when its time is over, and the output says where each process was."""
-    found = ours.run(Listed("plain", 2, "TwoRanks::test_hangs", seconds=2))
+    found = ours.run(Listed("plain", 2, "TwoRanks::test_hangs", seconds=10))
     assert found.outcome == "failed"
-    assert "not finished after 2 s" in found.text
+    assert "not finished after 10 s" in found.text
     assert "in test_hangs" in found.log
 
 
