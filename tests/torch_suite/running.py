@@ -39,8 +39,8 @@ class Listed:
         world_size: number of ranks.
         test: ``Class::test``.
         seconds: the time it gets.
-        attempts: how often it may run. More than 1 only for a test that fails now and then whatever the class: seen with
-            torch's own, or a race of the test itself before a model is made.
+        attempts: how often it may run. More than 1 only for a test that fails now and then whatever the class: seen
+            with torch's own, or a race of the test itself before a model is made.
     """
 
     mode: str
