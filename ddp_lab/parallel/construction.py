@@ -136,5 +136,11 @@ class Construction(ModelState):
         if self._use_python_reducer:
             python_reducer.install(self)
 
+    def _keep_hook(self, hook: comm_hooks.Hook, state: object, name: str) -> None:
+        """Notes a comm hook that the reducer has taken, for logging data, copies and the timeline."""
+        self.logger._set_comm_hook_name(name)
+        self._comm_hooks.append((hook, state))
+        self._describe_assignment()
+
     def _describe_assignment(self) -> None:
         recording.describe(records.assignment(self), owner=self)

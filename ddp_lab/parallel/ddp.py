@@ -293,16 +293,14 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
             warn_if_late(hook, self.reducer.step())
             self._refuse_second_hook()
             attach(self.reducer, hook, state)
-        self.logger._set_comm_hook_name(hook_name(hook))
-        self._comm_hooks.append((hook, state))
+        self._keep_hook(hook, state, hook_name(hook))
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Averages with the hook that `dist.BuiltinCommHookType` names, in C++ and without the GIL."""
         with self._logged():
             self._refuse_second_hook()
             attach(self.reducer, comm_hook_type, None)
-        self.logger._set_comm_hook_name(str(comm_hook_type))
-        self._comm_hooks.append((comm_hook_type, None))
+        self._keep_hook(comm_hook_type, None, str(comm_hook_type))
 
     def _refuse_second_hook(self) -> None:
         if self.mixed_precision is not None:
@@ -347,4 +345,4 @@ def _record_function(name: str) -> AbstractContextManager[Any]:
     return _RecordFunctionFast(name)
 
 
-compiling.skip_frames(DistributedDataParallel)
+compiling.skip_frames(DistributedDataParallel, callers=("forward", "_run_ddp_forward"))

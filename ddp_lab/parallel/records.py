@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from . import verify
+from . import arguments, verify
+from .comm_hooks import hook_name
 
 if TYPE_CHECKING:
     from .model_state import ModelState
@@ -118,4 +119,20 @@ def assignment(model: ModelState) -> dict[str, Any]:
             for info in buckets(model)
         ],
         "rebuilt": model._has_rebuilt_buckets,
+        "options": _options(model),
+    }
+
+
+def _options(model: ModelState) -> dict[str, Any]:
+    """What the model was built with, as far as it decides what a step costs."""
+    caps = model._caps
+    hook = model._comm_hooks[-1][0] if model._comm_hooks else None
+    return {
+        "find_unused_parameters": model.find_unused_parameters,
+        "static_graph": model.static_graph,
+        "gradient_as_bucket_view": model.gradient_as_bucket_view,
+        "batched_grad_copy": model.batched_grad_copy,
+        "bucket_cap_mb": caps.others / arguments.MEBIBYTE,
+        "bucket_cap_mb_list": [cap / arguments.MEBIBYTE for cap in caps.rebuilt()],
+        "comm_hook": None if hook is None else hook_name(hook) if callable(hook) else str(hook),
     }

@@ -94,6 +94,10 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
     assert (assignment["generation"], assignment["first_step"], assignment["rebuilt"]) == (1, 1, True)
     assert assignment["group_ranks"] == list(range(size))
     assert assignment["backend"] == "gloo"
+    options = assignment["options"]
+    assert abs(options["bucket_cap_mb"] - 0.004) < 1e-6
+    assert not options["find_unused_parameters"]
+    assert options["comm_hook"] is None
     names = {p["index"]: p["name"] for p in assignment["parameters"]}
     for info, described in zip(model.buckets(), assignment["buckets"], strict=True):
         assert info.parameters == tuple(names[i] for i in described["parameters"])
@@ -103,6 +107,28 @@ def _steps_on_rank(rank: int, size: int) -> list[Any]:
         assert 0 <= times.first_ready_ms <= times.ready_ms <= times.launched_ms <= times.reduced_ms
         assert times.reduced_ms <= times.backward_ms
     return [model.reducer_id, json.dumps(assignment["buckets"])]
+
+
+def _options_with_a_hook(rank: int, size: int) -> dict[str, Any]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_mlp(), find_unused_parameters=True, gradient_as_bucket_view=True)
+    _, descriptions = _recorded(lambda: model.register_comm_hook(None, allreduce_hook))
+    (assignment,) = [d for d in descriptions if d["type"] == "assignment"]
+    options: dict[str, Any] = assignment["options"]
+    return options
+
+
+def test_options_are_described(ranks: Ranks) -> None:
+    """What the model was built with, and the comm hook that it got later, travel with its assignment."""
+    for options in ranks(2, _options_with_a_hook):
+        assert options["find_unused_parameters"]
+        assert options["gradient_as_bucket_view"]
+        assert not options["static_graph"]
+        assert options["comm_hook"] == "allreduce_hook"
+        assert options["bucket_cap_mb_list"] == [1.0, 25.0]
 
 
 def test_a_step_is_recorded_well_formed(ranks: Ranks) -> None:
