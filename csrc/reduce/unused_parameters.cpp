@@ -1,6 +1,7 @@
 #include "reduce/unused_parameters.h"
 
 #include <ATen/Functions.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 
