@@ -85,7 +85,8 @@ std::shared_ptr<Reducer> make_reducer(std::vector<at::Tensor> parameters, std::v
                                       std::int32_t reducer_id, std::int32_t process_group_index,
                                       bool gradient_as_bucket_view, bool find_unused_parameters, bool static_graph,
                                       bool skip_all_reduce_unused_params, bool batched_grad_copy,
-                                      std::vector<bool> expect_sparse, std::string module) {
+                                      bool lazy_bucket_allocation, std::vector<bool> expect_sparse,
+                                      std::string module) {
   ReducerOptions options;
   options.names = std::move(names);
   options.reducer_id = reducer_id;
@@ -95,6 +96,7 @@ std::shared_ptr<Reducer> make_reducer(std::vector<at::Tensor> parameters, std::v
   options.static_graph = static_graph;
   options.skip_all_reduce_unused_params = skip_all_reduce_unused_params;
   options.batched_grad_copy = batched_grad_copy;
+  options.lazy_bucket_allocation = lazy_bucket_allocation;
   options.expect_sparse = std::move(expect_sparse);
   options.module = std::move(module);
   return std::make_shared<Reducer>(std::move(parameters), assignment, hold(std::move(group)), std::move(options));
@@ -201,6 +203,9 @@ void bind_torch_names(ReducerClass& reducer) {
       .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward, NoGil(),
            py::arg("parameters") = std::vector<std::size_t>())
       .def("_set_sparse_metadata", &Reducer::set_sparse_metadata, NoGil(), py::arg("metadata"))
+      .def("_set_manual_finalization_required", &Reducer::require_manual_end, NoGil(), py::arg("required"))
+      .def("_should_finalize_after_backward", &Reducer::ends_after_backward, NoGil())
+      .def("_finalize_backward_manual", &Reducer::end_manually, NoGil())
       .def("_autograd_hook", &Reducer::on_grad_ready, NoGil(), py::arg("index"))
       .def("_run_comm_hook", &run_comm_hook, py::arg("bucket"))
       .def("_run_allreduce_hook", &run_all_reduce, py::arg("bucket"));
@@ -227,13 +232,15 @@ void bind_reducer(py::module_& module) {
            py::arg("process_group"), py::arg("reducer_id"), py::arg("process_group_index"),
            py::arg("gradient_as_bucket_view"), py::arg("find_unused_parameters") = false,
            py::arg("static_graph") = false, py::arg("skip_all_reduce_unused_params") = false,
-           py::arg("batched_grad_copy") = false, py::arg("expect_sparse") = std::vector<bool>(), py::arg("module") = "")
+           py::arg("batched_grad_copy") = false, py::arg("lazy_bucket_allocation") = false,
+           py::arg("expect_sparse") = std::vector<bool>(), py::arg("module") = "")
       .def("begin_forward", &Reducer::begin_forward, NoGil(), py::arg("sync"))
       .def("end_forward", &Reducer::end_forward, NoGil())
       .def("arm", &arm, py::arg("outputs"), py::arg("sync") = true)
       .def("ready_order", &Reducer::ready_order, NoGil())
       .def("rebuild", &Reducer::rebuild, NoGil(), py::arg("assignment"))
       .def("abandon", &Reducer::abandon, NoGil())
+      .def("check_ended", &Reducer::check_ended, NoGil())
       .def("in_flight", &Reducer::in_flight, NoGil())
       .def("remove_hooks", &Reducer::remove_hooks, NoGil())
       .def("register_hook", &register_python_hook, py::arg("state"), py::arg("hook"))

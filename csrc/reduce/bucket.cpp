@@ -15,7 +15,10 @@ at::Tensor slot_view(const at::Tensor& flat, const at::Tensor& variable, std::in
 }
 
 Bucket::Bucket(const std::vector<std::size_t>& indices, const std::vector<at::Tensor>& variables, BucketOptions options)
-    : notices_(std::move(options.notices)), sparse_(options.sparse), batched_(options.batched && !options.sparse) {
+    : notices_(std::move(options.notices)),
+      sparse_(options.sparse),
+      batched_(options.batched && !options.sparse),
+      lazy_(options.lazy && !options.sparse) {
   TORCH_CHECK(!variables.empty(), "Empty bucket specified.");
   TORCH_CHECK(!sparse_ || variables.size() == 1,
               "Buckets with more than one variable cannot include variables that expect a sparse gradient.");
@@ -40,7 +43,7 @@ Bucket::Bucket(const std::vector<std::size_t>& indices, const std::vector<at::Te
     numel_ += variable.numel();
   }
   bytes_ = numel_ * static_cast<std::int64_t>(options_.dtype().itemsize());
-  allocate();
+  if (!lazy_) allocate();
 }
 
 void Bucket::allocate() {
@@ -70,6 +73,7 @@ void Bucket::renew() {
     slots_[i].view.copy_(slots_[i].variable.grad());
     slots_[i].variable.mutable_grad() = slots_[i].view;
   }
+  release();
 }
 
 void Bucket::warn_of_strides(const Slot& slot, const at::Tensor& gradient) {
@@ -101,6 +105,7 @@ void Bucket::fill_zero() {
   const at::NoGradGuard no_grad;
   deferred_.clear();
   if (!sparse_) {
+    hold();
     buffer_.zero_();
     return;
   }

@@ -46,6 +46,7 @@ struct BucketOptions {
   std::optional<at::ScalarType> dtype;  // of the buffer (mixed precision); absent: the parameters'
   bool sparse = false;                  // of one parameter, whose gradient is a sparse tensor
   bool batched = false;                 // copy_in only notes gradients, flush copies and divides all at once
+  bool lazy = false;                    // see [Note: buffers on demand]
   std::vector<std::string> names;       // qualified, by slot; may be empty
   std::shared_ptr<Notices> notices = std::make_shared<Notices>();
 };
@@ -90,9 +91,17 @@ class Bucket {
   // one. Gradients that were views of the old buffer become views of the new one, with the values they have.
   void renew();
 
+  // Allocates the buffer of a lazy bucket unless it is there; forgets the gradients of a backward, and lets go of the
+  // buffer of a lazy bucket. See [Note: buffers on demand].
+  void hold() {
+    if (lazy_ && !buffer_.defined()) allocate();
+  }
+  void release();
+
   bool is_view(std::size_t slot, const at::Tensor& gradient) const;
 
-  // 1-D; of a sparse bucket: the gradient (undefined before it arrives), or its known rows.
+  // 1-D; undefined in a lazy bucket between release() and hold(). Of a sparse bucket: the gradient (undefined before it
+  // arrives), or its known rows.
   const at::Tensor& buffer() const noexcept { return buffer_; }
   const std::vector<Slot>& slots() const noexcept { return slots_; }
   std::int64_t numel() const noexcept { return numel_; }
@@ -138,6 +147,7 @@ class Bucket {
   bool cpu_ = false;
   bool sparse_ = false;
   bool batched_ = false;
+  bool lazy_ = false;
 };
 
 }  // namespace ddp_lab

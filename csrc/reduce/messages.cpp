@@ -95,6 +95,29 @@ std::string second_while_joined(const Where& where) {
          on_rank(where) + ", is one more. Call backward() once, on the sum of the losses, or run it under no_sync().";
 }
 
+std::string not_manual() {
+  return "finalize_backward() called but manual backward finalization is not required: a backward waits for its "
+         "gradients itself. Set require_manual_backward_finalization = True before the forward to end it by hand.";
+}
+
+std::string nothing_to_end(const Where& where) {
+  return "finalize_backward() called but no gradient reduction requires finalization before " + on_rank(where) +
+         ": call it once after each backward whose forward was outside no_sync().";
+}
+
+std::string ended_early(const Where& where, const std::vector<std::string>& names,
+                        const std::vector<std::size_t>& missing) {
+  return "finalize_backward() called before all DDP buckets were ready, in " + on_rank(where) +
+         ". Call it when all gradients have arrived: after backward() if should_finalize_after_backward says so." +
+         without_gradient(where, names, missing);
+}
+
+std::string not_ended(const Where& where) {
+  return "Expected to have finalized the prior backward pass before starting a new one: " + on_rank(where) +
+         " waits for finalize_backward(), since require_manual_backward_finalization is True. Call it after "
+         "backward(), before the next forward; it is still possible now.";
+}
+
 std::string own_gradients(const std::string& name) {
   return "torch.autograd.grad was called for " + quoted(name) +
          " (and perhaps others) of a model in DistributedDataParallel: what it returns is this rank's own gradient, "

@@ -34,6 +34,16 @@ std::string second_while_joined(const Where& where);
 // The backward ran on after abandon().
 std::string given_up(const Where& where);
 
+// finalize_backward() without require_manual_backward_finalization; with nothing in flight; before `missing` (indices)
+// of `names` have a gradient.
+std::string not_manual();
+std::string nothing_to_end(const Where& where);
+std::string ended_early(const Where& where, const std::vector<std::string>& names,
+                        const std::vector<std::size_t>& missing);
+
+// Something begins before the last backward has got its finalize_backward().
+std::string not_ended(const Where& where);
+
 // torch.autograd.grad was asked for the gradient of a parameter.
 std::string own_gradients(const std::string& name);
 

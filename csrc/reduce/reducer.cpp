@@ -27,6 +27,7 @@ void note_reduced(BucketTimes& times, Event event) {
 
 bool Reducer::begin_forward(bool sync) {
   const Lock lock(mutex_);
+  if (awaiting_) fail(messages::not_ended(where()));
   if (in_flight_ && !inside_backward()) {
     // A graph task that never reached its end was stopped by an exception.
     if (!tasks_.empty() && !graph_changed_) {
@@ -103,7 +104,8 @@ void Reducer::start_backward(bool rearmed) {
 void Reducer::find_unused(const std::vector<at::Tensor>& outputs) {
   const auto in_graph = [](const at::Tensor& output) { return output.defined() && output.requires_grad(); };
   // None found: they may be inside objects that can't be searched. Then the end of the backward tells.
-  if (std::none_of(outputs.begin(), outputs.end(), in_graph)) return;
+  searched_ = std::any_of(outputs.begin(), outputs.end(), in_graph);
+  if (!searched_) return;
   RECORD_FUNCTION("ddp_lab::search_unused_parameters", std::vector<c10::IValue>());
   walk_->find_unused(outputs, unused_);
   if (!walked_ && unused_.empty()) TORCH_WARN(messages::needless_walk());
@@ -141,6 +143,7 @@ bool Reducer::take_notice(std::size_t parameter, std::int64_t now) {
     recorder().record(fact);
     return false;
   }
+  if (awaiting_) fail(messages::not_ended(where()));
   enter_task(false);
   in_flight_ = true;
   begin_backward(now);
@@ -246,7 +249,7 @@ void Reducer::finalize(Lock& lock) {
   const at::NoGradGuard no_grad;
   finalizing_ = true;
   const Event begin = event(Kind::kFinalizeBegin, now_ns());
-  now_times_.backward_compute_end = begin.host_ns;
+  if (!awaiting_) now_times_.backward_compute_end = begin.host_ns;
   recorder().record(begin);
   // While this thread waits for the other ranks, others may look at the reducer.
   lock.unlock();
@@ -273,6 +276,7 @@ void Reducer::finalize(Lock& lock) {
   }
   lock.lock();
   finish_backward();
+  release_buffers();
 }
 
 // A comm hook may communicate from its futures' callbacks (PowerSGD does), at a time of its own on each rank. A sum

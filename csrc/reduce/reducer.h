@@ -4,7 +4,8 @@
 // The way of a gradient, in reducer.cpp: arm (forward's end) -> on_grad_ready (autograd's threads) -> copy_in ->
 // mark_ready -> launch -> comm hook or all_reduce -> finalize (end of the backward, waits in bucket order) -> copy_out.
 // Beside it: reducer_setup.cpp (hooks, buckets, process group), reducer_backward.cpp (where a backward begins and
-// ends), reducer_join.cpp (backwards that no gradient brings), reducer_state.cpp (questions and settings).
+// ends), reducer_join.cpp (backwards that no gradient brings), manual_end.cpp (backwards that the caller ends),
+// reducer_state.cpp (questions and settings).
 #pragma once
 
 #include <atomic>
@@ -44,6 +45,7 @@ struct ReducerOptions {
   bool static_graph = false;
   bool skip_all_reduce_unused_params = false;  // the user answers for equal unused parameters on all ranks
   bool batched_grad_copy = false;
+  bool lazy_bucket_allocation = false;  // see [Note: buffers on demand]
   std::vector<bool> expect_sparse;      // by parameter; empty: none
   std::optional<at::ScalarType> dtype;  // of the gradients, if not the parameters' (mixed precision)
 };
@@ -105,6 +107,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_forward_pass_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial_world_size);
   // Waited for at the end of the next backward.
   void install_post_backward_futures(std::vector<FuturePointer> futures);
+
+  // See [Note: a backward that the caller ends].
+  void require_manual_end(bool required);
+  bool ends_after_backward() const;
+  void end_manually();
+  // Throws if a backward is over but for end_manually().
+  void check_ended() const;
 
   // Whether the training thread is inside no_sync().
   void set_no_sync(bool inside);
@@ -211,6 +220,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish_backward();
   void abandon_backward();
 
+  void await_end();        // manual_end.cpp
+  void release_buffers();  // lazy_buffers.cpp
+
   int divisor();
   bool skips(std::size_t bucket) const;
   DeviceSpans* spans_of(const Bucket& bucket);
@@ -268,12 +280,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool rearmed_ = false;
   bool in_flight_ = false;
   bool finalizing_ = false;
-  bool busy_ = false;  // between the begin of a forward and the end of its backward
+  bool manual_ = false;    // see [Note: a backward that the caller ends]
+  bool awaiting_ = false;  // the backward is over, and end_manually() has not been called
+  bool busy_ = false;      // between the begin of a forward and the end of its backward
   bool rebuilt_ = false;
   bool shadow_ = false;
   bool root_by_output_ = false;
   bool same_unused_ = true;
   bool walked_ = false;
+  bool searched_ = true;  // the last forward returned tensors that could be searched
   bool graph_changed_ = false;
   bool no_sync_ = false;
   bool no_sync_warning_ = false;

@@ -31,6 +31,7 @@ bool accumulates(const Captures& captures) {
 void Reducer::on_output_gradient(std::uint64_t epoch) {
   const Lock lock(mutex_);
   if (hooks_.empty() || epoch != epoch_ || finalizing_ || !gradients_wanted()) return;
+  if (awaiting_) fail(messages::not_ended(where()));
   if (!armed_) {
     if (no_sync_) return;
     if (joined_iteration_ == iteration_) fail(messages::second_while_joined(where()));
@@ -110,7 +111,9 @@ void Reducer::end_of_task(int task, std::uint64_t arm) {
   root_by_output_ = false;
   if (!in_flight_ || finalizing_) return;
   if (flushes()) flush();
-  if (schedule_.all_launched()) finalize(lock);
+  if (!schedule_.all_launched()) return;
+  if (manual_) return await_end();
+  finalize(lock);
 }
 
 // Such backwards also end with the sum of the used parameters over the ranks. All ranks answer alike.
@@ -149,6 +152,7 @@ void Reducer::fail_unfinished() {
   if (errors_are_shared()) {
     std::vector<at::Tensor> unlaunched;
     for (std::size_t b = schedule_.launched(); b < buckets_.size() && !buckets_[b]->sparse(); ++b) {
+      buckets_[b]->hold();
       unlaunched.push_back(buckets_[b]->buffer());
     }
     SharedError(*group_, options_.reducer_id, step_).raise_everywhere(message, unlaunched);
@@ -169,7 +173,7 @@ std::string Reducer::error_elsewhere() const {
 }
 
 void Reducer::finish_backward() {
-  finalizing_ = in_flight_ = armed_ = busy_ = false;
+  finalizing_ = in_flight_ = armed_ = busy_ = awaiting_ = false;
   const Event end = event(Kind::kBackwardEnd, now_ns());
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     schedule_.mark_reduced(b);
@@ -210,9 +214,10 @@ void Reducer::abandon_backward() {
       launched_[b] = Launched{};
     }
     for (const auto& [device, spans] : spans_) spans->forget();
+    for (const auto& bucket : buckets_) bucket->release();
     used_.abandon();
   }
-  armed_ = in_flight_ = busy_ = graph_changed_ = false;
+  armed_ = in_flight_ = busy_ = awaiting_ = graph_changed_ = false;
   tasks_.clear();
   futures_.clear();
   remaining_ranks_.reset();

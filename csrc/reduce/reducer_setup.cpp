@@ -70,6 +70,7 @@ std::unique_ptr<Bucket> Reducer::make_bucket(const std::vector<std::size_t>& ind
   BucketOptions options;
   if (!indices.empty() && parameters_.at(indices.front()).is_floating_point()) options.dtype = options_.dtype;
   options.batched = options_.batched_grad_copy;
+  options.lazy = options_.lazy_bucket_allocation;
   options.notices = notices_;
   std::vector<at::Tensor> variables;
   for (const std::size_t index : indices) {
