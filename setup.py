@@ -43,7 +43,7 @@ if SANITIZE:  # warnings of optimized code differ under a sanitizer
 PYBIND11 = ["-isystem", pybind11.get_include()]
 TORCH_INCLUDE = Path(torch.__file__).parent / "include"
 
-SCHEDULE_SOURCES = ["csrc/reduce/bucket_schedule.cpp", "csrc/schedule_bindings.cpp"]
+SCHEDULE_SOURCES = ["csrc/reduce/bucket_schedule.cpp", "csrc/reduce/replay.cpp", "csrc/schedule_bindings.cpp"]
 C_SOURCES = sorted(str(p) for p in Path("csrc").rglob("*.cpp") if str(p) not in SCHEDULE_SOURCES[1:])
 
 
