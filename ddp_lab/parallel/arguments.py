@@ -243,7 +243,6 @@ def check(options: Options) -> None:
 
     Raises:
         ValueError: only one of the two arguments for delayed parameters is given.
-        NotImplementedError: `lazy_bucket_allocation`.
         AssertionError: `bucket_cap_mb_list` in the mode of [Note: the Python reducer], where inductor makes buckets.
     """
     if (options.delay_all_reduce_named_params is None) != (options.param_to_hook_all_reduce is None):
@@ -253,8 +252,6 @@ def check(options: Options) -> None:
         )
     if options.bucket_cap_mb_list and python_reducer.is_chosen():
         raise AssertionError("when using bucket_cap_mb_list, python reducer is not supported: give bucket_cap_mb")
-    if options.lazy_bucket_allocation:
-        raise NotImplementedError("DistributedDataParallel: lazy_bucket_allocation is not supported; leave it False.")
     if options.broadcast_buffers is not None and "forward_sync_buffers" in TORCH_SIGNATURE.parameters:
         _warn_of_broadcast_buffers(options.forward_sync_buffers is not None)
     if options.check_reduction:

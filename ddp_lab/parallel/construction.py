@@ -41,6 +41,7 @@ class Construction(ModelState):
         self.gradient_as_bucket_view = options.gradient_as_bucket_view
         self.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params
         self.batched_grad_copy = options.batched_grad_copy
+        self.lazy_bucket_allocation = options.lazy_bucket_allocation
         self.mixed_precision = options.mixed_precision
         mesh = options.device_mesh
         self._is_sharded = mesh is not None and mesh._get_root_mesh() != mesh
@@ -50,6 +51,7 @@ class Construction(ModelState):
         self.bucket_bytes_cap_default = self._caps.first < self._caps.others
         self.broadcast_bucket_size = 250 * arguments.MEBIBYTE
         self.use_side_stream_for_tensor_copies = arguments.use_side_stream()
+        self._require_manual_backward_finalization = False
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self._use_python_reducer = python_reducer.is_chosen()
@@ -101,11 +103,13 @@ class Construction(ModelState):
             static_graph=self.static_graph,
             skip_all_reduce_unused_params=self.skip_all_reduce_unused_params,
             batched_grad_copy=self.batched_grad_copy,
+            lazy_bucket_allocation=self.lazy_bucket_allocation,
             expect_sparse=self._sparse,
             module=module_text(self.module),
         )
         self.reducer.set_generation(generation)
         self.reducer.set_step(step)
+        self.reducer._set_manual_finalization_required(self._require_manual_backward_finalization)
         inspection.install(self)
         self._describe_assignment()
 
@@ -116,6 +120,7 @@ class Construction(ModelState):
     def _renew_reducer(self, survey: structure.Survey) -> None:
         """Puts a reducer for what `survey` found in the place of the old one; all ranks."""
         old = self.reducer
+        old.check_ended()
         self._keep_buffers(survey.buffers)
         self._agree(survey, collective=True)
         old.remove_hooks()

@@ -27,6 +27,7 @@ from .comm_hooks import attach, check_hook, hook_name, warn_if_late
 from .construction import Construction
 from .delayed import DelayedParameters
 from .inspection import live_models, request_inspection
+from .manual_end import ManualEnd
 from .order import BucketOrder
 from .outputs import find_tensors
 from .pickling import Pickling
@@ -36,7 +37,7 @@ from .torch_names import TorchNames
 __all__ = ["DistributedDataParallel", "live_models", "request_inspection"]
 
 
-class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, TorchNames, TorchDDP):
+class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, TorchNames, ManualEnd, TorchDDP):
     """Trains one model on several ranks: each backward leaves the ranks' average in `param.grad`.
 
     A drop-in for `torch.nn.parallel.DistributedDataParallel`: same signature, same gradients. Gradients are
@@ -80,7 +81,8 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
         bucket_cap_mb_list: a size for each bucket, in the order of launch; the last one repeats.
         batched_grad_copy: copy the gradients of a bucket in one go when it is ready.
         forward_sync_buffers: broadcast rank 0's buffers before each synchronised forward (None: True).
-        lazy_bucket_allocation: not supported (torch 2.15).
+        lazy_bucket_allocation: a bucket has memory only from the arrival of its first gradient to the end of the
+            backward, and none beside the activations of a forward.
 
     Raises:
         RuntimeError: the module has nothing to train, or differs between the ranks.

@@ -11,10 +11,10 @@ low copy. One backward:
 2. `_arrived`: casts the gradient to the dtype of its bucket (`reduce_dtype`, else `param_dtype`) and hands it to the
    reducer, which averages as always. A gradient that was accumulated before stays in full precision under this:
    autograd adds the low one to it in place, so that only the sum is rounded, once, on its way into the bucket.
-3. `_restore`, when the backward is over and all buckets are reduced: parameters and gradients are back in full
+3. `restore`, when the backward is over and all buckets are reduced: parameters and gradients are back in full
    precision, also under `no_sync`. It is queued when an output gets its gradient, because that happens in the
    outermost backward (those of reentrant checkpointing end earlier), and queued again from there, so that it runs
-   after the reducer's own end of the backward.
+   after the reducer's own end of the backward. Of a backward that the caller ends, `finalize_backward` calls it.
 
 A forward without gradients restores at once, unless the backward of an earlier one is still to come. After a failed
 backward the next forward restores first. Calling `model.module` itself computes in full precision.
@@ -61,8 +61,8 @@ class LowPrecision:
 
     def begin(self) -> None:
         """Switches all parameters to their low copies, with new values, and hooks their gradients."""
-        if self._queued:  # the last backward failed before its end
-            self._restore()
+        if self._queued and not self._awaits_caller():  # the last backward failed before its end
+            self.restore()
         if self._low or self._dtype is None:
             return
         self._low = True
@@ -81,7 +81,7 @@ class LowPrecision:
         """After the module has run: back to full precision if there will be no backward, else when it is over."""
         waiting = [output for output in outputs if output.requires_grad]
         if not torch.is_grad_enabled() and not was_low:
-            self._restore()
+            self.restore()
         for output in waiting:
             output.register_hook(functools.partial(_backward_begins, weakref.ref(self)))
 
@@ -108,14 +108,23 @@ class LowPrecision:
         model.reducer._autograd_hook(index)
 
     def queue_restore(self) -> None:
-        """Makes `_restore` the last thing of the current backward."""
+        """Makes `restore` the last thing of the current backward."""
         if self._queued:
             return
         self._queued = True
         queue = Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._restore))
+        queue(lambda: queue(self._end_of_backward))
 
-    def _restore(self) -> None:
+    def _end_of_backward(self) -> None:
+        if not self._awaits_caller():
+            self.restore()
+
+    def _awaits_caller(self) -> bool:
+        model = self._model()
+        return model is not None and model._require_manual_backward_finalization and bool(model.reducer.in_flight())
+
+    def restore(self) -> None:
+        """Parameters and gradients in full precision again."""
         for _, handle in self._hooks:
             handle.remove()
         self._hooks = []

@@ -61,6 +61,7 @@ class ModelState(TorchDDP):
     gradient_as_bucket_view: bool
     skip_all_reduce_unused_params: bool
     batched_grad_copy: bool
+    lazy_bucket_allocation: bool
     mixed_precision: Any
     use_side_stream_for_tensor_copies: bool
     bucket_bytes_cap: int
@@ -73,6 +74,7 @@ class ModelState(TorchDDP):
 
     # gradients and buffers
     require_backward_grad_sync: bool
+    _require_manual_backward_finalization: bool
     require_forward_param_sync: bool
     forward_sync_buffers: bool
     modules_buffers: list[torch.Tensor]

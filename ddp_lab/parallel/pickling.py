@@ -40,6 +40,8 @@ class Pickling(ModelState):
         torch.nn.Module.__setstate__(self, state)
         self.__dict__.setdefault("require_forward_param_sync", True)
         self.__dict__.setdefault("require_backward_grad_sync", True)
+        self.__dict__.setdefault("_require_manual_backward_finalization", False)
+        self.__dict__.setdefault("lazy_bucket_allocation", False)
         broadcast = self.__dict__.pop("broadcast_buffers", True)
         self.__dict__.setdefault("forward_sync_buffers", broadcast)
         hooks, self._comm_hooks = self._comm_hooks, []

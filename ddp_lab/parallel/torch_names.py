@@ -99,6 +99,8 @@ class TorchNames(ModelState):
 
     def _check_reducer_finalized(self) -> None:
         """Raises RuntimeError if a backward has begun and not averaged all gradients."""
+        with self._logged():
+            self.reducer.check_ended()
         if self.reducer.in_flight():
             self._log_and_throw(
                 RuntimeError,
@@ -173,30 +175,3 @@ class TorchNames(ModelState):
         from . import optimizer_in_backward
 
         optimizer_in_backward.register_fused_optim(self, optim, *args, optim_params=optim_params, **kwargs)
-
-    # -- backwards that the caller ends (torch 2.15)
-
-    @property
-    def require_manual_backward_finalization(self) -> bool:
-        """Always False: a backward is over when `backward()` returns."""
-        return False
-
-    @require_manual_backward_finalization.setter
-    def require_manual_backward_finalization(self, required: bool) -> None:
-        if required:
-            raise NotImplementedError(
-                "DistributedDataParallel: require_manual_backward_finalization is not supported; the end of the "
-                "backward waits for the gradients. For an earlier optimizer step see _register_fused_optim."
-            )
-
-    @property
-    def should_finalize_after_backward(self) -> bool:
-        """Always False; see `require_manual_backward_finalization`."""
-        return False
-
-    def finalize_backward(self) -> None:
-        """Raises RuntimeError: every backward is finalized by itself."""
-        raise RuntimeError(
-            "finalize_backward() was called, but require_manual_backward_finalization is False: the backward has "
-            "waited for its gradients itself"
-        )

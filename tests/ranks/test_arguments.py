@@ -85,10 +85,6 @@ def _names_on_rank(rank: int, size: int) -> None:
         DistributedDataParallel(lazy)
     with pytest.raises(ValueError, match=r"SyncBatchNorm layers only work with GPU modules; '1' of Sequential"):
         DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)))
-    with pytest.raises(NotImplementedError, match="lazy_bucket_allocation"):
-        DistributedDataParallel.__init__.__wrapped__(
-            DistributedDataParallel.__new__(DistributedDataParallel), nn.Linear(2, 2), lazy_bucket_allocation=True
-        )
 
 
 def test_refusals_name_the_culprit(ranks: Ranks) -> None:

@@ -28,8 +28,8 @@ INHERITED = {
 # Steps of torch's own constructor, of a mode or of join: nothing that ours runs, or lets a user run, calls them.
 UNREACHABLE = {
     "_check_and_sync_module_buffers", "_check_comm_hook", "_check_global_requires_backward_grad_sync",
-    "_check_manual_backward_finalization_supported", "_clear_grad_buffer", "_ddp_init_helper",
-    "_delayed_all_reduce_hook", "_find_common_rank", "_fire_reducer_autograd_hook", "_get_parameters", "_lazy_init",
+    "_clear_grad_buffer", "_ddp_init_helper", "_delayed_all_reduce_hook", "_find_common_rank",
+    "_fire_reducer_autograd_hook", "_get_parameters", "_lazy_init",
     "_match_all_reduce_for_bwd_pass", "_match_unused_params_allreduce", "_module_wait_for_copy_hook",
     "_passing_sync_batchnorm_handle", "_register_accum_grad_hook", "_register_delay_all_reduce_hook",
     "_root_copy_hook", "_setup_in_backward_optimizers", "_sync_final_model",

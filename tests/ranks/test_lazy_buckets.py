@@ -1,0 +1,256 @@
+"""lazy_bucket_allocation: the same gradients, from buckets that have memory during a backward alone."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel.distributed import _MixedPrecision
+
+from tests.ranks.compare import assert_same, mlp, samples
+from tests.ranks.conftest import Ranks
+from tests.ranks.wrapping import wrap
+
+SMALL = 0.0005  # MiB: several buckets
+
+
+class Heads(nn.Module):
+    """A body and two heads, of which a forward may leave one out; the last parameter is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Linear(10, 8)
+        self.left, self.right = nn.Linear(8, 4), nn.Linear(8, 4)
+        self.never = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor, heads: str = "lr") -> torch.Tensor:
+        x = torch.tanh(self.body(x))
+        return sum({"l": self.left, "r": self.right}[name](x) for name in heads)
+
+
+def _gradients(model: Any) -> list[torch.Tensor | None]:
+    return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
+
+
+def _backward(model: Any, *inputs: Any) -> list[torch.Tensor | None]:
+    model(*inputs).square().sum().backward()
+    return _gradients(model)
+
+
+def _train(model: Any, rank: int, forwards: list[tuple[Any, ...]] | None = None) -> list[Any]:
+    """Gradients of seven steps: zeroed to None, to zero, not at all, and accumulated under no_sync."""
+    seen = []
+    for step in range(7):
+        arguments = forwards[step] if forwards else ()
+        if step in (1, 2, 6):
+            model.zero_grad()
+        if step == 4:
+            model.zero_grad(set_to_none=False)
+        if step == 5:
+            with model.no_sync():
+                seen.append(_backward(model, samples(rank, 50), *arguments))
+        seen.append(_backward(model, samples(rank, step), *arguments))
+    return seen
+
+
+def _all_reduce_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "nothing else": {},
+    "bucket views": {"gradient_as_bucket_view": True},
+    "batched copies": {"batched_grad_copy": True},
+    "batched views": {"batched_grad_copy": True, "gradient_as_bucket_view": True},
+    "mixed precision": {"mixed_precision": _MixedPrecision(param_dtype=torch.bfloat16)},
+}
+
+
+def _same_on_rank(rank: int, size: int, given: dict[str, Any]) -> None:
+    for hooked in (False, True):
+        if hooked and "mixed_precision" in given:
+            continue
+        found = []
+        for lazy in (False, True):
+            model = wrap(mlp(), bucket_cap_mb=SMALL, lazy_bucket_allocation=lazy, **given)
+            if hooked:
+                model.register_comm_hook(None, _all_reduce_hook)
+            found.append(_train(model, rank))
+            assert len(model.buckets()) > 1
+            assert model.buckets()[0].bytes > 0
+        assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("given", PLAIN.values(), ids=PLAIN)
+def test_gradients_are_the_same(ranks: Ranks, given: dict[str, Any]) -> None:
+    """Over the rebuild, kept gradients and no_sync, with and without a comm hook, gradients don't depend on it."""
+    ranks(2, _same_on_rank, given)
+
+
+UNUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "found": ({"find_unused_parameters": True}, ["lr", "l", "r", "r", "lr", "l", "r"]),
+    "views": ({"find_unused_parameters": True, "gradient_as_bucket_view": True}, ["lr", "l", "r", "r", "lr", "l", "r"]),
+    "skipped": ({"find_unused_parameters": True, "skip_all_reduce_unused_params": True}, ["l", "r"] * 3 + ["l"]),
+    "static": ({"static_graph": True}, ["l"] * 7),
+}
+
+
+def _unused_on_rank(rank: int, size: int, given: dict[str, Any], heads: list[str]) -> None:
+    if "skip_all_reduce_unused_params" not in given and rank == 1 and "static_graph" not in given:
+        heads = heads[::-1]
+    found = []
+    for lazy in (False, True):
+        model = wrap(Heads(), bucket_cap_mb=SMALL, lazy_bucket_allocation=lazy, **given)
+        found.append(_train(model, rank, [(head,) for head in heads]))
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize(("given", "heads"), UNUSED.values(), ids=UNUSED)
+def test_unused_parameters(ranks: Ranks, given: dict[str, Any], heads: list[str]) -> None:
+    """Parameters that are unused on some ranks or on all leave the same gradients behind as without it."""
+    ranks(2, _unused_on_rank, given, heads)
+
+
+def _join_on_rank(rank: int, size: int) -> None:
+    found = []
+    for lazy in (False, True):
+        model = wrap(mlp(), bucket_cap_mb=SMALL, lazy_bucket_allocation=lazy)
+        seen = []
+        with model.join():
+            for step in range(2 + 2 * rank):
+                seen.append(_backward(model, samples(rank, step)))
+        found.append([*seen, dict(model.state_dict())])
+    assert_same(found[1], found[0])
+
+
+def test_uneven_inputs(ranks: Ranks) -> None:
+    """A rank that has run out of inputs answers with zeros; the others' gradients are as without it."""
+    ranks(2, _join_on_rank)
+
+
+def _sparse_on_rank(rank: int, size: int) -> None:
+    for lazy in (False, True):
+        torch.manual_seed(5)
+        net = nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 2))
+        model = wrap(net, lazy_bucket_allocation=lazy)
+        for step in range(3):
+            model.zero_grad()
+            model(torch.tensor([rank, step, 7])).sum().backward()
+        gradient = net[0].weight.grad
+        assert gradient.is_sparse
+        rows = gradient.coalesce().indices().flatten().tolist()
+        assert rows == sorted({0, 1, 2, 7})
+
+
+def test_sparse_gradients(ranks: Ranks) -> None:
+    """Sparse gradients, whose buckets hold no memory of their own, travel beside lazy ones."""
+    ranks(2, _sparse_on_rank)
+
+
+def _held_on_rank(rank: int, size: int, as_view: bool) -> list[bool]:
+    """Whether the buffers that a hook saw are alive: in the backward, after it, and when gradients are gone."""
+    seen: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        seen.append(weakref.ref(bucket.buffer().untyped_storage()))
+        return _all_reduce_hook(state, bucket)
+
+    model = wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view, lazy_bucket_allocation=True)
+    model.register_comm_hook(None, hook)
+    for step in range(2):
+        model.zero_grad()
+        _backward(model, samples(rank, step))
+    after = [reference() is not None for reference in seen]
+    model.zero_grad()
+    _wait_until(lambda: not any(reference() for reference in seen))
+    return after
+
+
+def _wait_until(condition: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds  # a backend's thread lets go of its work a moment later
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_only_views_keep_a_bucket(ranks: Ranks) -> None:
+    """After a backward the memory of its buckets lives on in gradients that are views of it, and nowhere else."""
+    assert all(all(alive[-1:]) for alive in ranks(2, _held_on_rank, True))
+    ranks(2, _held_on_rank, False)
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _memory_on_rank(rank: int, size: int, lazy: bool) -> int:
+    """How much more memory is held between two steps than before the model was wrapped."""
+    big = nn.Linear(4096, 2048, bias=False)
+    before = _resident()
+    model = wrap(big, lazy_bucket_allocation=lazy)
+    for _ in range(2):
+        model(torch.ones(1, 4096)).sum().backward()
+        model.zero_grad()
+    if lazy:
+        _wait_until(lambda: _resident() - before < big.weight.nbytes // 2)
+    return _resident() - before
+
+
+def test_no_memory_between_steps(ranks: Ranks) -> None:
+    """Between two steps a lazy model holds no bucket: 32 MiB less for parameters of 32 MiB."""
+    half = 4096 * 2048 * 4 // 2
+    assert all(held > half for held in ranks(2, _memory_on_rank, False))
+    assert all(held < half for held in ranks(2, _memory_on_rank, True))
+
+
+class _Stop(Exception):
+    pass
+
+
+def _failure_on_rank(rank: int, size: int, as_view: bool) -> None:
+    model = wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view, lazy_bucket_allocation=True)
+    expected = _train(wrap(mlp(), bucket_cap_mb=SMALL, gradient_as_bucket_view=as_view), rank)
+    _backward(model, samples(rank, 0))
+
+    def stop(gradient: torch.Tensor) -> None:
+        raise _Stop
+
+    handle = model.module[0].weight.register_hook(stop)
+    with pytest.raises(_Stop):
+        _backward(model, samples(rank, 0))
+    handle.remove()
+    dist.barrier()
+    model.zero_grad()
+    assert_same(_backward(model, samples(rank, 1)), expected[1])
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_after_a_backward_that_failed(ranks: Ranks, as_view: bool) -> None:
+    """A backward that an exception ended leaves no bucket behind that the next one could mistake for its own."""
+    ranks(2, _failure_on_rank, as_view)
+
+
+def _shared_error_on_rank(rank: int, size: int) -> str:
+    model = wrap(Heads(), bucket_cap_mb=SMALL, lazy_bucket_allocation=True)
+    model.module.never.requires_grad_(False)
+    try:
+        for step in range(3):
+            _backward(model, samples(rank, step), "l" if rank == 1 and step == 1 else "lr")
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_an_error_reaches_every_rank(ranks: Ranks) -> None:
+    """A rank that left parameters out answers for buckets that it never allocated: all ranks get its message."""
+    for text in ranks(2, _shared_error_on_rank):
+        assert "right.weight" in text
