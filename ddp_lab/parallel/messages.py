@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 
 import torch
@@ -11,7 +12,8 @@ __all__ = ["module_text"]
 
 def module_text(module: torch.nn.Module) -> str:
     """The module's class and, where Python knows it, the line where its forward is defined: ``Net (train.py:12)``."""
-    code = getattr(type(module).forward, "__code__", None)
+    forward = inspect.getattr_static(type(module), "forward")  # a scripted class has a descriptor that raises
+    code = getattr(forward, "__code__", None)
     name = type(module).__name__
     if code is None or code.co_filename.startswith("<"):
         return name

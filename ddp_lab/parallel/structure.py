@@ -5,12 +5,16 @@ The reducer is built for the parameters that are trained when the model is wrapp
 what the module's dicts hold with what they held then (C++, [Note: watching a module]); only if something differs
 does Python look closer. Is it a change of the trained parameters or of the set of buffers, all ranks agree anew on
 what they train (a change on one rank alone would otherwise average the wrong tensors), new tensors become rank 0's, and
-a new reducer of the next generation takes the old one's place. A model whose parameters are all frozen, as a
+a new reducer of the next generation takes the old one's place. The same goes for `module.double()` or
+`module.to(device)`, which keep the parameters and give them other data: autograd makes new accumulators for them, on
+which the old reducer has no hooks. (With mixed precision data change in every step, and hooks are made anew: then they
+do not count.) A model whose parameters are all frozen, as a
 critic is while the generator trains, needs no reducer: it keeps the one it has.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 import weakref
@@ -32,6 +36,7 @@ __all__ = ["Seen", "Survey", "adapt", "buffers_now", "survey", "unchanged"]
 
 _C = native.load()
 _PAUSE_SECONDS = 0.005
+_HINT_SECONDS = 5.0  # all ranks come here within a step
 
 # How often the models of a group have changed
 _changes_of: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
@@ -59,6 +64,7 @@ class Survey:
         buffers: by qualified name.
         buffer_places: for each name the dict and the key where the module keeps that buffer, or None.
         batch_norm: the name of a SyncBatchNorm layer, if there is one.
+        kinds: for each parameter's name its dtype and device; they can change while the parameter stays.
         seen: what they were found in.
     """
 
@@ -68,6 +74,7 @@ class Survey:
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     buffer_places: list[tuple[str, Any, str]] = field(default_factory=list)
     batch_norm: str | None = None
+    kinds: dict[str, tuple[torch.dtype, torch.device]] = field(default_factory=dict)
     seen: Seen = field(default_factory=lambda: Seen([]))
 
 
@@ -93,10 +100,12 @@ def survey(module: torch.nn.Module, ignored: set[str]) -> Survey:
                 found.trained.add(name)
             if sparse:
                 found.sparse.add(name)
-        found.buffer_places += [(prefix + key, buffers, key) for key in buffers if prefix + key not in ignored]
+        names = [key for key, _ in buffers.items()]  # a scripted module's dicts can't be iterated otherwise
+        found.buffer_places += [(prefix + key, buffers, key) for key in names if prefix + key not in ignored]
         entries += (("p", parameters, _entries(parameters)), ("b", buffers, _names_only(buffers)))
         entries.append(("m", children, _entries(children)))
     found.buffers = buffers_now(found)
+    found.kinds = _kinds(found.parameters)
     # a scripted module keeps its tensors in C++
     found.seen = Seen([entry for entry in entries if isinstance(entry[1], dict)])
     return found
@@ -136,7 +145,7 @@ def _entries(held: Any) -> tuple[Any, ...]:
 
 
 def _names_only(held: Any) -> tuple[Any, ...]:
-    return tuple(part for key in held for part in (key, None, None))
+    return tuple(part for key, _ in held.items() for part in (key, None, None))
 
 
 def unchanged(model: ModelState) -> bool:
@@ -158,6 +167,9 @@ def adapt(model: ModelState) -> None:
     if not now.trained:
         model._idle_seen = now.seen
         return
+    now.kinds = _kinds(now.parameters)
+    if model.mixed_precision is not None:
+        now.kinds |= before.kinds
     changes, new = _changes(before, now)
     if not changes:
         model._seen = now.seen
@@ -183,10 +195,18 @@ def _wait_for_all(model: ModelState, changes: list[str]) -> None:
     keys = [f"ddp_lab/change/{count}/{rank}" for rank in range(dist.get_world_size(group))]
     store = _get_process_group_store(group)
     store.set(keys[dist.get_rank(group)], "; ".join(changes))
+    hint = time.monotonic() + _HINT_SECONDS
     deadline = time.monotonic() + group._get_backend(model.device).options._timeout.total_seconds()
     while not store.check(keys):  # not store.wait(): an interrupt could not end it
+        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        if hint < time.monotonic() < deadline:
+            hint = math.inf
+            warnings.warn(
+                f"The parameters of {module_text(model.module)} have changed on rank {dist.get_rank(group)} "
+                f"({'; '.join(changes)}) and not yet on rank {', '.join(missing)}: waiting for the same change there.",
+                stacklevel=7,
+            )
         if time.monotonic() > deadline:
-            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
             raise RuntimeError(
                 f"DDP expects same model across all ranks, but the parameters of {module_text(model.module)} have "
                 f"changed on rank {dist.get_rank(group)} ({'; '.join(changes)}) and not on rank {', '.join(missing)}. "
@@ -212,12 +232,17 @@ def _without_substitutes(
     return {name: p if isinstance(p, torch.nn.Parameter) else before.get(name, p) for name, p in now.items()}
 
 
+def _kinds(parameters: dict[str, torch.nn.Parameter]) -> dict[str, tuple[torch.dtype, torch.device]]:
+    return {name: (parameter.dtype, parameter.device) for name, parameter in parameters.items()}
+
+
 def _changes(before: Survey, now: Survey) -> tuple[list[str], set[str]]:
     """What differs, in words, and the names of tensors that are new."""
     frozen = [n for n in before.trained - now.trained if before.parameters[n] is now.parameters.get(n)]
     unfrozen = [n for n in now.trained - before.trained if now.parameters[n] is before.parameters.get(n)]
     shared = now.parameters.keys() & before.parameters.keys()
     reassigned = [n for n in shared if now.parameters[n] is not before.parameters[n]]
+    converted = {n: now.kinds[n] for n in shared.difference(reassigned) if now.kinds[n] != before.kinds[n]}
     added = now.parameters.keys() - before.parameters.keys()
     removed = before.parameters.keys() - now.parameters.keys()
     new_buffers = now.buffers.keys() - before.buffers.keys()
@@ -230,6 +255,9 @@ def _changes(before: Survey, now: Survey) -> tuple[list[str], set[str]]:
         )
         if names
     ]  # fmt: skip
+    for dtype, device in sorted(set(converted.values()), key=str):
+        alike = [n for n, kind in converted.items() if kind == (dtype, device)]
+        said.append(f"now {str(dtype).removeprefix('torch.')} on {device}: {_names(alike)}")
     return said, {*added, *reassigned, *new_buffers}
 
 
