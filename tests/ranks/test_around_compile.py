@@ -137,3 +137,54 @@ def _optimize_ddp_off_on_rank(rank: int, size: int) -> int:
 def test_without_the_ddp_optimizer_there_is_one_graph(ranks: Ranks) -> None:
     """With `optimize_ddp` off the whole module is one graph, as with torch's class."""
     assert set(ranks(2, _optimize_ddp_off_on_rank)) == {1}
+
+
+def _attempts_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> list[str]:
+    import torch._dynamo
+    from torch._dynamo import convert_frame
+
+    import ddp_lab
+
+    torch._dynamo.reset()
+    seen: list[Any] = []
+    hook = convert_frame.register_bytecode_hook(lambda before, after: seen.append(before.co_filename))
+    model = ddp_lab.DistributedDataParallel(Plain(), **arguments)
+    compiled = torch.compile(model, backend="eager")
+    try:
+        for step in range(3):
+            with model.no_sync():
+                compiled(samples(rank, step)).square().mean().backward()
+            compiled(samples(rank, step)).square().mean().backward()
+    finally:
+        hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize("arguments", [{}, {"find_unused_parameters": True}, {"forward_sync_buffers": False}])
+def test_only_the_module_is_compiled(ranks: Ranks, arguments: dict[str, Any]) -> None:
+    """Nothing that runs around the module is compiled: neither our functions nor what they call."""
+    for files in ranks(2, _attempts_on_rank, arguments):
+        assert set(files) == {__file__}
+
+
+def _inductor_on_rank(rank: int, size: int, where: str, arguments: dict[str, Any]) -> None:
+    def train(wrap: Any) -> Any:
+        torch._dynamo.reset()
+        net = Plain()
+        inner: Any = torch.compile(net) if where == "before" else net
+        model = wrap(inner, bucket_cap_mb=SMALL, **arguments)
+        called: Any = torch.compile(model) if where == "after" else model
+        for step in range(3):
+            called(samples(rank, step)).square().mean().backward()
+        return state_of(model)
+
+    with small_first_bucket():
+        same_as_torch(train)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("arguments", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_inductor(ranks: Ranks, where: str, arguments: dict[str, Any]) -> None:
+    """A model that inductor compiles, before or after it is wrapped, gets the gradients that it gets with torch's."""
+    ranks(2, _inductor_on_rank, where, arguments)

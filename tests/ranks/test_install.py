@@ -55,12 +55,12 @@ def test_every_holder_of_the_name_gets_ours(ranks: Ranks) -> None:
     ranks(1, _install_on_rank)
 
 
-def _train(program: str, path: Path, *arguments: str) -> dict[str, torch.Tensor]:
-    """Final weights of a script that torchrun runs on two ranks."""
+def _run(program: str, folder: Path, *arguments: str) -> None:
+    """Runs a script with torchrun on two ranks; it must end well."""
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(PROGRAMS / program), str(path), *arguments],
-        cwd=path.parent,
+         str(PROGRAMS / program), *arguments],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
         capture_output=True,
         text=True,
@@ -68,6 +68,11 @@ def _train(program: str, path: Path, *arguments: str) -> dict[str, torch.Tensor]
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
+
+
+def _train(program: str, path: Path, *arguments: str) -> dict[str, torch.Tensor]:
+    """Final weights of a script that torchrun runs on two ranks."""
+    _run(program, path.parent, str(path), *arguments)
     return torch.load(path, weights_only=True)
 
 
@@ -90,3 +95,10 @@ def test_lightning(tmp_path: Path, strategy: str, optimization: str) -> None:
     """Lightning's trainer, with automatic and manual optimization, ends with torch's weights."""
     importlib.metadata.version("lightning")
     _same_weights(tmp_path, "train_lightning.py", strategy, optimization)
+
+
+@pytest.mark.parametrize("library", ["accelerate", "lightning"])
+def test_kinds_of_training(tmp_path: Path, library: str) -> None:
+    """Accumulation, static graphs, unused parameters, views, comm hooks, refusals: all as with torch's class."""
+    importlib.metadata.version(library)
+    _run(f"kinds_of_{library}.py", tmp_path, *([str(tmp_path)] if library == "accelerate" else []))

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from tests.ranks.compare import mlp, same_as_torch, samples, state_of
 from tests.ranks.conftest import Ranks
 
 
@@ -48,3 +50,39 @@ def test_the_python_reducer(ranks: Ranks) -> None:
     """In this mode gradients are averaged, also compiled and after no_sync; bucket_cap_mb_list is refused and comm
     hooks get (gradient, parameter), as in torch."""
     ranks(2, _mode_on_rank)
+
+
+def _backward_inside_on_rank(rank: int, size: int, mode: str) -> str:
+    import torch._dynamo
+
+    def train(wrap: Any) -> Any:
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(optimize_ddp=mode, compiled_autograd=True):
+            model = wrap(mlp())
+
+            @torch.compile(backend="eager")
+            def step(x: torch.Tensor) -> None:
+                model(x).square().mean().backward()
+
+            for number in range(2):
+                step(samples(rank, number))
+        return state_of(model)
+
+    if mode == "python_reducer":
+        same_as_torch(train)
+        return "done"
+    from ddp_lab import DistributedDataParallel
+
+    for wrap in (TorchDDP, DistributedDataParallel):
+        with pytest.raises(RuntimeError, match=r"(?i)compiled.autograd"):
+            train(wrap)
+    return "refused"
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("python_reducer", "done"), ("ddp_optimizer", "refused"), ("no_optimization", "refused")],
+)
+def test_a_backward_in_the_compiled_function(ranks: Ranks, mode: str, expected: str) -> None:
+    """Compiled autograd compiles the Python reducer's backward, as torch's, and is refused in the other modes."""
+    assert ranks(2, _backward_inside_on_rank, mode) == [expected] * 2
