@@ -27,10 +27,13 @@ class ModuleWatch {
       dicts_.push_back({dict.ptr(), static_cast<Py_ssize_t>(held.size() / 3), kind[0]});
       for (std::size_t i = 0; i < held.size(); i += 3) {
         const py::handle value = held[i + 1];
-        const bool is_tensor = kind == "p" && THPVariable_Check(value.ptr());
-        slots_.push_back({py::handle(held[i]).ptr(), value.ptr(),
-                          is_tensor ? THPVariable_Unpack(value.ptr()).unsafeGetTensorImpl() : nullptr,
-                          held[i + 2].ptr() == Py_True});
+        Slot slot{py::handle(held[i]).ptr(), value.ptr(), nullptr, held[i + 2].ptr() == Py_True};
+        if (kind == "p" && THPVariable_Check(value.ptr())) {
+          slot.tensor = THPVariable_Unpack(value.ptr()).unsafeGetTensorImpl();
+          slot.dtype = slot.tensor->dtype();
+          slot.device = slot.tensor->device();
+        }
+        slots_.push_back(slot);
       }
     }
   }
@@ -61,13 +64,18 @@ class ModuleWatch {
     PyObject* value;
     const at::TensorImpl* tensor;
     bool trained;
+    caffe2::TypeMeta dtype{};
+    c10::Device device{c10::kCPU};
   };
 
   // A plain tensor in the place of a parameter is what torch.func.functional_call puts there for one call.
   static bool same(char kind, const Slot& slot, PyObject* now) {
     if (kind == 'b') return true;
     if (now != slot.value) return slot.tensor && Py_TYPE(now) == reinterpret_cast<PyTypeObject*>(THPVariableClass);
-    return !slot.tensor || slot.tensor->requires_grad() == slot.trained;
+    if (!slot.tensor) return true;
+    // module.double() and module.to(device) give the same parameters other data
+    return slot.tensor->requires_grad() == slot.trained && slot.tensor->dtype() == slot.dtype &&
+           slot.tensor->device() == slot.device;
   }
 
   std::vector<Dict> dicts_;

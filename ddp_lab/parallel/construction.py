@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from .. import native
-from . import arguments, comm_hooks, inspection, mixed_precision, python_reducer, recording, records, structure, verify
+from . import (
+    arguments,
+    comm_hooks,
+    inspection,
+    mixed_precision,
+    optimizer_in_backward,
+    python_reducer,
+    recording,
+    records,
+    structure,
+    verify,
+)
 from .bucketing import assign_buckets
 from .logging_data import DDPLogger
 from .messages import module_text
@@ -125,9 +136,12 @@ class Construction(ModelState):
         self._agree(survey, collective=True)
         old.remove_hooks()
         self._module_parameters = list(survey.parameters.values())
+        self.device = self._module_parameters[0].device
+        self.device_type = self.device.type
         self._make_reducer(survey, generation=old.generation() + 1, step=old.step())
         for hook, state in self._comm_hooks:
             comm_hooks.attach(self.reducer, hook, state)
+        optimizer_in_backward.attach_reducer(self)
         if self.mixed_precision is not None:
             mixed_precision.attach_reducer(self)
 

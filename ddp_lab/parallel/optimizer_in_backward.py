@@ -26,7 +26,7 @@ from . import join
 if TYPE_CHECKING:
     from .model_state import ModelState
 
-__all__ = ["apply_optimizer_in_backward_hook", "has_optimizers", "install", "register_fused_optim"]
+__all__ = ["apply_optimizer_in_backward_hook", "attach_reducer", "has_optimizers", "install", "register_fused_optim"]
 
 Future = torch.futures.Future[torch.Tensor]
 
@@ -49,8 +49,14 @@ def install(model: ModelState) -> None:
         for handle in handles.get(parameter, []):
             handle.remove()
     model.register_comm_hook(weakref.ref(model), apply_optimizer_in_backward_hook)
-    stepping = [index for index, p in enumerate(model._trained) if hasattr(p, "_in_backward_optimizers")]
-    model.reducer._set_optimizer_in_backward(stepping)
+    attach_reducer(model)
+
+
+def attach_reducer(model: ModelState) -> None:
+    """Tells the model's reducer, a new one perhaps, which parameters' optimizers drop their gradients."""
+    if any(hook is apply_optimizer_in_backward_hook for hook, _ in model._comm_hooks):
+        stepping = [index for index, p in enumerate(model._trained) if hasattr(p, "_in_backward_optimizers")]
+        model.reducer._set_optimizer_in_backward(stepping)
 
 
 def apply_optimizer_in_backward_hook(model_reference: weakref.ReferenceType[ModelState], bucket: GradBucket) -> Future:

@@ -225,3 +225,113 @@ def test_one_rank_that_changes_alone(ranks: Ranks) -> None:
     where, and has sent nothing that the other rank could take for a gradient."""
     text, _ = ranks(2, _alone_on_rank)
     assert "have changed on rank 0 (frozen: '1.bias', '1.weight') and not on rank 1" in text
+
+
+def _hint_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+    from ddp_lab.parallel import structure
+
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    model = DistributedDataParallel(_net(), process_group=group)
+    if rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(structure, "_HINT_SECONDS", 0.1)
+            model.module[1].requires_grad_(False)
+            with (
+                pytest.warns(UserWarning, match=r"changed on rank 0 \(frozen: .* and not yet on rank 1: waiting"),
+                pytest.raises(RuntimeError, match="not on rank 1"),
+            ):
+                _step(model, rank)
+    dist.barrier()
+
+
+def test_a_rank_that_waits_says_so(ranks: Ranks) -> None:
+    """Long before the group's timeout a rank that has changed alone warns of the ranks that it waits for."""
+    ranks(2, _hint_on_rank)
+
+
+CONVERTED: list[dict[str, Any]] = [
+    {}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"batched_grad_copy": True}
+]  # fmt: skip
+
+
+def _converted_on_rank(rank: int, size: int, options: dict[str, Any], steps_before: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    net, local = _net(), _net()
+    model = DistributedDataParallel(net, **options)
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+    for _ in range(steps_before):
+        model.zero_grad(set_to_none=False)
+        model(x).square().sum().backward()
+    for dtype in (torch.float64, torch.bfloat16, torch.float32):
+        model.to(dtype)
+        local.to(dtype)
+        for step in range(3):
+            model.zero_grad(set_to_none=step != 1)
+            local.zero_grad()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model(x.to(dtype)).square().sum().backward()
+            said = [str(one.message) for one in caught if "have changed since" in str(one.message)]
+            assert len(said) == (step == 0)
+            name = str(dtype).removeprefix("torch.")
+            assert all(f"now {name} on cpu: '0.bias', '0.weight'" in text for text in said)
+            local(x.to(dtype)).square().sum().backward()
+            for mine, other in zip(net.parameters(), local.parameters(), strict=True):
+                dist.all_reduce(other.grad)
+                assert mine.grad.dtype == dtype
+                torch.testing.assert_close(mine.grad, other.grad / size)
+                assert _same(mine.grad)
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize("options", CONVERTED, ids=str)
+def test_another_dtype(ranks: Ranks, options: dict[str, Any], steps_before: int) -> None:
+    """A model that is converted after wrapping, before or after its first steps: one warning, and averages of the new
+    dtype from the next step on."""
+    ranks(2, _converted_on_rank, options, steps_before)
+
+
+def _mixed_on_rank(rank: int, size: int) -> None:
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_net(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            _step(model, rank)
+            first, second = model(torch.ones(2, 4)), model(torch.ones(2, 4))  # the second begins in low precision
+            (first + second).sum().backward()
+    assert all(_same(p.grad) for p in model.parameters())
+
+
+def test_mixed_precision_is_no_change(ranks: Ranks) -> None:
+    """The low-precision copies that a forward puts into the parameters do not count as a change of the model."""
+    ranks(2, _mixed_on_rank)
+
+
+def _in_backward_on_rank(rank: int, size: int) -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_net())
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    _step(model, rank)
+    model.double()
+    before = [p.detach().clone() for p in model.parameters()]
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    with pytest.warns(UserWarning, match="now float64 on cpu"):
+        model(x).square().sum().backward()
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        assert parameter.grad is None
+        assert not torch.equal(old, parameter)
+        assert _same(parameter)
+
+
+def test_optimizers_in_backward_of_another_dtype(ranks: Ranks) -> None:
+    """Optimizers in the backward go on stepping, and drop the gradients, after the model was converted."""
+    ranks(2, _in_backward_on_rank)
