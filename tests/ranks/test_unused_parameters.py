@@ -195,3 +195,28 @@ def _graph_was_static(rank: int, size: int) -> list[bool]:
 def test_whether_the_graph_could_be_static(ranks: Ranks) -> None:
     """_ddp_graph_static: true while the same parameters are unused in each forward."""
     assert ranks(2, _graph_was_static) == [[True, True, False]] * 2
+
+
+def _forgotten_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True, batched_grad_copy=True, bucket_cap_mb=1)
+
+    def fail(_: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    handle = model.module.first.weight.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        model(samples(rank, 0), second=True).sum().backward()
+    handle.remove()
+    dist.barrier()
+    model.zero_grad()
+    model(samples(rank, 1), second=rank == 0).sum().backward()
+    of_rank_0 = Branches()
+    of_rank_0(samples(0, 1)).sum().backward()
+    torch.testing.assert_close(model.module.second.bias.grad, of_rank_0.second.bias.grad / size)
+
+
+def test_batched_copies_of_a_failed_backward(ranks: Ranks) -> None:
+    """Gradients that a failed backward has noted for a batched copy don't come back where they are unused next."""
+    ranks(2, _forgotten_on_rank)
