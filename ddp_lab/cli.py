@@ -33,6 +33,7 @@ BENCHMARKS = {
     "events": "cost of recording an event, and its way to the client",
     "memory": "peak memory of gradients and buckets: ours against torch's",
     "start": "%cluster start to the first collective, against plain ipyparallel",
+    "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",
     "step": "training step: our DistributedDataParallel against torch's, and torch's against itself",
     "widget": "dashboard updates per second as seen in Chromium",
 }
@@ -167,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         help="measure side by side",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name:8} {what}" for name, what in BENCHMARKS.items())
+        epilog="\n".join(f"  {name:10} {what}" for name, what in BENCHMARKS.items())
         + "\n\n`ddp-lab bench NAME --help` lists a benchmark's own options, `--json FILE` among them.",
     )
     made.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME", help=", ".join(sorted(BENCHMARKS)))

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..insight import stragglers, trace_export
-from . import span_columns, timeline_files, timeline_words
-from .span_columns import Columns, TableView
-from .step_table import BUCKET_FIELDS, STEP_FIELDS
+from ..insight import findings, trace_export
+from ..insight.facts import Facts, Finding
+from . import diagnosis, span_columns, timeline_files, timeline_words
+from .span_columns import Columns
 from .timeline_model import TimelineModel
 from .timeline_records import Inspection, LatePlace, RankStatus, ReducerInfo
 
@@ -85,35 +84,43 @@ class Timeline(TimelineModel):
         return _frame(span_columns.sync_columns(columns, chosen))
 
     def find_late(
-        self, reducer: int | None = None, last_steps: int = 50, minimum_ms: float = 1.0, minimum_share: float = 0.5
+        self, reducer: int | None = None, last_steps: int = 50, minimum_ms: float = 1.0, minimum_share: float = 0.25
     ) -> list[LatePlace]:
         """Names the ranks whose own computation falls behind, and the bucket and parameter where it does.
+
+        Delays that a busy machine causes now and then, at any place, are not named.
 
         Args:
             reducer: which model; None for the most recently active.
             last_steps: how many complete steps to look at.
             minimum_ms: smaller delays are taken for noise.
             minimum_share: fraction of the steps in which a rank has to be late at that place.
+
+        Returns:
+            The most costly place first.
         """
+        options = {"minimum_ms": minimum_ms, "minimum_share": minimum_share, "warm_up": 0}
+        known = self._facts(reducer, last_steps, **options)
+        return diagnosis.late_places(known) if known is not None else []
+
+    def findings(self, reducer: int | None = None, last_steps: int = 100) -> list[Finding]:
+        """What to change, the largest gain first: each finding with its evidence, a remedy and an estimated gain.
+
+        Args:
+            reducer: which model; None for the most recently active.
+            last_steps: how many complete steps to look at, of the present assignment of buckets.
+        """
+        known = self._facts(reducer, last_steps)
+        return findings.findings(known) if known is not None else []
+
+    def _facts(self, reducer: int | None, last_steps: int, **options: Any) -> Facts | None:
         chosen = self._chosen(reducer)
         if chosen is None:
-            return []
+            return None
         with self._lock:
             views = self.views(chosen.reducer, last_steps + 1)
-            bucket_of = self._bucket_of(chosen.reducer)
-            names = self._book.names(chosen.reducer)
-        begin, ready, by_bucket = _aligned(views, last_steps)
-        late = stragglers.find_late(begin, ready, minimum_ns=minimum_ms * 1e6, minimum_share=minimum_share)
-        return [
-            LatePlace(
-                rank=views[one.rank].rank,
-                bucket=(one.place if by_bucket else bucket_of.get(one.place)) if one.place >= 0 else None,
-                parameter=names[one.place] if not by_bucket and 0 <= one.place < len(names) else None,
-                delay_ms=one.delay_ns / 1e6,
-                share=one.share,
-            )
-            for one in late
-        ]
+            described = self._book.assignment(chosen.reducer) if chosen.generations else None
+        return diagnosis.facts(views, described, last_steps=last_steps, **options)
 
     # ---- out --------------------------------------------------------------------------------------------
 
@@ -176,29 +183,6 @@ class Timeline(TimelineModel):
         from ..widgets import figures
 
         return figures.timeline_figure(self, **options)
-
-
-def _aligned(views: list[TableView], last_steps: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
-    """Begin of backward and times of readiness in the steps that all ranks have completed, ranks first.
-
-    On a CPU readiness is known by parameter. Where devices compute, the host runs ahead of them, and readiness is
-    when the device reached the launch of each bucket: the third value then says that places are buckets.
-    """
-    common: npt.NDArray[np.int64] | None = None
-    for one in views:
-        done = one.step[one.steps[:, STEP_FIELDS.index("backward_end")] > 0]
-        common = done if common is None else np.intersect1d(common, done)
-    if common is None or not len(common):
-        return np.zeros((0, 0), np.int64), np.zeros((0, 0, 0), np.int64), False
-    common = common[-last_steps:]
-    rows = [np.searchsorted(one.step, common) for one in views]
-    by_bucket = all(span_columns.device_rows(one.buckets[row]).all() for one, row in zip(views, rows, strict=True))
-    times = [one.buckets[:, :, BUCKET_FIELDS.index("device_begin")] if by_bucket else one.gradients for one in views]
-    ready = np.zeros((len(views), len(common), max(of_rank.shape[1] for of_rank in times)), np.int64)
-    for index, (of_rank, row) in enumerate(zip(times, rows, strict=True)):
-        ready[index, :, : of_rank.shape[1]] = of_rank[row]
-    begin = [one.steps[row, STEP_FIELDS.index("backward_begin")] for one, row in zip(views, rows, strict=True)]
-    return np.stack(begin), ready, by_bucket
 
 
 def _frame(columns: Columns) -> pd.DataFrame:

@@ -66,10 +66,15 @@ class LatePlace:
 
     Attributes:
         rank: the rank.
-        bucket: the bucket whose gradients come late; None: it comes late to the backward as a whole.
+        bucket: the bucket whose gradients come late; None: see `where`.
         parameter: qualified name of the parameter at whose gradient it falls behind, None if unknown.
         delay_ms: by how much, median over the steps in which it does.
         share: fraction of the steps in which it does, 0 to 1.
+        where: ``"place"``: at that bucket and parameter; ``"arrival"``: it comes late to its backward (input data,
+            forward, what happens between the steps); ``"everywhere"``: its whole backward is slower.
+        pattern: ``"persistent"``: in most steps; ``"data-dependent"``: in the steps in which its forward takes
+            longer, too; ``"random"``: in some steps.
+        cost_percent: what the steps would have saved without it, in percent of the step.
     """
 
     rank: int
@@ -77,6 +82,9 @@ class LatePlace:
     parameter: str | None
     delay_ms: float
     share: float
+    where: str = "place"
+    pattern: str = "persistent"
+    cost_percent: float = 0.0
 
 
 @dataclass(frozen=True)

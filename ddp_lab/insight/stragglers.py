@@ -9,14 +9,24 @@ All times are in nanoseconds on one axis (one host's monotonic clock, or aligned
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Late", "find_late", "last_counts", "waits"]
+from . import lateness
+
+__all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "Late", "excess_times", "find_late"]
+__all__ += ["last_counts", "waits"]
+
+ARRIVAL, EVERYWHERE = -1, -2
+PERSISTENT, DATA_DEPENDENT, RANDOM = "persistent", "data-dependent", "random"
 
 _Times = npt.NDArray[np.int64]
+_Values = npt.NDArray[np.float64]
+
+_ENOUGH = 50_000  # values that tell what is usual
+_SLOW_SHARE = 0.05  # of its backward, by which a rank has to be slower everywhere
 
 
 @dataclass(frozen=True)
@@ -25,16 +35,22 @@ class Late:
 
     Attributes:
         rank: position of the rank in the arrays.
-        place: position of the bucket (or parameter) whose computation is late; -1: the rank comes late to its
-            backward (input data, forward, or what the cell does between the steps).
+        place: position of the bucket (or parameter) whose computation is late; `ARRIVAL`: the rank comes late to its
+            backward (input data, forward, or what the cell does between the steps); `EVERYWHERE`: its backward is
+            slower than the others', and no single place is to blame.
         delay_ns: how much it falls behind there; median over the steps in which it does.
         share: fraction of the steps in which it does, 0 to 1.
+        pattern: ``"persistent"``: in most steps; ``"data-dependent"``: in the steps in which its forward takes longer,
+            too; ``"random"``: in some steps.
+        late: shape ``[steps]``: in which ones.
     """
 
     rank: int
     place: int
     delay_ns: float
     share: float
+    pattern: str
+    late: npt.NDArray[np.bool_]
 
 
 def waits(launched: _Times) -> _Times:
@@ -61,16 +77,25 @@ def last_counts(launched: _Times) -> npt.NDArray[np.int64]:
     return np.bincount(launched.argmax(axis=-1), minlength=launched.shape[-1])
 
 
-def find_late(begin: _Times, ready: _Times, *, minimum_ns: float = 1e6, minimum_share: float = 0.5) -> list[Late]:
+def find_late(
+    begin: _Times,
+    ready: _Times,
+    forward: _Values | None = None,
+    *,
+    minimum_ns: float = 1e6,
+    minimum_share: float = 0.25,
+) -> list[Late]:
     """Finds where a rank's own computation falls behind that of the other ranks.
 
     For every rank and step, the time from one place to the next is compared with the median of the other ranks'
     (with two ranks: with the other's). So a delay counts once, at the place that caused it, though every later
-    bucket of that rank is late as well.
+    bucket of that rank is late as well. What counts as late, [Note: late or disturbed] says.
 
     Args:
         begin: when each rank's backward began, shape ``[ranks, steps]``.
         ready: when each bucket (or each parameter's gradient) became ready, shape ``[ranks, steps, places]``.
+        forward: how long each rank's forward took, shape ``[ranks, steps]``, NaN where unknown: tells delays that
+            depend on the data from others.
         minimum_ns: smaller delays are taken for noise.
         minimum_share: fraction of the steps in which a rank has to be late at one place.
 
@@ -80,18 +105,84 @@ def find_late(begin: _Times, ready: _Times, *, minimum_ns: float = 1e6, minimum_
     ranks, steps, places = ready.shape
     if ranks < 2 or steps == 0:
         return []
-    excess = np.empty((ranks, steps, places + 1))
-    excess[:, :, 0] = _excess(np.where(begin > 0, begin.astype(np.float64), np.nan))
-    if places:
-        excess[:, :, 1:] = _excess(_own_time(begin, ready))
+    excess = excess_times(begin, ready)
+    # A first look that costs little: most places are never late.
+    candidates = (np.nan_to_num(excess, nan=0.0) >= minimum_ns).mean(axis=1) >= minimum_share
     found = []
-    counted = np.isfinite(excess).sum(axis=1)
-    late = np.nan_to_num(excess, nan=0.0) >= minimum_ns
-    share = late.sum(axis=1) / np.maximum(counted, 1)
-    for rank, place in np.argwhere((share >= minimum_share) & (counted > 0)):
-        delay = np.median(excess[rank, late[rank, :, place], place])
-        found.append(Late(int(rank), int(place) - 1, float(delay), float(share[rank, place])))
+    by_cell = np.moveaxis(excess, 1, 2).reshape(ranks * (places + 1), steps)
+    thinned = by_cell[:, :: 1 + by_cell.size // _ENOUGH]
+    for rank, place in np.argwhere(candidates):
+        if place == 0:  # as much may go wrong before a backward as in the whole of one
+            whole = np.nansum(excess[:, :, 1:], axis=2)
+            elsewhere = np.concatenate([np.delete(excess[:, :, 0], rank, axis=0), whole])
+        else:
+            elsewhere = np.delete(thinned, rank * (places + 1) + place, axis=0)
+        one = _late(excess[rank, :, place], elsewhere.ravel(), minimum_ns, is_arrival=place == 0)
+        if one is not None and one.share >= minimum_share:
+            found.append(replace(one, rank=int(rank), place=int(place) - 1))
+    found += _slow_everywhere(excess, begin, ready, found, minimum_ns)
+    if forward is not None:
+        slower = _excess(forward)
+        found = [_with_pattern(one, excess, slower) for one in found]
     return sorted(found, key=lambda one: -one.delay_ns * one.share)
+
+
+def excess_times(begin: _Times, ready: _Times) -> _Values:
+    """How much longer than the other ranks (their median) each rank took to each place.
+
+    Args:
+        begin: shape ``[ranks, steps]``.
+        ready: shape ``[ranks, steps, places]``.
+
+    Returns:
+        Shape ``[ranks, steps, 1 + places]``, the arrival at the backward first; negative where a rank was faster, NaN
+        where a time is missing.
+    """
+    excess = np.empty((*begin.shape, ready.shape[2] + 1))
+    excess[:, :, 0] = _excess(np.where(begin > 0, begin.astype(np.float64), np.nan))
+    if ready.shape[2]:
+        excess[:, :, 1:] = _excess(_own_time(begin, ready))
+    return excess
+
+
+def _late(excess: _Values, elsewhere: _Values, minimum: float, *, is_arrival: bool) -> Late | None:
+    """A late place without its position, or None."""
+    known = max(int(np.isfinite(excess).sum()), 1)
+    if lateness.steady(excess, minimum) or (not is_arrival and lateness.never_absent(excess, minimum)):
+        late = np.nan_to_num(excess, nan=0.0) >= minimum
+    else:
+        late = lateness.repeated(excess, elsewhere, minimum)
+    if not late.any():
+        return None
+    share = float(late.sum()) / known
+    pattern = PERSISTENT if share >= 0.75 else RANDOM
+    return Late(0, 0, float(np.median(excess[late])), share, pattern, late)
+
+
+def _with_pattern(one: Late, excess: _Values, slower: _Values) -> Late:
+    """Looks whether what comes and goes does so with the rank's forward."""
+    if one.pattern != RANDOM or one.place < 0:
+        return one
+    follows = lateness.follows(excess[one.rank, :, one.place + 1], slower[one.rank])
+    return replace(one, pattern=DATA_DEPENDENT) if follows else one
+
+
+def _slow_everywhere(excess: _Values, begin: _Times, ready: _Times, found: list[Late], minimum_ns: float) -> list[Late]:
+    """Ranks whose whole backward is steadily slower, beyond what named places explain."""
+    if not ready.shape[2]:
+        return []
+    took = np.where(begin > 0, ready.max(axis=2) - begin, 0).astype(np.float64)
+    minimum = max(minimum_ns, _SLOW_SHARE * float(np.median(took)))
+    rest = np.nansum(excess[:, :, 1:], axis=2)
+    for one in found:
+        if one.place >= 0:
+            rest[one.rank] -= np.nan_to_num(excess[one.rank, :, one.place + 1])
+    made = []
+    for rank, of_rank in enumerate(rest):
+        if lateness.steady(of_rank, minimum):
+            late = of_rank >= minimum
+            made.append(Late(rank, EVERYWHERE, float(np.median(of_rank[late])), float(late.mean()), PERSISTENT, late))
+    return made
 
 
 def _own_time(begin: _Times, ready: _Times) -> npt.NDArray[np.float64]:

@@ -1,0 +1,103 @@
+"""What findings are made from, and what one is.
+
+[Note: gains]
+A gain is what the recorded steps would have saved, by [Note: the replay], if one thing had been different. Gains are
+estimates, each for a change of its own: two of them don't add up where both save the same waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .replay import Replay
+from .steps import Steps
+from .stragglers import Late
+
+__all__ = ["Facts", "Finding"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to change.
+
+    Attributes:
+        kind: a stable identifier: ``"bucket-too-big"``, ``"bucket-too-small"``, ``"first-bucket-late"``,
+            ``"parameter-last"``, ``"order-changed"``, ``"unused-parameters"``, ``"find-unused-for-nothing"``,
+            ``"static-graph-possible"``, ``"straggler"``, ``"communication-bound"``, ``"copy-cost"`` or
+            ``"small-tensors"``.
+        title: what is wrong, in one sentence.
+        evidence: the numbers that say so.
+        remedy: what to do.
+        gain_percent: what it would save, in percent of the step; see [Note: gains].
+        rank: which rank it is about, None if all.
+        bucket: which bucket, None if all.
+        parameter: qualified name of the parameter, None if it is about none or several.
+    """
+
+    kind: str
+    title: str
+    evidence: str
+    remedy: str
+    gain_percent: float
+    rank: int | None = None
+    bucket: int | None = None
+    parameter: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.title} {self.evidence} {self.remedy} (about {self.gain_percent:.1f} % of the step)"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What findings are made from: one model under one assignment of buckets.
+
+    Attributes:
+        steps: the times of its steps, warmed up.
+        names: qualified name of each parameter.
+        sizes: bytes of each parameter's gradient.
+        keys: (dtype, device) of each parameter.
+        buckets: parameters by bucket.
+        options: what the model was built with (see ARCHITECTURE.md); empty if that is not known.
+        late: where ranks fall behind; their places are positions in `Steps.places`.
+        missing_ranks: how many ranks of the group sent no events: what lies between the ranks is then not known.
+    """
+
+    steps: Steps
+    names: Sequence[str]
+    sizes: Sequence[int]
+    keys: Sequence[tuple[str, str]]
+    buckets: Sequence[Sequence[int]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    late: Sequence[Late] = ()
+    missing_ranks: int = 0
+
+    @cached_property
+    def replay(self) -> Replay:
+        """The collectives of the steps, to be replayed with changes."""
+        return Replay(self.steps, self.buckets, self.sizes)
+
+    @cached_property
+    def step_ns(self) -> float:
+        """Typical time of a step."""
+        return self.steps.typical_ns()
+
+    @cached_property
+    def used(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which parameters got a gradient: shape ``[ranks, steps, parameters]``."""
+        made = np.zeros((*self.steps.begin.shape, len(self.sizes)), bool)
+        known = self.steps.gradients[:, :, : len(self.sizes)]
+        made[:, :, : known.shape[2]] = known > 0
+        return made
+
+    def percent(self, saved_ns: float) -> float:
+        """A saving in percent of the step."""
+        return 100 * saved_ns / self.step_ns if self.step_ns > 0 else 0.0
+
+    def bucket_of(self, parameter: int) -> int | None:
+        """Which bucket a parameter travels in."""
+        return next((number for number, members in enumerate(self.buckets) if parameter in members), None)

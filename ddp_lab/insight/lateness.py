@@ -1,0 +1,101 @@
+"""When is a rank late at a place, and not merely disturbed? Rules on excess times; pure functions.
+
+[Note: late or disturbed]
+On a busy machine every rank is interrupted now and then, for as long as the system's scheduler lets another process
+run: some milliseconds, at any place. Three rules tell a cause from such accidents; one of them has to hold.
+
+- Steady: the excess is there in most steps and hardly varies. Its lower quartile is at least the threshold, and at
+  least twice its spread (the median absolute deviation, scaled to a standard deviation). Accidents spread as widely
+  as they are long.
+- Never absent: the excess is at least the threshold in nine of ten steps, however it varies beyond that. Not for the
+  arrival at the backward, before which a whole forward may be disturbed.
+- Repeated: in some steps the excess is larger than what is usual elsewhere: than 1.5 times the place's own negative
+  excess (accidents of the other ranks), and than 3 times the 90th percentile of all accidents at other places, if
+  there are any to speak of. That so many steps were hit by chance has a probability below 10⁻⁵.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["follows", "never_absent", "repeated", "spread", "steady"]
+
+_Values = npt.NDArray[np.float64]
+_Flags = npt.NDArray[np.bool_]
+
+_SPREADS, _NEGATIVE, _ACCIDENTS = 2.0, 1.5, 3.0
+_FEW_ACCIDENTS = 0.005  # share of all other times; below it they set no threshold
+_CHANCE = 1e-5
+_CORRELATED = 0.7
+_FEWEST_STEPS = 8  # for a correlation, and for a share of nine in ten
+
+
+def spread(values: _Values, axis: int = -1) -> _Values:
+    """Median absolute deviation from the median, scaled to the standard deviation of normal values; ignores NaN."""
+    middle = np.nanmedian(values, axis=axis, keepdims=True)
+    return np.asarray(1.4826 * np.nanmedian(np.abs(values - middle), axis=axis))
+
+
+def steady(excess: _Values, minimum: float) -> bool:
+    """Whether a rank is late by much the same time in most steps.
+
+    Args:
+        excess: of one rank at one place, by step; NaN where unknown.
+        minimum: smaller delays don't count, in the unit of `excess`.
+    """
+    known = excess[np.isfinite(excess)]
+    if not len(known):
+        return False
+    lower = float(np.quantile(known, 0.25))
+    return lower >= max(minimum, _SPREADS * float(spread(known)))
+
+
+def never_absent(excess: _Values, minimum: float) -> bool:
+    """Whether a rank is late by at least `minimum` in nine of ten steps; arguments as those of `steady`."""
+    known = excess[np.isfinite(excess)]
+    return len(known) >= _FEWEST_STEPS and float(np.quantile(known, 0.1)) >= minimum
+
+
+def repeated(excess: _Values, elsewhere: _Values, minimum: float) -> _Flags:
+    """In which steps a rank is later than by accident; all False if they may have been hit by chance.
+
+    Args:
+        excess: of one rank at one place, by step; NaN where unknown.
+        elsewhere: all excess times of other places and ranks, in any order; NaN where unknown.
+        minimum: smaller delays don't count.
+    """
+    none = np.zeros(len(excess), bool)
+    known = np.sort(excess[np.isfinite(excess)])
+    others = elsewhere[np.isfinite(elsewhere)]
+    if not len(known):
+        return none
+    negative = max(0.0, -float(known[min(1, len(known) - 1)]))  # the second lowest: one accident is forgiven
+    accidents = others[others >= minimum]
+    usual = float(np.quantile(accidents, 0.9)) if len(accidents) > _FEW_ACCIDENTS * len(others) else 0.0
+    threshold = max(minimum, _NEGATIVE * negative, _ACCIDENTS * usual)
+    late: _Flags = np.nan_to_num(excess, nan=-np.inf) >= threshold
+    by_chance = max(float((others >= threshold).mean()) if len(others) else 0.0, 1 / (len(others) + 2))
+    return late if _tail(int(late.sum()), len(known), by_chance) < _CHANCE else none
+
+
+def _tail(hits: int, trials: int, chance: float) -> float:
+    """Probability of at least so many hits."""
+    if hits == 0:
+        return 1.0
+    counts = np.arange(hits, trials + 1)
+    ways = np.array([math.lgamma(trials + 1) - math.lgamma(i + 1) - math.lgamma(trials - i + 1) for i in counts])
+    return float(np.exp(ways + counts * math.log(chance) + (trials - counts) * math.log1p(-chance)).sum())
+
+
+def follows(excess: _Values, forward: _Values) -> bool:
+    """Whether a rank's excess goes with the excess of its forward in the same step: the batch decides both."""
+    known = np.isfinite(excess) & np.isfinite(forward)
+    if known.sum() < _FEWEST_STEPS:
+        return False
+    one, other = excess[known], forward[known]
+    if one.std() == 0 or other.std() == 0:
+        return False
+    return float(np.corrcoef(one, other)[0, 1]) >= _CORRELATED

@@ -1,0 +1,198 @@
+"""A backward's collectives replayed: what would the steps have taken if gradients or collectives had come otherwise?
+
+[Note: the replay]
+Buckets are launched in order, and a collective runs when all ranks have launched it and the one before has ended.
+So its own time is what lies between the later of both and its end. With these times the replay of unchanged
+readiness ends exactly when the recorded collectives ended; a change (a bucket ready earlier, a smaller bucket) moves
+what depends on it. The collectives of other bucket sizes take what a straight line through the recorded ones says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .steps import Steps
+
+__all__ = ["Line", "Replay", "fit", "group"]
+
+_Values = npt.NDArray[np.float64]
+
+_ASSUMED_START = 0.2  # share of a collective's time that does not depend on its size, where all sizes are equal
+
+
+@dataclass(frozen=True)
+class Line:
+    """Time of a collective by its size: ``start_ns + ns_per_byte * bytes``.
+
+    Attributes:
+        start_ns: of an empty one, ≥ 0.
+        ns_per_byte: ≥ 0.
+        assumed: all recorded sizes were about equal; how much of their time is `start_ns` was assumed.
+    """
+
+    start_ns: float
+    ns_per_byte: float
+    assumed: bool
+
+    def time_ns(self, size: float) -> float:
+        """Time of a collective of `size` bytes."""
+        return self.start_ns + self.ns_per_byte * size
+
+
+def fit(sizes: Sequence[float], times: Sequence[float]) -> Line:
+    """The line through (bytes, ns) of each bucket; both of its numbers are at least 0."""
+    x, y = np.asarray(sizes, np.float64), np.asarray(times, np.float64)
+    if not len(x) or x.max() <= 0:
+        return Line(float(np.median(y)) if len(y) else 0.0, 0.0, True)
+    if x.max() < 1.5 * max(x.min(), 1.0):
+        typical = float(np.median(y))
+        return Line(_ASSUMED_START * typical, (1 - _ASSUMED_START) * typical / float(x.mean()), True)
+    slope, start = np.polyfit(x, y, 1)
+    if slope < 0:
+        return Line(float(np.median(y)), 0.0, False)
+    if start < 0:
+        return Line(0.0, float((x * y).sum() / (x * x).sum()), False)
+    return Line(float(start), float(slope), False)
+
+
+def group(order: Sequence[int], sizes: Sequence[int], keys: Sequence[object], caps: Sequence[float]) -> list[list[int]]:
+    """Parameters by bucket as the DDP class assigns them: a bucket is closed when its size reaches its cap.
+
+    Args:
+        order: parameters in the order of readiness.
+        sizes: bytes by parameter.
+        keys: parameters of different keys (dtype and device) never share a bucket.
+        caps: bytes; of a key's first bucket, its second, and so on; the last one repeats.
+    """
+    made: list[list[int]] = []
+    open_: dict[object, list[int]] = {}
+    filled: dict[object, int] = {}
+    count: dict[object, int] = {}
+    for index in order:
+        key = keys[index]
+        open_.setdefault(key, []).append(index)
+        filled[key] = filled.get(key, 0) + sizes[index]
+        if filled[key] >= caps[min(count.get(key, 0), len(caps) - 1)]:
+            made.append(open_.pop(key))
+            filled[key], count[key] = 0, count.get(key, 0) + 1
+    made += open_.values()
+    place = {index: position for position, index in enumerate(order)}
+    return sorted(made, key=lambda members: max(place[index] for index in members))
+
+
+class Replay:
+    """Recorded steps of one reducer, to be replayed with changes.
+
+    Args:
+        steps: all with the same buckets.
+        buckets: parameters by bucket.
+        sizes: bytes by parameter.
+    """
+
+    def __init__(self, steps: Steps, buckets: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+        self.steps, self.buckets, self.sizes = steps, [list(one) for one in buckets], list(sizes)
+        self.zero = steps.begin.min(axis=0)
+        launched = steps.launched.max(axis=0)
+        reduced = np.maximum.accumulate(np.maximum(steps.reduced.max(axis=0), launched), axis=1)
+        before = np.concatenate([np.zeros_like(reduced[:, :1]), reduced[:, :-1]], axis=1)
+        self.service = (reduced - np.maximum(launched, before)).astype(np.float64)
+        """Own time of each collective in ns, shape ``[steps, buckets]``."""
+        self.bytes = [sum(self.sizes[i] for i in one) for one in self.buckets]
+        self.line = fit(self.bytes, list(np.median(self.service, axis=0)) if len(steps) else [0.0] * len(self.bytes))
+        last = np.maximum(reduced[:, -1], steps.finalize.max(axis=0)) if self.buckets else steps.finalize.max(axis=0)
+        self.tail = np.maximum(steps.end.max(axis=0) - last, 0)
+        """What each step did after its last bucket was reduced (ns): writing gradients back."""
+        self.base = self.ended(self.ready(), self.service)
+
+    def ready(self) -> _Values:
+        """When each bucket was launched by each rank, in ns since the first rank's backward began."""
+        return np.asarray((self.steps.launched - self.zero[None, :, None]).astype(np.float64))
+
+    def computed(self) -> _Values:
+        """When each rank's own computation was over, in the same way, shape ``[ranks, steps]``."""
+        return np.asarray((self.steps.finalize - self.zero).astype(np.float64))
+
+    def ended(self, ready: _Values, service: _Values, computed: _Values | None = None) -> _Values:
+        """When the last collective and all computation are over; ns, shape ``[steps]``.
+
+        Args:
+            ready: shape ``[ranks, steps, buckets]``.
+            service: shape ``[steps, buckets]``.
+            computed: shape ``[ranks, steps]``; None for the recorded one.
+        """
+        everywhere = ready.max(axis=0)
+        free = np.zeros(everywhere.shape[0])
+        for bucket in range(everywhere.shape[1]):
+            free = np.maximum(free, everywhere[:, bucket]) + service[:, bucket]
+        return np.asarray(np.maximum(free, (self.computed() if computed is None else computed).max(axis=0)))
+
+    def saved_ns(self, ended: _Values) -> float:
+        """Median over the steps of what a change saves; negative if it costs."""
+        return float(np.median(self.base - ended)) if len(ended) else 0.0
+
+    def with_service(self, service: _Values) -> float:
+        """What other times of the collectives save (ns)."""
+        return self.saved_ns(self.ended(self.ready(), service))
+
+    def with_buckets(self, buckets: Sequence[Sequence[int]]) -> float:
+        """What another assignment of buckets saves (ns), with the times of `line` against the same of the present one.
+
+        A parameter without a gradient is ready when the backward begins.
+        """
+        present = self.ended(self._regrouped(self.buckets), self._modelled(self.buckets))
+        changed = self.ended(self._regrouped(buckets), self._modelled(buckets))
+        return float(np.median(present - changed)) if len(changed) else 0.0
+
+    def _modelled(self, buckets: Sequence[Sequence[int]]) -> _Values:
+        times = [self.line.time_ns(sum(self.sizes[i] for i in one)) for one in buckets]
+        return np.broadcast_to(np.asarray(times), (len(self.steps), len(times)))
+
+    def _regrouped(self, buckets: Sequence[Sequence[int]]) -> _Values:
+        gradients = self.gradients()
+        return np.stack([gradients[:, :, list(one)].max(axis=2) for one in buckets], axis=2)
+
+    def gradients(self) -> _Values:
+        """When each gradient was there, in ns since the first rank's backward began: ``[ranks, steps, parameters]``.
+
+        On devices only the buckets' times are known: a bucket's gradients are then spread between them by their bytes.
+        """
+        begin = (self.steps.begin - self.zero)[:, :, None].astype(np.float64)
+        if not self.steps.on_device:
+            moments = np.zeros((*self.steps.begin.shape, len(self.sizes)), np.int64)
+            recorded = self.steps.gradients[:, :, : len(self.sizes)]
+            moments[:, :, : recorded.shape[2]] = recorded
+            return np.asarray(np.where(moments > 0, moments - self.zero[None, :, None], begin))
+        ready = self.ready()
+        made = np.zeros((*ready.shape[:2], len(self.sizes)))
+        before = np.broadcast_to(begin[:, :, 0], ready.shape[:2])
+        for number, members in enumerate(self.buckets):
+            share = np.cumsum([self.sizes[i] for i in members]) / max(1, self.bytes[number])
+            made[:, :, members] = before[:, :, None] + (ready[:, :, number] - before)[:, :, None] * share
+            before = ready[:, :, number]
+        return made
+
+    def mean_saved_without(self, rank: int, place: int, delay: _Values) -> float:
+        """What the steps had saved on average (ns) if one rank had not been late.
+
+        Args:
+            rank: position of the rank.
+            place: position of the parameter (on devices: of the bucket) at which it falls behind; negative: before
+                its backward.
+            delay: by how much, shape ``[steps]``.
+        """
+        ready, computed = self.ready().copy(), self.computed().copy()
+        computed[rank] -= delay
+        since = self._times_of(rank, place)
+        late = ready[rank] >= since[:, None]
+        ready[rank] -= np.where(late, delay[:, None], 0.0)
+        return float(np.mean(self.base - self.ended(ready, self.service, computed)))
+
+    def _times_of(self, rank: int, place: int) -> _Values:
+        if place < 0:
+            return np.full(len(self.steps), -np.inf)
+        moment = self.steps.places()[rank, :, place]
+        return np.asarray(np.where(moment > 0, moment - self.zero, np.inf))

@@ -1,0 +1,33 @@
+"""Numbers with units, and lists, as they stand in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["enumeration", "ms", "names", "size"]
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds with two significant decimals below 1, one above; ``"? ms"`` for None."""
+    if value is None:
+        return "? ms"
+    return f"{value:.2f} ms" if abs(value) < 1 else f"{value:.1f} ms"
+
+
+def size(count: float) -> str:
+    """Bytes in the largest unit that fits (powers of 1,000)."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def enumeration(parts: Sequence[str]) -> str:
+    """Parts with commas, and "and" before the last."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def names(found: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    more = len(found) - most
+    return ", ".join(found[:most]) + (f" and {more} more" if more > 0 else "")
