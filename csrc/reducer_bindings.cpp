@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,16 +53,24 @@ py::list to_list(const Reducer::Inspections& inspections) {
   return list;
 }
 
-// [(norm, checksum)] of each bucket, or None while the gradients are changing.
-py::object inspect_gradients(const Reducer& reducer, bool anyway) {
-  const auto gradients = reducer.gradients_to_inspect(anyway);
-  if (!gradients) return py::none();
-  Reducer::Inspections found;
+// [(norm, checksum)] of each bucket, or None during a backward. The thread that trains alone.
+py::object inspect_gradients(const Reducer& reducer) {
+  std::optional<Reducer::Inspections> found;
   {
     const py::gil_scoped_release no_gil;
-    for (const auto& bucket : *gradients) found.push_back(inspect(bucket));
+    found = reducer.inspect_gradients();
   }
-  return to_list(found);
+  return found ? py::object(to_list(*found)) : py::none();
+}
+
+// (step, [(norm, checksum)]) of what the last backward has averaged, or None. Any thread.
+py::object inspect_averages(const Reducer& reducer) {
+  std::optional<Reducer::Inspected> found;
+  {
+    const py::gil_scoped_release no_gil;
+    found = reducer.inspect_averages();
+  }
+  return found ? py::object(py::make_tuple(found->step, to_list(found->buckets))) : py::none();
 }
 
 void set_inspection_callback(Reducer& reducer, py::object callback) {
@@ -259,7 +268,8 @@ void bind_reducer(py::module_& module) {
       .def("report", &report)
       .def("set_error", &Reducer::set_error, NoGil(), py::arg("text"))
       .def("bucket_times", &bucket_times)
-      .def("inspect", &inspect_gradients, py::arg("anyway"))
+      .def("inspect_gradients", &inspect_gradients)
+      .def("inspect_averages", &inspect_averages)
       .def("request_inspection", &Reducer::request_inspection, py::arg("from_step"))
       .def("inspection_pending", &Reducer::inspection_pending)
       .def("set_inspection_callback", &set_inspection_callback, py::arg("callback"));

@@ -87,6 +87,11 @@ class Bucket {
   void set_known_rows(const at::Tensor& rows);
   std::optional<at::Tensor> known_rows() const;
 
+  // To be called after copy_out: which step's averages the buffer holds, if it does.
+  void note_average(const at::Tensor& reduced, bool as_view, std::int64_t step);
+  // Whether it still holds them. Writing to gradients that are its views ends it.
+  bool holds_average(std::int64_t step) const;
+
   // Forgets the buffer and allocates another: a collective that was given up may still write into the old
   // one. Gradients that were views of the old buffer become views of the new one, with the values they have.
   void renew();
@@ -144,6 +149,8 @@ class Bucket {
   at::Tensor known_rows_;
   at::Tensor scale_;  // 1 / scaled_by_, as torch multiplies by it
   int scaled_by_ = 0;
+  std::int64_t averaged_in_ = -1;  // the step of which the buffer holds the averages, at `version_`
+  std::uint32_t version_ = 0;
   bool cpu_ = false;
   bool sparse_ = false;
   bool batched_ = false;

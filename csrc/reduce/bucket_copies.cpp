@@ -101,6 +101,17 @@ void Bucket::copy_out(const at::Tensor& reduced, bool as_view, const GradientAcc
   }
 }
 
+void Bucket::note_average(const at::Tensor& reduced, bool as_view, std::int64_t step) {
+  const bool held = !sparse_ && (as_view || in_buffer(reduced)) && !buffer_.is_inference();
+  averaged_in_ = held ? step : -1;
+  if (held) version_ = static_cast<std::uint32_t>(buffer_._version());
+}
+
+bool Bucket::holds_average(std::int64_t step) const {
+  if (averaged_in_ != step || !buffer_.defined() || buffer_.is_inference()) return false;
+  return version_ == static_cast<std::uint32_t>(buffer_._version());
+}
+
 void Bucket::point_at_views(const at::Tensor& reduced, const GradientAccess& access, Skip skip) {
   if (!in_buffer(reduced)) buffer_.copy_(reduced.reshape(buffer_.sizes()));
   for (std::size_t i = 0; i < slots_.size(); ++i) {

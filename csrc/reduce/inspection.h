@@ -13,6 +13,17 @@ struct Inspection {
   std::uint64_t checksum = 0;  // of the gradients' bits in logical order: differs if one bit does (almost surely)
 };
 
+// [Note: inspecting gradients]
+// The thread that trains may look at `.grad`. No other thread may, not even with the GIL: `p.grad = None` first gives
+// the gradient up and then forgets its address, and freeing it can let other threads run in between. Such a thread
+// gets to see the buckets' buffers. The reducer owns them, and its mutex keeps the next backward from writing to them;
+// they hold what the last one averaged (zeros for what no rank used), whatever has become of the gradients since. If
+// gradients are their views then only until something is written to one, as zero_grad and clipping do: the version that
+// autograd counts tells, and no forward may have begun. There is nothing to inspect either if the buffers were let go,
+// were never allocated (sparse gradients), or if a comm hook returned another tensor. Then, and whenever a step is yet
+// to come, the request waits for the end of the next backward, which inspects on a thread of that backward: the same
+// buffers where possible, so that ranks that answer early and late give the same numbers.
+
 // Undefined gradients count as absent. Gradients on a device are copied to the CPU, which waits for the
 // device.
 Inspection inspect(const std::vector<at::Tensor>& gradients);

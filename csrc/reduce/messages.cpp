@@ -89,6 +89,14 @@ std::string given_up(const Where& where) {
          std::to_string(where.rank) + " while it ran: its gradients are not averaged";
 }
 
+std::string after_failure(const Where& where) {
+  return "Expected to mark a variable ready only once. The backward of " + on_rank(where) +
+         " was ended by an exception when some of its gradients had arrived, and this is another backward with no "
+         "forward in between: its gradients can't be averaged, because the other ranks may still wait for those of "
+         "the first one. Run forward again before the next backward, which discards the broken one, and call "
+         "zero_grad() for what it left in the gradients.";
+}
+
 std::string second_while_joined(const Where& where) {
   return "a second backward can't be synchronised inside join(): ranks that have run out of inputs take part in one "
          "backward for each forward, and this one, before " +

@@ -28,6 +28,9 @@ std::string graph_changed(const Where& where, const std::string& name);
 // The gradient's type, layout or device is not what the bucket holds.
 std::string unexpected_type(const std::string& name, const std::string& expected, const std::string& got);
 
+// The backward before this one was ended by an exception, and no forward has discarded it.
+std::string after_failure(const Where& where);
+
 // A second backward of one forward, which ranks without inputs don't take part in.
 std::string second_while_joined(const Where& where);
 

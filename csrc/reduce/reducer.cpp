@@ -298,9 +298,10 @@ void Reducer::copy_out(std::size_t index) {
   note_reduced(*bucket.times, fact);
   if (skipped) return;
   look_for_error(reduced);
-  if (shadow_) return;
+  if (shadow_) return bucket.note_average(reduced, false, step_);
   bucket.copy_out(reduced, options_.gradient_as_bucket_view, access_,
                   [&](std::size_t slot) { return left_alone(bucket.slots()[slot].parameter); });
+  bucket.note_average(reduced, options_.gradient_as_bucket_view, step_);
   // The work itself is kept until the next launch. A backend's thread still holds it for a moment; if that were
   // the last reference, dropping it could need the GIL there, which ends a process that is just exiting.
   launched_[index].future.reset();

@@ -55,6 +55,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // assignment[b]: the parameters of bucket b, as indices in the order of registration.
   using Assignment = std::vector<std::vector<std::size_t>>;
   using Inspections = std::vector<Inspection>;
+  struct Inspected {
+    std::int64_t step = 0;
+    Inspections buckets;
+  };
 
   // Of one bucket in the last backward that finished: host time in ns, 0 if there was none.
   struct Times {
@@ -153,10 +157,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool graph_was_static() const;
   at::Tensor used_map();
 
-  // Norm and checksum of each bucket's gradients; nothing while a forward or backward is under way (unless
-  // `anyway`, for the thread that trains) or another thread uses the reducer.
-  // Call it with the GIL held: Python may not replace a gradient meanwhile.
-  std::optional<std::vector<std::vector<at::Tensor>>> gradients_to_inspect(bool anyway) const;
+  // See [Note: inspecting gradients]
+  // What each bucket's parameters have in `.grad`; nothing during a backward. The thread that trains alone.
+  std::optional<Inspections> inspect_gradients() const;
+  // What the last synchronised backward has averaged, if the buffers tell. Any thread.
+  std::optional<Inspected> inspect_averages() const;
   // At the end of the first backward from step `from` on, `callback(step, inspections)` is called there.
   void request_inspection(std::int64_t from) noexcept { inspect_from_ = from; }
   bool inspection_pending() const noexcept { return inspect_from_ != kNoInspection; }
@@ -213,11 +218,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void look_for_error(const at::Tensor& reduced);
   std::string error_elsewhere() const;
   void enter_task(bool by_output);
+  void drop_failed_tasks();
   void end_of_task(int task, std::uint64_t arm);
   void begin_backward(std::int64_t now);
   bool flushes() const;
   void flush();
   void finish_backward();
+  Inspections inspect_at_end(std::int64_t step) const;
   void abandon_backward();
 
   void await_end();        // manual_end.cpp
@@ -263,7 +270,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> optimized_;  // by parameter, or empty
   int divisor_ = 0;              // 0: not yet known
 
-  std::vector<int> tasks_;  // autograd's graph tasks that have brought gradients and have not ended
+  struct Task {
+    int id;
+    std::weak_ptr<void> alive;  // as long as autograd holds the task
+  };
+  std::vector<Task> tasks_;  // autograd's graph tasks that have brought gradients and have not reached their end
   int last_task_ = kNoTask;
   int root_task_ = kNoTask;  // see [Note: the end of a backward]
   std::uint64_t arm_ = 0;

@@ -86,25 +86,45 @@ void Reducer::begin_backward(std::int64_t now) {
 // The root is the task in which a gradient of forward's outputs was seen, or else the first that brought a gradient:
 // nested ones end before it. At its end what has not arrived will not: that is how backwards end that may leave
 // parameters out, see flushes().
+//
+// [Note: a backward after one that failed]
+// Autograd destroys a task that failed, and its callbacks with it: then what such a callback holds is gone. So a new
+// backward can tell that the one before it failed, with no forward in between that would have discarded it. If no
+// gradient had arrived the new one takes its place: nothing was sent, and the others wait for the first bucket, or have
+// failed alike. If gradients had arrived, buckets may have been launched, and nobody on this rank knows whether the
+// others have failed at the same place, have failed elsewhere, or wait for the remaining buckets of the broken one.
+// Collectives that are launched now could meet those and average gradients of two backwards, so it is an error.
 void Reducer::enter_task(bool by_output) {
   const int task = torch::autograd::get_current_graph_task_id();
+  if (task != last_task_) drop_failed_tasks();
   if (root_task_ == kNoTask || (by_output && !root_by_output_)) {
     root_task_ = task;
     root_by_output_ = by_output;
   }
   if (task == last_task_) return;
   last_task_ = task;
-  if (std::find(tasks_.begin(), tasks_.end(), task) != tasks_.end()) return;
-  tasks_.push_back(task);
+  if (std::any_of(tasks_.begin(), tasks_.end(), [&](const Task& known) { return known.id == task; })) return;
+  const auto alive = std::make_shared<int>(task);
+  tasks_.push_back({task, alive});
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [self = shared_from_this(), task, arm = arm_] { self->end_of_task(task, arm); });
+      [self = shared_from_this(), alive, arm = arm_] { self->end_of_task(*alive, arm); });
+}
+
+void Reducer::drop_failed_tasks() {
+  const auto failed = [](const Task& task) { return task.alive.expired(); };
+  if (tasks_.empty() || !std::all_of(tasks_.begin(), tasks_.end(), failed)) return;
+  if (in_flight_) fail(messages::after_failure(where()));
+  tasks_.clear();
+  last_task_ = root_task_ = kNoTask;
+  root_by_output_ = false;
+  backward_begin_ = 0;
 }
 
 void Reducer::end_of_task(int task, std::uint64_t arm) {
   Lock lock(mutex_);
   TORCH_CHECK(arm != given_up_, messages::given_up({step_ - 1, group_->getRank(), options_.module}));
   if (arm != arm_) return;
-  tasks_.erase(std::remove(tasks_.begin(), tasks_.end(), task), tasks_.end());
+  std::erase_if(tasks_, [&](const Task& known) { return known.id == task; });
   last_task_ = kNoTask;
   if (task != root_task_) return;
   root_task_ = kNoTask;
@@ -189,13 +209,7 @@ void Reducer::finish_backward() {
   const std::int64_t step = step_++;
   if (step < inspect_from_ || !inspection_callback_) return;
   inspect_from_ = kNoInspection;
-  Inspections found;
-  for (const auto& bucket : buckets_) {
-    std::vector<at::Tensor> gradients;
-    for (const Slot& slot : bucket->slots()) gradients.push_back(slot.variable.grad());
-    found.push_back(inspect(gradients));
-  }
-  inspection_callback_(step, found);
+  inspection_callback_(step, inspect_at_end(step));
 }
 
 void Reducer::abandon() {

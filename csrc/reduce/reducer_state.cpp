@@ -6,6 +6,21 @@
 #include "reduce/reducer.h"
 
 namespace ddp_lab {
+namespace {
+
+std::vector<at::Tensor> gradients_of(const Bucket& bucket) {
+  std::vector<at::Tensor> gradients;
+  for (const Slot& slot : bucket.slots()) gradients.push_back(slot.variable.grad());
+  return gradients;
+}
+
+std::vector<at::Tensor> views_of(const Bucket& bucket) {
+  std::vector<at::Tensor> views;
+  for (const Slot& slot : bucket.slots()) views.push_back(slot.view);
+  return views;
+}
+
+}  // namespace
 
 std::vector<std::size_t> Reducer::ready_order() const {
   const Lock lock(mutex_);
@@ -111,15 +126,34 @@ at::Tensor Reducer::used_map() {
   return used_.tensor();
 }
 
-std::optional<std::vector<std::vector<at::Tensor>>> Reducer::gradients_to_inspect(bool anyway) const {
+std::optional<Reducer::Inspections> Reducer::inspect_gradients() const {
+  const Lock lock(mutex_);
+  if (in_flight_) return std::nullopt;
+  Inspections found;
+  for (const auto& bucket : buckets_) found.push_back(inspect(gradients_of(*bucket)));
+  return found;
+}
+
+std::optional<Reducer::Inspected> Reducer::inspect_averages() const {
   const Lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || in_flight_ || (busy_ && !anyway)) return std::nullopt;
-  std::vector<std::vector<at::Tensor>> gradients;
+  if (!lock.owns_lock() || in_flight_ || (busy_ && options_.gradient_as_bucket_view)) return std::nullopt;
+  const std::int64_t step = step_ - 1;
+  const auto held = [&] {
+    return std::all_of(buckets_.begin(), buckets_.end(), [&](const auto& b) { return b->holds_average(step); });
+  };
+  if (step < 0 || !held()) return std::nullopt;
+  Inspected found{step, {}};
+  for (const auto& bucket : buckets_) found.buckets.push_back(inspect(views_of(*bucket)));
+  if (!held()) return std::nullopt;  // a view was written to meanwhile
+  return found;
+}
+
+Reducer::Inspections Reducer::inspect_at_end(std::int64_t step) const {
+  Inspections found;
   for (const auto& bucket : buckets_) {
-    gradients.emplace_back();
-    for (const Slot& slot : bucket->slots()) gradients.back().push_back(slot.variable.grad());
+    found.push_back(inspect(bucket->holds_average(step) ? views_of(*bucket) : gradients_of(*bucket)));
   }
-  return gradients;
+  return found;
 }
 
 void Reducer::set_inspection_callback(std::function<void(std::int64_t, const Inspections&)> callback) {

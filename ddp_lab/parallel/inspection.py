@@ -27,7 +27,7 @@ def live_models() -> list[ModelState]:
 
 def inspect_gradients(model: ModelState) -> list[dict[str, Any]]:
     """See `DistributedDataParallel.inspect_gradients`."""
-    found = model.reducer.inspect(anyway=True)
+    found = model.reducer.inspect_gradients()
     if found is None:
         raise RuntimeError("inspect_gradients() was called during a backward: call it when backward() has returned")
     return _as_dicts(found)
@@ -56,7 +56,7 @@ def request_inspection(reducer_id: int, step: int) -> None:
     reducer.request_inspection(step)
     at_step = reducer.step()
     if step < at_step:
-        _inspect_now(model, at_step, anyway=False)
+        _inspect_now(model)
     _watch(weakref.ref(model), at_step)
 
 
@@ -68,7 +68,7 @@ def _watch(reference: weakref.ref[ModelState], at_step: int) -> None:
         if model is None or not model.reducer.inspection_pending():
             return
         now = model.reducer.step()
-        if now != at_step or not _inspect_now(model, now, anyway=True):
+        if now != at_step or not _inspect_now(model):
             _watch(reference, now)
 
     model = reference()
@@ -78,12 +78,12 @@ def _watch(reference: weakref.ref[ModelState], at_step: int) -> None:
         timer.start()
 
 
-def _inspect_now(model: ModelState, step: int, *, anyway: bool) -> bool:
-    found = model.reducer.inspect(anyway=anyway)
+def _inspect_now(model: ModelState) -> bool:
+    found = model.reducer.inspect_averages()
     if found is None:
         return False
     model.reducer.request_inspection(_NEVER)
-    _describe(model.reducer_id, step - 1, found)
+    _describe(model.reducer_id, *found)
     return True
 
 

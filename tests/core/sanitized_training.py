@@ -65,6 +65,10 @@ def _steps(model: Any, rank: int, some_unused: bool = False) -> Any:
 
 def plain(rank: int) -> None:
     """Buckets of several dtypes, as views and not, in one copy per bucket and not."""
+    model = ddp_lab.DistributedDataParallel(nn.Linear(4, 4))  # nothing sparse: its buffers can be inspected
+    for step in range(10 * STEPS):
+        model.zero_grad(set_to_none=step % 2 == 0)
+        model(torch.ones(3, 4)).sum().backward()
     for options in ({}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}):
         _train(rank, **options)
 
@@ -136,16 +140,13 @@ CASES: list[Callable[[int], None]] = [plain, unused, static_graph, hook, abandon
 
 @contextlib.contextmanager
 def _onlooker() -> Iterator[None]:
-    """A thread that drains the recorder and asks the models what they are doing, as fast as it can.
-
-    It reads no gradient: `p.grad = None` may free one without the GIL, so only an idle model's can be inspected.
-    """
+    """A thread that drains the recorder and asks the models for their gradients' checksums, as fast as it can."""
     extension = native.load()
     done = threading.Event()
-    looks = 0
+    looks = inspected = 0
 
     def look() -> None:
-        nonlocal looks
+        nonlocal looks, inspected
         cursor = 0
         while not done.is_set():
             looks += 1
@@ -153,6 +154,7 @@ def _onlooker() -> Iterator[None]:
             for model in live_models():
                 model.reducer.in_flight()
                 model.reducer.bucket_times()
+                inspected += model.reducer.inspect_averages() is not None
             done.wait(0.001)
 
     thread = threading.Thread(target=look)
@@ -162,7 +164,8 @@ def _onlooker() -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        print(f"looked {looks} times", flush=True)
+        print(f"looked {looks} times, inspected {inspected}", flush=True)
+        assert inspected > 0
 
 
 def main(store: str, rank: int, size: int) -> None:

@@ -181,3 +181,58 @@ def _on_demand_on_rank(rank: int, size: int) -> None:
 def test_synchronize(ranks: Ranks) -> None:
     """Reducer.synchronize averages what no_sync has accumulated without a backward, and counts as a step."""
     ranks(2, _on_demand_on_rank)
+
+
+def _again_without_forward_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> str:
+    model, local = _wrapped(**arguments), mlp()
+
+    def fail(_: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    loss = model(samples(rank, 0)).square().sum()
+    handle = model.module[0].weight.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward(retain_graph=True)
+    handle.remove()
+    with pytest.raises(RuntimeError, match="Expected to mark a variable ready only once") as caught:
+        loss.backward()
+    for step in range(2):
+        for net in (model, local):
+            net.zero_grad()
+            net(samples(rank, step)).square().sum().backward()
+        _assert_average(model, local, size)
+    return str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified")
+@pytest.mark.parametrize("arguments", [*MODES, {"static_graph": True}], ids=str)
+def test_a_backward_after_one_that_failed(arguments: dict[str, Any], ranks: Ranks) -> None:
+    """A backward that directly follows one that failed halfway says what to do, and the next forward starts clean."""
+    for text in ranks(2, _again_without_forward_on_rank, arguments):
+        assert "was ended by an exception" in text
+        assert "Run forward again" in text
+
+
+def _retried_on_rank(rank: int, size: int) -> None:
+    model, local = _wrapped(), mlp()
+
+    def fail(_: Any) -> None:
+        raise ZeroDivisionError
+
+    for step in range(3):
+        model.zero_grad()
+        local.zero_grad()
+        out = model(samples(rank, step))
+        handle = out.grad_fn.register_prehook(fail)
+        if rank == 0 or step == 1:  # on one rank alone, on both
+            with pytest.raises(ZeroDivisionError):
+                out.square().sum().backward(retain_graph=True)
+        handle.remove()
+        out.square().sum().backward()
+        local(samples(rank, step)).square().sum().backward()
+        _assert_average(model, local, size)
+
+
+def test_a_backward_that_failed_before_all_gradients_is_retried(ranks: Ranks) -> None:
+    """A backward that failed before its first gradient leaves its place to the next one, on one rank or on all."""
+    ranks(2, _retried_on_rank)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -284,3 +285,31 @@ def test_gradients_are_inspected_on_demand(ranks: Ranks) -> None:
     assert all(int(bucket["checksum"], 16) for bucket in first[1])
     differing = [mine != other for mine, other in zip(first[3], second[3], strict=True)]
     assert differing.count(True) == 1
+
+
+def _onlooker_on_rank(rank: int, size: int, as_view: bool) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004, gradient_as_bucket_view=as_view)
+    assert model.reducer.inspect_averages() is None
+    x = torch.randn(4, 24, generator=torch.Generator().manual_seed(rank))
+    for step in range(3):
+        model.zero_grad()
+        loss = model(x).square().sum()
+        if as_view:  # a backward may write to the buffers
+            assert model.reducer.inspect_averages() is None
+        loss.backward()
+        averages = model.reducer.inspect_gradients()
+        assert model.reducer.inspect_averages() == (step, averages)
+        model.zero_grad(set_to_none=True)  # the buffers stay what they are
+        assert model.reducer.inspect_averages() == (step, averages)
+    model(x).square().sum().backward()
+    model.zero_grad(set_to_none=False)
+    assert (model.reducer.inspect_averages() is None) == as_view
+    assert all(norm == 0 for norm, _ in model.reducer.inspect_gradients())
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_onlookers_see_averages(ranks: Ranks, as_view: bool) -> None:
+    """Threads that don't train see what the last backward averaged, and nothing once views of it were written to."""
+    ranks(2, _onlooker_on_rank, as_view)
