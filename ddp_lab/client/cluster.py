@@ -24,7 +24,9 @@ from .timeline import Timeline
 from .wire import Wire
 
 if TYPE_CHECKING:
+    from ..insight.link_model import LinkModel
     from ..widgets.dashboard import Dashboard
+    from .what_if import WhatIf
 
 __all__ = ["Cluster", "RankRecord", "current_cluster", "set_current"]
 
@@ -71,6 +73,7 @@ class Cluster:
         self._cells = itertools.count(1)
         self.timeline = Timeline()
         self.last_result: CellResult | None = None
+        self._link: LinkModel | None = None
 
     # Life
 
@@ -271,6 +274,29 @@ class Cluster:
                 self.wire.send([rank], {"op": "inspect", "reducer": own, "step": step})
 
         return Dashboard(self.timeline, status=self.status, request_inspection=request_inspection)
+
+    # What if
+
+    def measure_link(self, sizes: Sequence[int] | None = None, repeats: int = 7) -> LinkModel:
+        """Measures all-reduces on the ranks (about a second on 2 CPU ranks) and fits a model of the link to them.
+
+        Args:
+            sizes: bytes of the buffers; None: 1 KiB to 16 MiB.
+            repeats: measurements of each size.
+        """
+        from .what_if import measure_link
+
+        self._link = measure_link(self, sizes, repeats)
+        return self._link
+
+    def simulate(self, link: LinkModel | None = None, **what: Any) -> WhatIf:
+        """Predicts the step of the model that trained last, see `Timeline.simulate`.
+
+        Args:
+            link: how long an all-reduce takes; None: as measured on the ranks, now if `measure_link` was not called.
+            what: see `Timeline.simulate`.
+        """
+        return self.timeline.simulate(link or self._link or self.measure_link(), **what)
 
     # Behind the scenes
 

@@ -15,13 +15,17 @@ import numpy as np
 
 from ..insight import findings, trace_export
 from ..insight.facts import Facts, Finding
-from . import diagnosis, span_columns, timeline_files, timeline_words
+from ..insight.workload import Workload
+from . import diagnosis, span_columns, timeline_files, timeline_words, what_if, workloads
+from .gradient_columns import gradient_columns
 from .span_columns import Columns
 from .timeline_model import TimelineModel
 from .timeline_records import Inspection, LatePlace, RankStatus, ReducerInfo
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ..insight.link_model import LinkModel
 
 __all__ = ["Inspection", "LatePlace", "RankStatus", "ReducerInfo", "Timeline"]
 
@@ -122,6 +126,38 @@ class Timeline(TimelineModel):
             described = self._book.assignment(chosen.reducer) if chosen.generations else None
         return diagnosis.facts(views, described, last_steps=last_steps, **options)
 
+    # ---- what if ----------------------------------------------------------------------------------------
+
+    def workload(self, reducer: int | None = None, last_steps: int = 50) -> Workload:
+        """What one step computes and when its gradients are ready: what the simulator replays.
+
+        Args:
+            reducer: which model; None for the most recently active.
+            last_steps: the medians are over so many steps.
+
+        Raises:
+            ValueError: no two steps in a row have been recorded with the present buckets.
+        """
+        return workloads.workload(self, reducer, last_steps=last_steps)
+
+    def simulate(
+        self, link: LinkModel | None = None, *, reducer: int | None = None, without_rank: int | None = None, **what: Any
+    ) -> what_if.WhatIf:
+        """Predicts the step with other buckets, hooks, worlds or links.
+
+        Args:
+            link: how long an all-reduce takes; None: fitted to the recorded ones.
+            reducer: which model; None for the most recently active.
+            without_rank: a rank that is taken to be as fast as the others: "without the straggler".
+            what: fields of `ddp_lab.insight.simulate.Configuration`: ``bucket_cap_mb`` (None: as recorded), ``order``,
+                ``hook``, ``sync_every``, ``world_size``, ``overlap``, ``jitter_ns``.
+
+        Example:
+            timeline.simulate(bucket_cap_mb=5).step_ms
+            timeline.simulate(world_size=64, sync_every=4).timeline().figure()
+        """
+        return what_if.what_if(self, link, reducer=reducer, without_rank=without_rank, **what)
+
     # ---- out --------------------------------------------------------------------------------------------
 
     def summary(self, reducer: int | None = None, last_steps: int = 200) -> str:
@@ -172,11 +208,27 @@ class Timeline(TimelineModel):
         return made
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> Path:
-        """Writes a Chrome trace (JSON) for ui.perfetto.dev: one process per rank, a track for each bucket."""
-        names = {one.reducer: one.module for one in self.reducers()}
+        """Writes a Chrome trace (JSON) for ui.perfetto.dev: one process per rank, a track for each bucket.
+
+        Arrows lead from the gradient that completes a bucket to the rank's collective, and on to that of all ranks.
+        Of more than 250,000 gradients only those that complete a bucket are shown.
+        """
+        reducers = self.reducers()
         with self._lock:
-            columns, steps, marks = self.columns(), span_columns.step_columns(self.views()), self.marks()
-        return timeline_files.write_json(Path(path), trace_export.chrome_trace(columns, steps, names, marks))
+            views, marks = self.views(), self.marks()
+            spans = span_columns.span_columns(views, self._book.sizes())
+            trace = trace_export.Trace(
+                spans=spans,
+                steps=span_columns.step_columns(views),
+                gradients=gradient_columns(views, self._book.buckets()),
+                modules={one.reducer: one.module for one in reducers},
+                names={one.reducer: self._book.names(one.reducer) for one in reducers},
+                marks=marks,
+            )
+        target = Path(path)
+        with target.open("w", encoding="utf-8") as file:
+            trace_export.write(file, trace)
+        return target
 
     def figure(self, **options: Any) -> Any:
         """The spans as a plotly figure, for reports (see `ddp_lab.widgets.figures.timeline_figure`)."""

@@ -13,6 +13,7 @@ LAYERS: dict[str, tuple[str, int]] = {
     "": ("any", 0),
     "errors": ("shared", 0),
     "events": ("shared", 0),
+    "bucketing": ("shared", 0),
     "insight": ("shared", 1),
     "client": ("client", 1),  # timeline, outputs, wire and their parts
     "client.cell_run": ("client", 2),

@@ -1,0 +1,320 @@
+"""What a step would take: a recorded (or made up) workload with other buckets, hooks, worlds and links.
+
+The launches come from the reducer's own schedule (`ddp_lab._schedule`) and the reducer's own assignment of buckets;
+what the times are made of is [Note: the replay's model] in `csrc/reduce/replay.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _schedule
+from ..bucketing import assign_buckets
+from . import overlap
+from .link_model import LinkModel
+from .workload import Workload
+
+__all__ = ["Configuration", "Hook", "Prediction", "Predictions", "caps_of", "simulate", "simulate_many"]
+
+_Floats = npt.NDArray[np.float64]
+MEBIBYTE = 1024 * 1024
+_FIRST_CAP, _OTHER_CAPS = 1 * MEBIBYTE, 25 * MEBIBYTE  # torch's defaults
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A comm hook, as far as it costs time.
+
+    Attributes:
+        bytes_factor: communicated bytes over the bucket's (0.5 for fp16).
+        ns_per_byte: computation for each byte of the bucket, before it is sent.
+        ns: computation for each bucket, before it is sent.
+        after_ns_per_byte: computation for each byte of the bucket once it has arrived.
+    """
+
+    bytes_factor: float = 1.0
+    ns_per_byte: float = 0.0
+    ns: float = 0.0
+    after_ns_per_byte: float = 0.0
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What is to be tried. The defaults are the constructor's of `DistributedDataParallel`.
+
+    Attributes:
+        bucket_cap_mb: MiB; a number, one for each bucket (the last one repeats), or None: a first bucket of 1 MiB and
+            others of 25. 0 is a bucket for each parameter, `math.inf` one for all.
+        order: parameters as buckets are to be filled; None: the order of readiness; "registration": its reverse.
+        hook: a comm hook; None: plain all-reduce.
+        sync_every: gradients are averaged once in so many backwards (`no_sync` for the others); times are then
+            averages over them, and what is outside of forward and backward happens once.
+        world_size: ranks; None: as recorded. The recorded ranks stand for all.
+        overlap: False: no bucket is launched before the backward's computation is over.
+        jitter_ns: standard deviation of each rank's computation from step to step beyond the recorded ranks. All wait
+            for the slowest of n: `jitter_ns` * sqrt(2 ln n) is added to the step (the bound on the expected maximum
+            of n normal deviates).
+    """
+
+    bucket_cap_mb: float | Sequence[float] | None = None
+    order: Sequence[int] | str | None = None
+    hook: Hook | None = None
+    sync_every: int = 1
+    world_size: int | None = None
+    overlap: bool = True
+    jitter_ns: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.sync_every < 1:
+            raise ValueError(f"sync_every must be at least 1, got {self.sync_every}")
+        if self.world_size is not None and self.world_size < 1:
+            raise ValueError(f"world_size must be at least 1, got {self.world_size}")
+        if isinstance(self.order, str) and self.order != "registration":
+            raise ValueError(f'order={self.order!r}: "registration", None or the parameters\' indices')
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One configuration's step; the rank is the last one to end it.
+
+    ``step_ns = forward_ns + compute_ns + exposed_ns + other_ns``.
+
+    Attributes:
+        step_ns: from step to step.
+        forward_ns: begin of forward to begin of backward.
+        compute_ns: the backward's own computation.
+        hidden_ns: collectives under way meanwhile (not a part of the sum).
+        exposed_ns: collectives under way after it, and waits for other ranks.
+        other_ns: the rest: optimizer, writing gradients back, input data.
+        buckets: parameters of each bucket, in the order of launch.
+        bytes: of each bucket, as in its buffer.
+        ready_ns: when each rank had all of a bucket's gradients, from the step's begin, ``[ranks, buckets]``.
+        launched_ns: when it launched it, ``[ranks, buckets]``.
+        begun_ns: when its collective could begin, ``[buckets]``.
+        reduced_ns: when it was complete, ``[buckets]``.
+        gradients_ns: when each gradient was ready, ``[ranks, parameters]``.
+        begin_ns: each rank's begin of backward, ``[ranks]``.
+        computed_ns: end of its computation, ``[ranks]``.
+        end_ns: end of its backward, ``[ranks]``.
+    """
+
+    step_ns: float
+    forward_ns: float
+    compute_ns: float
+    hidden_ns: float
+    exposed_ns: float
+    other_ns: float
+    buckets: tuple[tuple[int, ...], ...]
+    bytes: npt.NDArray[np.int64]
+    ready_ns: _Floats
+    launched_ns: _Floats
+    begun_ns: _Floats
+    reduced_ns: _Floats
+    gradients_ns: _Floats
+    begin_ns: _Floats
+    computed_ns: _Floats
+    end_ns: _Floats
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Many configurations' steps: one array of shape ``[configurations]`` for each of `Prediction`'s times."""
+
+    step_ns: _Floats
+    forward_ns: _Floats
+    compute_ns: _Floats
+    hidden_ns: _Floats
+    exposed_ns: _Floats
+    other_ns: _Floats
+
+
+def caps_of(bucket_cap_mb: float | Sequence[float] | None) -> tuple[int, ...]:
+    """Caps in bytes, in the order of launch, as the constructor makes them of its argument."""
+    if bucket_cap_mb is None:
+        return (_FIRST_CAP, _OTHER_CAPS)
+    given = bucket_cap_mb if isinstance(bucket_cap_mb, Sequence) else (bucket_cap_mb,)
+    caps = tuple(int(min(cap * MEBIBYTE, _UNLIMITED)) for cap in given)
+    if not caps or min(caps) < 0:
+        raise ValueError(f"bucket_cap_mb must be at least 0, got {bucket_cap_mb}")
+    return caps
+
+
+def simulate(workload: Workload, configuration: Configuration, link: LinkModel) -> Prediction:
+    """Predicts one configuration's step, with the times of every bucket.
+
+    Args:
+        workload: what each rank computes.
+        configuration: what is tried.
+        link: how long an all-reduce takes there.
+    """
+    return _Run(workload, [configuration], [link]).prediction()
+
+
+def simulate_many(
+    workload: Workload, configurations: Sequence[Configuration], links: LinkModel | Sequence[LinkModel]
+) -> Predictions:
+    """Predicts the steps of many configurations at once.
+
+    Args:
+        workload: what each rank computes.
+        configurations: what is tried.
+        links: one for all of them, or one for each.
+
+    Raises:
+        ValueError: as many links as configurations are needed.
+    """
+    each = [links] * len(configurations) if isinstance(links, LinkModel) else list(links)
+    if len(each) != len(configurations):
+        raise ValueError(f"{len(configurations)} configurations, but {len(each)} links")
+    if not configurations:
+        return Predictions(*(np.zeros(0) for _ in range(6)))
+    parts: list[dict[str, _Floats]] = [{}] * len(configurations)
+    # What differs in contention or overlap starts from other times of readiness: one replay each.
+    groups: dict[tuple[float, bool], list[int]] = {}
+    for index, (configuration, link) in enumerate(zip(configurations, each, strict=True)):
+        groups.setdefault((link.compute_slowdown, configuration.overlap), []).append(index)
+    for chosen in groups.values():
+        run = _Run(workload, [configurations[index] for index in chosen], [each[index] for index in chosen])
+        totals = run.totals()
+        for position, index in enumerate(chosen):
+            parts[index] = {name: values[position] for name, values in totals.items()}
+    return Predictions(**{name: np.array([part[name] for part in parts]) for name in parts[0]})
+
+
+class _Run:
+    """Configurations that share slowdown and overlap, replayed together."""
+
+    def __init__(self, workload: Workload, configurations: list[Configuration], links: list[LinkModel]) -> None:
+        self.base = workload.alone(links[0].compute_slowdown)
+        self.configurations, self.links, self.world_size = configurations, links, workload.world_size
+        known: dict[Any, _Assignment] = {}
+        self.assignments = [_Assignment.of(workload, one, known) for one in configurations]
+        most = max(len(one.bytes) for one in self.assignments)
+        self.costs = {name: np.zeros((len(links), most)) for name in ("launch", "latency", "transfer", "write_back")}
+        self._fill_costs()
+        contention = [(one.compute_slowdown, one.comm_slowdown, one.sharing, one.lanes) for one in links]
+        self.begin = self.base.other_ns + self.base.forward_ns
+        ready = self.base.ready_ns
+        if not configurations[0].overlap:
+            ready = np.repeat(self.base.computed_ns[:, None], ready.shape[1], axis=1)
+        replay = _schedule.Replay(ready, self.begin, self.base.computed_ns)
+        of = np.stack([one.bucket_of for one in self.assignments])
+        found = replay.run(of, **self.costs, contention=np.asarray(contention, np.float64))
+        self.launched, self.begun, self.reduced, self.computed, self.end = found
+
+    def _fill_costs(self) -> None:
+        fixed, per_byte = self.base.write_back_ns
+        for row, (one, link) in enumerate(zip(self.configurations, self.links, strict=True)):
+            size = self.assignments[row].bytes.astype(np.float64)
+            hook, count = one.hook or Hook(), len(size)
+            world = one.world_size or self.world_size
+            latency, transfer = link.parts(size * hook.bytes_factor, world)
+            self.costs["latency"][row, :count], self.costs["transfer"][row, :count] = latency, transfer
+            self.costs["launch"][row, :count] = link.launch_ns + hook.ns + hook.ns_per_byte * size
+            self.costs["write_back"][row, :count] = fixed + (per_byte + hook.after_ns_per_byte) * size
+
+    def totals(self) -> dict[str, _Floats]:
+        """The times of `Predictions`."""
+        rows = np.arange(len(self.configurations))
+        last = self.end.argmax(axis=1)
+        end, computed = self.end[rows, last], self.computed[rows, last]
+        begin, forward = self.begin[last], self.base.forward_ns[last]
+        valid = np.arange(self.begun.shape[1])[None, :] < [[len(one.bytes)] for one in self.assignments]
+        reduced = np.where(valid, self.reduced, 0).max(axis=1)
+        compute, exposed = computed - begin, np.maximum(reduced - computed, 0)
+        hidden_end = np.minimum(self.reduced, computed[:, None])
+        shown = valid & (hidden_end > self.begun)
+        hidden = overlap.covered(self.begun.astype(np.int64), hidden_end.astype(np.int64), shown)
+        every = np.array([one.sync_every for one in self.configurations], np.float64)
+        # Backwards that only accumulate: computation alone.
+        alone = self.base.computed_ns[last]
+        compute = (compute + (every - 1) * alone) / every
+        other = (end - forward - (computed - begin) - exposed) / every
+        exposed = (exposed + self._waits()) / every
+        hidden = hidden / every
+        return {
+            "step_ns": forward + compute + exposed + other,
+            "forward_ns": forward,
+            "compute_ns": compute,
+            "hidden_ns": hidden,
+            "exposed_ns": exposed,
+            "other_ns": other,
+        }
+
+    def _waits(self) -> _Floats:
+        """For the slowest of all ranks, see `Configuration.jitter_ns`."""
+        worlds = np.array([one.world_size or self.world_size for one in self.configurations], np.float64)
+        return np.array([one.jitter_ns for one in self.configurations]) * np.sqrt(2 * np.log(worlds))
+
+    def prediction(self) -> Prediction:
+        """The first configuration, with its buckets."""
+        totals = {name: float(values[0]) for name, values in self.totals().items()}
+        assignment = self.assignments[0]
+        count = len(assignment.bytes)
+        launched, reduced = self.launched[0, :, :count], self.reduced[0, :count]
+        gradients = self._gradients(assignment)
+        ready = np.stack([gradients[:, list(bucket)].max(axis=1) for bucket in assignment.buckets], axis=1)
+        return Prediction(
+            **totals,
+            buckets=assignment.buckets,
+            bytes=assignment.bytes,
+            ready_ns=ready,
+            launched_ns=np.maximum(launched, ready),
+            begun_ns=self.begun[0, :count],
+            reduced_ns=reduced,
+            gradients_ns=gradients,
+            begin_ns=self.begin,
+            computed_ns=self.computed[0],
+            end_ns=self.end[0],
+        )
+
+    def _gradients(self, assignment: _Assignment) -> _Floats:
+        """When each gradient is ready, with what contention and launches have added to the computation."""
+        made = np.empty_like(self.base.ready_ns)
+        launch = self.costs["launch"][0]
+        for rank in range(self.base.ranks):
+            ready = self.base.ready_ns[rank]
+            needed = np.array([ready[list(bucket)].max() for bucket in assignment.buckets])
+            order = np.maximum.accumulate(needed) + np.cumsum(launch[: len(needed)])
+            computed = self.base.computed_ns[rank] + launch.sum()
+            # The replay gives the times of launches and of the end; in between time passes evenly.
+            known = np.concatenate([[0.0], order, [max(computed, order[-1])]])
+            times = [self.begin[rank], *self.launched[0, rank, : len(needed)], self.computed[0, rank]]
+            added = np.concatenate([[0.0], np.cumsum(launch[: len(needed)])])
+            before = np.searchsorted(np.maximum.accumulate(needed), ready, side="left")
+            made[rank] = np.interp(ready + added[before], known, np.asarray(times))
+        return made
+
+
+@dataclass(frozen=True)
+class _Assignment:
+    """Which parameters share a bucket."""
+
+    buckets: tuple[tuple[int, ...], ...]
+    bucket_of: npt.NDArray[np.int32]
+    bytes: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, workload: Workload, configuration: Configuration, known: dict[Any, _Assignment]) -> _Assignment:
+        order: tuple[int, ...] | None = workload.order
+        if configuration.order == "registration":
+            order = None
+        elif configuration.order is not None:
+            order = tuple(int(index) for index in configuration.order)
+        caps = caps_of(configuration.bucket_cap_mb)
+        key = (caps, order if configuration.order is not None else "ready")
+        if key not in known:
+            found = assign_buckets(workload.sizes.tolist(), workload.keys, caps, order)
+            bucket_of = np.empty(len(workload.sizes), np.int32)
+            bucket_of[[index for bucket in found for index in bucket]] = np.repeat(
+                np.arange(len(found), dtype=np.int32), [len(bucket) for bucket in found]
+            )
+            size = np.bincount(bucket_of, workload.sizes, len(found)).astype(np.int64)
+            known[key] = cls(tuple(map(tuple, found)), bucket_of, size)
+        return known[key]
