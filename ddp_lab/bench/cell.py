@@ -6,15 +6,13 @@ time is what a notebook sees, from sending the cell until the kernel is idle aga
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from .command import new_parser, show
 from .kernel import Kernel
 
 __all__ = ["main", "measure"]
@@ -86,17 +84,12 @@ def _table(summary: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="ddp-lab bench cell", description=__doc__.splitlines()[0] if __doc__ else None
-    )
+    parser = new_parser("cell", __doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=50, help="cells of each kind and side")
-    parser.add_argument("--json", type=Path, help="write the full result here")
     given = parser.parse_args(argv)
     summary = measure(given.ranks, given.turns)
-    sys.stdout.write(_table(summary) + "\n")
-    if given.json:
-        given.json.write_text(json.dumps(summary, indent=2) + "\n")
+    show(summary, _table(summary), given.json)
     return 0
 
 

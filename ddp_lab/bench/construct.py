@@ -6,20 +6,18 @@ is gone before the next one is made. Ratios and bounds as in `ddp_lab.bench.rati
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
-import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from . import fresh_ranks, ratios
+from .command import new_parser, show
 from .workloads import CONTESTANTS, WORKLOADS, wrappers
 
 __all__ = ["main", "measure"]
@@ -89,19 +87,14 @@ def _table(summary: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="ddp-lab bench construct", description=__doc__.splitlines()[0] if __doc__ else None
-    )
+    parser = new_parser("construct", __doc__)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["small_tensors", "mlp"])
     parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (%(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each class in a set (%(default)s)")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the full result here")
     given = parser.parse_args(argv)
     summary = measure(given.workloads, sets=given.sets, rounds=given.rounds, ranks=given.ranks)
-    sys.stdout.write(_table(summary) + "\n")
-    if given.json:
-        given.json.write_text(json.dumps(summary, indent=2) + "\n")
+    show(summary, _table(summary), given.json)
     return 0
 
 

@@ -9,11 +9,8 @@ a CPU while nothing happens.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .command import new_parser, show
 
 if TYPE_CHECKING:
     from ..client.cluster import Cluster
@@ -160,16 +159,11 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="ddp-lab bench events", description=__doc__.splitlines()[0] if __doc__ else None
-    )
+    parser = new_parser("events", __doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9, help="blocks of each kind and model")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--json", type=Path, help="write the full result here")
     given = parser.parse_args(argv)
     found = measure(given.ranks, given.rounds, given.models)
-    sys.stdout.write(_table(found) + "\n")
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    show(found, _table(found), given.json)
     return 0

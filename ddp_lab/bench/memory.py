@@ -11,7 +11,6 @@ All figures are multiples of the parameters' bytes: 1 is one gradient for each p
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from . import fresh_ranks
+from .command import new_parser, show
 from .workloads import wrappers
 
 __all__ = ["main", "measure"]
@@ -162,20 +162,15 @@ def _table(summary: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="ddp-lab bench memory", description=__doc__.splitlines()[0] if __doc__ else None
-    )
+    parser = new_parser("memory", __doc__)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--layers", type=int, default=24, help="linear layers of the model (%(default)s)")
     parser.add_argument("--width", type=int, default=1024, help="inputs and outputs of each (%(default)s)")
     parser.add_argument("--sets", type=int, default=2, help="fresh sets of processes (%(default)s)")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the full result here")
     given = parser.parse_args(argv)
     summary = measure(given.cases, layers=given.layers, width=given.width, sets=given.sets, ranks=given.ranks)
-    sys.stdout.write(_table(summary) + "\n")
-    if given.json:
-        given.json.write_text(json.dumps(summary, indent=2) + "\n")
+    show(summary, _table(summary), given.json)
     return 0
 
 
