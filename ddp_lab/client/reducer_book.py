@@ -89,6 +89,17 @@ class ReducerBook:
             for generation, description in of_reducer.items()
         }
 
+    def buckets(self) -> dict[tuple[int, int], npt.NDArray[np.int64]]:
+        """(reducer, generation) -> bucket by parameter."""
+        made = {}
+        for reducer, of_reducer in self._assignments.items():
+            for generation, description in of_reducer.items():
+                of_parameter = np.zeros(1 + max((p["index"] for p in description["parameters"]), default=-1), np.int64)
+                for bucket in description["buckets"]:
+                    of_parameter[bucket["parameters"]] = bucket["bucket"]
+                made[reducer, generation] = of_parameter
+        return made
+
     def names(self, reducer: int) -> list[str]:
         """Qualified names by parameter index; empty if the reducer was not described."""
         if reducer not in self._assignments:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from ..events import DTYPE, SCHEMA_VERSION
 
-__all__ = ["Saved", "read", "write", "write_json"]
+__all__ = ["Saved", "read", "write"]
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,3 @@ def _recording(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> Saved:
 def _check(path: Path, version: int) -> None:
     if version != SCHEMA_VERSION:
         raise ValueError(f"{path} holds events of schema version {version}, this ddp_lab reads {SCHEMA_VERSION}")
-
-
-def write_json(path: Path, document: dict[str, Any] | Sequence[Any]) -> Path:
-    """Writes a JSON document and returns its path."""
-    path.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False), encoding="utf-8")
-    return path

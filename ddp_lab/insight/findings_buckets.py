@@ -44,7 +44,7 @@ def _percent(facts: Facts, buckets: Sequence[Sequence[int]]) -> float:
 def _assumption(facts: Facts) -> str:
     line = facts.replay.line
     how = "assumed, as all buckets are of one size" if line.assumed else "fitted to the buckets recorded"
-    return f"a collective takes {ms(line.start_ns / 1e6)} + {line.ns_per_byte * 1e3:.3g} ms a MB, {how}"
+    return f"a collective takes {ms(line.start_ns / 1e6)} + {line.ns_per_byte:.3g} ms a MB, {how}"
 
 
 def sizes(facts: Facts) -> list[Finding]:

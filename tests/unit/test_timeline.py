@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import threading
 from pathlib import Path
 
@@ -352,25 +350,6 @@ def test_load_says_what_is_wrong(tmp_path: Path) -> None:
             Timeline.load(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         Timeline.load(tmp_path / "missing.npz")
-
-
-def test_perfetto(tmp_path: Path) -> None:
-    """The trace has a process for each rank, a track for each bucket, and slices that nest or follow each other."""
-    timeline = _two_ranks()
-    document = json.loads(timeline.to_perfetto(tmp_path / "trace.json").read_text())
-    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
-    names = {(e["pid"], e["args"]["name"]) for e in document["traceEvents"] if e["name"] == "thread_name"}
-    assert {pid for pid, _ in names} == {0, 1}
-    assert {name for _, name in names} == {"Net [0]", "[0] bucket 0", "[0] bucket 1"}
-    assert len([s for s in slices if s["name"] == "all_reduce"]) == 40
-    one = next(s for s in slices if s["name"] == "all_reduce" and s["pid"] == 0 and s["args"]["bucket"] == 1)
-    assert (one["ts"], one["dur"], one["args"]["step"]) == (26_000.0, 6_000.0, 0)
-    by_track: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for s in slices:
-        by_track.setdefault((s["pid"], s["tid"]), []).append((s["ts"], s["ts"] + s["dur"]))
-    for track in by_track.values():
-        track.sort()
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(track))
 
 
 def test_large_tables() -> None:

@@ -1,0 +1,140 @@
+"""The Chrome trace: valid, complete, with arrows, and bounded."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import Batch, Kind
+from ddp_lab.insight import trace_export
+from tests import trace_format
+from tests.training_events import Training
+from tests.unit.backwards import MS, Bucket, Recorder, assignment
+
+STEPS = 4
+
+
+def _timeline(training: Training, steps: int = STEPS) -> Timeline:
+    timeline = Timeline()
+    sequence = [0] * training.ranks
+    for rank in range(training.ranks):
+        timeline.describe(rank, training.assignment() | {"session": 1})
+    for step in range(steps):
+        for rank, events in enumerate(training.step(step, (step + 1) * 50 * MS)):
+            timeline.extend(Batch(rank, 1, sequence[rank], 0, events))
+            sequence[rank] += len(events)
+    return timeline
+
+
+def _written(timeline: Timeline, folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(timeline.to_perfetto(folder / "trace.json").read_text())
+    return document
+
+
+def test_the_trace_is_valid(tmp_path: Path) -> None:
+    """Every event has the fields of its phase, slices follow each other, and each arrow's ends lie on slices."""
+    document = _written(_timeline(Training(ranks=3, delays={(1, 1): 5.0})), tmp_path)
+    assert trace_format.faults(document) == []
+    phases = Counter(event["ph"] for event in document["traceEvents"])
+    assert phases["s"] == phases["t"] == phases["f"] == 3 * STEPS * 3
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"name": "x", "ph": "X", "pid": 0, "tid": 1, "ts": 1.0},
+        {"name": "x", "ph": "X", "pid": 0, "tid": 1, "ts": 1.0, "dur": -1.0},
+        {"name": "x", "ph": "X", "pid": "0", "tid": 1, "ts": 1.0, "dur": 1.0},
+        {"name": "x", "ph": "Q", "pid": 0, "tid": 1, "ts": 1.0},
+        {"name": "x", "ph": "s", "cat": "flow", "id": 999, "pid": 0, "tid": 1, "ts": 1.0},
+        {"name": "x", "ph": "X", "pid": 77, "tid": 1, "ts": 1.0, "dur": 1.0},
+    ],
+)
+def test_faults_are_found(fault: dict[str, Any], tmp_path: Path) -> None:
+    """The check of the format refuses an event that breaks it."""
+    document = _written(_timeline(Training()), tmp_path)
+    document["traceEvents"].append(fault)
+    assert trace_format.faults(document) != []
+
+
+def test_tracks_and_slices(tmp_path: Path) -> None:
+    """A process for each rank and one for all, a track for each bucket, gradients by name, times as recorded."""
+    timeline = _timeline(Training(ranks=2, buckets=2, parameters=2))
+    events = _written(timeline, tmp_path)["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(processes.values()) == ["all ranks", "rank 0", "rank 1"]
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {"DigitsNet [0]", "[0] gradients", "[0] bucket 0", "[0] bucket 1"}
+    slices = [e for e in events if e["ph"] == "X"]
+    gradients = [e for e in slices if e["name"].startswith("layers.")]
+    assert Counter(e["name"] for e in gradients) == {
+        f"layers.{n}.{what}": 2 * STEPS for n in (0, 1) for what in ("weight", "bias")
+    }
+    spans = timeline.spans()
+    one = next(e for e in slices if e["name"] == "all_reduce" and e["pid"] == 1 and e["args"]["bucket"] == 1)
+    row = spans[(spans["rank"] == 1) & (spans.bucket == 1) & (spans.step == one["args"]["step"])].iloc[0]
+    assert one["ts"] == row.launched_ns / 1e3
+    assert one["dur"] == pytest.approx((row.reduced_ns - row.launched_ns) / 1e3)
+    assert one["args"]["bytes"] == row.bytes
+    assert len([e for e in slices if e["name"] == "collective"]) == STEPS * 2
+
+
+def test_arrows_lead_from_the_gradient_to_everybodys_collective(tmp_path: Path) -> None:
+    """An arrow starts at the gradient that completes the bucket, and passes the rank's collective."""
+    events = _written(_timeline(Training(ranks=2, buckets=2, parameters=2)), tmp_path)["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+
+    def at(event: dict[str, Any]) -> dict[str, Any]:
+        return next(
+            s
+            for s in slices
+            if (s["pid"], s["tid"]) == (event["pid"], event["tid"])
+            and s["ts"] <= event["ts"] <= s["ts"] + s["dur"]
+            and s["name"] not in ("fill", "in line")
+        )
+
+    chains: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        if event["ph"] in "stf":
+            chains.setdefault(event["id"], []).append(at(event))
+    for gradient, rank, everybody in chains.values():
+        assert gradient["name"] in ("layers.0.bias", "layers.1.bias"), "the last one of its bucket"
+        assert (rank["name"], everybody["name"]) == ("all_reduce", "collective")
+        assert gradient["pid"] == rank["pid"]
+        assert gradient["args"]["bucket"] == rank["args"]["bucket"]
+        assert gradient["args"]["step"] == rank["args"]["step"] == everybody["args"]["step"]
+
+
+def test_many_gradients_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit only the gradients that complete a bucket are shown, and every arrow still starts at one."""
+    monkeypatch.setattr(trace_export, "MOST_GRADIENTS", 10)
+    document = _written(_timeline(Training(ranks=2, buckets=2, parameters=2)), tmp_path)
+    assert trace_format.faults(document) == []
+    names = Counter(e["name"] for e in document["traceEvents"] if e["name"].startswith("layers."))
+    assert names == {"layers.0.bias": 2 * STEPS, "layers.1.bias": 2 * STEPS}
+
+
+def test_devices_marks_and_steps_that_go_on(tmp_path: Path) -> None:
+    """Device spans get tracks of their own, marks are instants, and an unfinished step leaves a valid trace."""
+    timeline, recorder = Timeline(), Recorder(0)
+    timeline.describe(0, assignment([[0, 1]], ranks=[0]) | {"session": 1})
+    timeline.describe(0, {"type": "mark", "index": 0, "name": 'epoch "2"', "session": 1})
+    recorder.record(Kind.MARK, 19 * MS, parameter=0)
+    recorder.backward(0, 20 * MS, [Bucket((1.0, 2.0), 2.0, 4.0)], 3.0)
+    times = {"device_begin_ns": 22 * MS, "device_end_ns": 25 * MS}
+    recorder.record(Kind.DEVICE_SPAN, 30 * MS, reducer=0, step=0, bucket=0, **times)
+    recorder.record(Kind.BACKWARD_BEGIN, 40 * MS, reducer=0, step=1)
+    recorder.record(Kind.GRAD_READY, 41 * MS, reducer=0, step=1, bucket=0, parameter=0)
+    timeline.extend(recorder.batch())
+    document = _written(timeline, tmp_path)
+    assert trace_format.faults(document) == []
+    events = document["traceEvents"]
+    assert [e["name"] for e in events if e["ph"] == "i"] == ['epoch "2"']
+    (device,) = [e for e in events if e["name"] == "all_reduce (device)"]
+    assert (device["ts"], device["dur"]) == (22_000.0, 3_000.0)
+    assert trace_format.faults(_written(Timeline(), tmp_path)) == []
