@@ -83,5 +83,6 @@ PYBIND11_MODULE(_C, module) {
   bind_recorder(module);
   ddp_lab::bind_grad_bucket(module);
   ddp_lab::bind_reducer(module);
+  ddp_lab::bind_observation(module);
   ddp_lab::bind_module_watch(module);
 }

@@ -27,6 +27,7 @@ _PUBLIC = {
     "current_cluster": "client.cluster",
     "data_parallel": "parallel.data_parallel",
     "install": "parallel.install",
+    "observe": "parallel.observe",
 }
 _MODULES = {"recording": "parallel.recording"}
 
@@ -45,6 +46,7 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
     "current_cluster",
     "data_parallel",
     "install",
+    "observe",
     "recording",
     "__version__",
     "load_ipython_extension",
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from .parallel.data_parallel import DataParallel, data_parallel
     from .parallel.ddp import DistributedDataParallel
     from .parallel.install import install
+    from .parallel.observe import observe
 
 
 def __getattr__(name: str) -> Any:

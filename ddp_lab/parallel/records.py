@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from . import arguments, verify
@@ -13,7 +15,7 @@ from .comm_hooks import hook_name
 if TYPE_CHECKING:
     from .model_state import ModelState
 
-__all__ = ["BucketInfo", "BucketTimes", "assignment", "buckets"]
+__all__ = ["BucketInfo", "BucketTimes", "assignment", "buckets", "describe", "name_of_hook"]
 
 
 @dataclass(frozen=True)
@@ -86,47 +88,69 @@ def _bucket_times(times: tuple[int, ...]) -> BucketTimes | None:
 
 def assignment(model: ModelState) -> dict[str, Any]:
     """The description of the assignment that the model's next events refer to."""
-    parameters = [
-        {
-            "index": index,
-            "name": name,
-            "shape": list(parameter.shape),
-            "numel": parameter.numel(),
-            "bytes": model._sizes[index],
-            "dtype": str(parameter.dtype).removeprefix("torch."),
-            "device": str(parameter.device),
-        }
-        for index, (name, parameter) in enumerate(zip(model._names, model._trained, strict=True))
-    ]
+    return describe(
+        model._assignment,
+        dict(zip(model._names, model._trained, strict=True)),
+        model.process_group,
+        reducer=model.reducer_id,
+        generation=model.reducer.generation(),
+        first_step=model.reducer.step(),
+        module=type(model.module).__name__,
+        rebuilt=model._has_rebuilt_buckets,
+        options=_options(model),
+    )
+
+
+def describe(
+    buckets: Sequence[Sequence[int]],
+    parameters: Mapping[str, torch.Tensor],
+    group: dist.ProcessGroup,
+    **facts: Any,
+) -> dict[str, Any]:
+    """The description of an assignment (see ARCHITECTURE.md).
+
+    Args:
+        buckets: for each bucket the indices of its parameters.
+        parameters: by qualified name, in the order of registration.
+        group: the model's process group.
+        facts: what else it says.
+    """
+    tensors = list(parameters.values())
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     return {
         "type": "assignment",
-        "reducer": model.reducer_id,
-        "generation": model.reducer.generation(),
-        "first_step": model.reducer.step(),
-        "process_group": verify.process_group_index(model.process_group),
-        "group_ranks": dist.get_process_group_ranks(model.process_group),
-        "backend": str(dist.get_backend(model.process_group)),
-        "module": type(model.module).__name__,
-        "parameters": parameters,
+        "process_group": verify.process_group_index(group),
+        "group_ranks": dist.get_process_group_ranks(group),
+        "backend": str(dist.get_backend(group)),
+        "parameters": [
+            {
+                "index": index,
+                "name": name,
+                "shape": list(tensor.shape),
+                "numel": tensor.numel(),
+                "bytes": sizes[index],
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "device": str(tensor.device),
+            }
+            for index, (name, tensor) in enumerate(parameters.items())
+        ],
         "buckets": [
             {
-                "bucket": info.index,
-                "bytes": info.bytes,
-                "dtype": info.dtype,
-                "device": info.device,
-                "parameters": model._assignment[info.index],
+                "bucket": bucket,
+                "bytes": sum(sizes[index] for index in members),
+                "dtype": str(tensors[members[0]].dtype).removeprefix("torch."),
+                "device": str(tensors[members[0]].device),
+                "parameters": list(members),
             }
-            for info in buckets(model)
+            for bucket, members in enumerate(buckets)
         ],
-        "rebuilt": model._has_rebuilt_buckets,
-        "options": _options(model),
+        **facts,
     }
 
 
 def _options(model: ModelState) -> dict[str, Any]:
     """What the model was built with, as far as it decides what a step costs."""
     caps = model._caps
-    hook = model._comm_hooks[-1][0] if model._comm_hooks else None
     return {
         "find_unused_parameters": model.find_unused_parameters,
         "static_graph": model.static_graph,
@@ -134,5 +158,11 @@ def _options(model: ModelState) -> dict[str, Any]:
         "batched_grad_copy": model.batched_grad_copy,
         "bucket_cap_mb": caps.others / arguments.MEBIBYTE,
         "bucket_cap_mb_list": [cap / arguments.MEBIBYTE for cap in caps.rebuilt()],
-        "comm_hook": None if hook is None else hook_name(hook) if callable(hook) else str(hook),
+        "comm_hook": name_of_hook(model._comm_hooks),
     }
+
+
+def name_of_hook(hooks: Sequence[tuple[Any, object]]) -> str | None:
+    """The name of the comm hook that was registered last; None without one."""
+    hook = hooks[-1][0] if hooks else None
+    return None if hook is None else hook_name(hook) if callable(hook) else str(hook)

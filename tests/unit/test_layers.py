@@ -13,6 +13,7 @@ LAYERS: dict[str, tuple[str, int]] = {
     "": ("any", 0),
     "errors": ("shared", 0),
     "events": ("shared", 0),
+    "journal": ("shared", 0),
     "bucketing": ("shared", 0),
     "insight": ("shared", 1),
     "client": ("client", 1),  # timeline, outputs, wire and their parts
@@ -40,6 +41,8 @@ LAYERS: dict[str, tuple[str, int]] = {
     "parallel.recording": ("rank", 3),
     "engine": ("rank", 5),
     "engine.bootstrap": ("rank", 6),
+    "launch": ("rank", 6),
+    "launch.agent": ("top", 7),
     "cli": ("top", 7),
     "__main__": ("top", 8),
     "bench": ("top", 7),

@@ -32,6 +32,7 @@ def test_public_names_are_frozen() -> None:
         "current_cluster",
         "data_parallel",
         "install",
+        "observe",
         "recording",
         "__version__",
         "load_ipython_extension",

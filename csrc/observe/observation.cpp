@@ -1,0 +1,302 @@
+#include "observe/observation.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/cpp_hook.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "record/recorder.h"
+
+namespace ddp_lab {
+
+std::vector<at::Tensor> Observation::parameters_of(const c10d::Reducer& reducer) {
+  std::vector<at::Tensor> found;
+  for (const c10d::GradBucket& bucket : reducer.get_grad_buckets(/*return_zero_tensors=*/false)) {
+    for (const at::Tensor& parameter : bucket.getParameters()) found.push_back(parameter);
+  }
+  return found;
+}
+
+Observation::Observation(const std::shared_ptr<c10d::Reducer>& reducer, std::vector<at::Tensor> parameters,
+                         Identity identity)
+    : reducer_(reducer), parameters_(std::move(parameters)), identity_(identity) {
+  arrivals_.resize(parameters_.size());
+}
+
+Observation::~Observation() { stop(); }
+
+// [Note: observing before torch]
+// Autograd calls the hooks of an accumulator in the order in which they stand there, and torch's own copies the
+// gradient into its bucket and launches what is complete. Ours has to say before that when the gradient was there, so
+// it is put in front.
+void Observation::start() {
+  using torch::autograd::variable_list;
+  using torch::autograd::utils::LambdaPostHook;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    NodePointer node = torch::autograd::impl::grad_accumulator(parameters_[i]);
+    const std::uintptr_t key = node->add_post_hook(std::make_unique<LambdaPostHook>(
+        [self = weak_from_this(), i](const variable_list& outputs, const variable_list&) {
+          if (const auto observation = self.lock()) observation->on_gradient(i);
+          return outputs;
+        },
+        [](torch::autograd::CompiledNodeArgs&) {}));
+    auto& hooks = node->post_hooks();
+    std::rotate(hooks.begin(), hooks.end() - 1, hooks.end());
+    hooks_.emplace_back(std::move(node), key);
+  }
+  listen(shared_from_this());
+}
+
+void Observation::stop() {
+  const Lock lock(mutex_);
+  for (const auto& [node, key] : hooks_) node->del_post_hook(key);
+  const auto reducer = reducer_.lock();
+  if (reducer && !hooks_.empty()) unwatch_hook(*reducer);
+  hooks_.clear();
+  armed_ = false;
+  ++arm_;
+}
+
+Observation::Assignment Observation::read_buckets(bool rebuilt) {
+  const auto reducer = reducer_.lock();
+  TORCH_CHECK(reducer, "the model that was observed is gone");
+  const auto theirs = reducer->get_grad_buckets(/*return_zero_tensors=*/false);
+  std::unordered_map<const at::TensorImpl*, std::size_t> index_of;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) index_of[parameters_[i].unsafeGetTensorImpl()] = i;
+  const Lock lock(mutex_);
+  Assignment assignment;
+  buckets_.clear();
+  bucket_of_.assign(parameters_.size(), 0);
+  for (const c10d::GradBucket& one : theirs) {
+    Bucket bucket;
+    bucket.buffer = one.getBuffer();
+    for (const at::Tensor& parameter : one.getParameters()) {
+      const std::size_t index = index_of.at(parameter.unsafeGetTensorImpl());
+      bucket.parameters.push_back(index);
+      bucket_of_[index] = buckets_.size();
+      bucket.device = parameter.device();
+      bucket.bytes += static_cast<std::int64_t>(parameter.nbytes());
+    }
+    if (bucket.buffer.defined()) bucket.bytes = static_cast<std::int64_t>(bucket.buffer.nbytes());
+    const auto same = [&](const auto& known) { return known.first == bucket.device; };
+    if (std::none_of(spans_.begin(), spans_.end(), same)) {
+      if (auto made = DeviceSpans::make(bucket.device)) spans_.emplace_back(bucket.device, std::move(made));
+    }
+    assignment.push_back(bucket.parameters);
+    buckets_.push_back(std::move(bucket));
+  }
+  if (rebuilt) {
+    ++generation_;
+    recorder().record(event(Kind::kRebuilt));
+  }
+  return assignment;
+}
+
+void Observation::set_process_group_index(std::int32_t index) {
+  const Lock lock(mutex_);
+  identity_.process_group_index = index;
+}
+
+void Observation::begin_forward(bool sync) {
+  const bool inside_backward = torch::autograd::get_current_graph_task_id() != -1;
+  const Lock lock(mutex_);
+  if (!inside_backward) {
+    if (const auto reducer = reducer_.lock()) watch_hook(*reducer, weak_from_this());
+    if (sync && armed_ && backward_begin_ != 0) {  // it was ended by an exception
+      recorder().record(event(Kind::kAbandoned));
+      for (const auto& [device, spans] : spans_) spans->forget();
+      ++step_;
+      armed_ = false;
+      ++arm_;
+    }
+  }
+  recorder().record(event(Kind::kForwardBegin));
+}
+
+void Observation::end_forward(const std::vector<at::Tensor>& outputs, bool sync) {
+  const bool inside_backward = torch::autograd::get_current_graph_task_id() != -1;
+  const Lock lock(mutex_);
+  recorder().record(event(Kind::kForwardEnd));
+  if (!sync || inside_backward) return;
+  armed_ = true;
+  ++arm_;
+  backward_begin_ = 0;
+  launches_.clear();
+  tasks_.clear();
+  std::fill(arrivals_.begin(), arrivals_.end(), 0);
+  for (Bucket& bucket : buckets_) {
+    bucket.missing = bucket.parameters.size();
+    bucket.last_arrival = 0;
+    bucket.ready = false;
+  }
+  for (const auto& [device, spans] : spans_) {
+    spans->resolve();
+    spans->anchor();
+  }
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.grad_fn()) continue;
+    output.register_hook([self = weak_from_this(), arm = arm_](const at::Tensor&) {
+      if (const auto observation = self.lock()) observation->on_output_gradient(arm);
+    });
+  }
+}
+
+void Observation::on_output_gradient(std::uint64_t arm) {
+  const Lock lock(mutex_);
+  if (armed_ && arm == arm_) begin_backward(now_ns());
+}
+
+void Observation::begin_backward(std::int64_t now) {
+  if (backward_begin_ != 0) return;
+  backward_begin_ = now;
+  recorder().record(event(Kind::kBackwardBegin, now));
+}
+
+void Observation::on_gradient(std::size_t parameter) {
+  const std::int64_t now = now_ns();
+  const Lock lock(mutex_);
+  Event fact = event(Kind::kGradReady, now);
+  fact.parameter = static_cast<std::int32_t>(parameter);
+  fact.bytes = static_cast<std::int64_t>(parameters_[parameter].nbytes());
+  if (!armed_) {  // under no_sync: the gradient only accumulates
+    recorder().record(fact);
+    return;
+  }
+  enter_task();
+  begin_backward(now);
+  if (!is_complete(parameter)) return;
+  const std::size_t index = bucket_of_[parameter];
+  fact.bucket = static_cast<std::int32_t>(index);
+  recorder().record(fact);
+  Bucket& bucket = buckets_[index];
+  bucket.last_arrival = now;
+  if (bucket.missing > 0 && --bucket.missing == 0 && !(identity_.static_graph && expected_.empty())) {
+    note_ready(index, now_ns());
+  }
+}
+
+// With a static graph, in its first backward: only the first arrival counts, since nobody knows which is the last.
+bool Observation::is_complete(std::size_t parameter) {
+  const std::uint32_t arrived = ++arrivals_[parameter];
+  return arrived == (expected_.empty() ? 1 : expected_[parameter]);
+}
+
+void Observation::note_ready(std::size_t index, std::int64_t now) {
+  Bucket& bucket = buckets_[index];
+  if (bucket.ready) return;
+  bucket.ready = true;
+  Event fact = event(Kind::kBucketReady, now);
+  fact.bucket = static_cast<std::int32_t>(index);
+  fact.bytes = bucket.bytes;
+  recorder().record(fact);
+}
+
+std::optional<SeenLaunch> Observation::launching(const at::Tensor& buffer) {
+  const Lock lock(mutex_);
+  if (!armed_ || backward_begin_ == 0 || launches_.size() == buckets_.size()) return std::nullopt;
+  const at::Tensor& next = buckets_[launches_.size()].buffer;
+  // Torch makes the sparse ones anew in each backward, and views of complex ones as reals.
+  const bool same = next.defined() ? !buffer.is_sparse() && buffer.nbytes() == next.nbytes() && buffer.is_alias_of(next)
+                                   : buffer.is_sparse();
+  if (!same) return std::nullopt;
+  return launch_next();
+}
+
+std::optional<SeenLaunch> Observation::launching(std::size_t index) {
+  const Lock lock(mutex_);
+  if (!armed_ || backward_begin_ == 0 || index != launches_.size() || index >= buckets_.size()) return std::nullopt;
+  return launch_next();
+}
+
+std::optional<SeenLaunch> Observation::launch_next() {
+  const std::size_t index = launches_.size();
+  const Bucket& bucket = buckets_[index];
+  const std::int64_t now = now_ns();
+  // Some of its parameters are unused, which torch finds out when the backward begins: the last of the others, or that,
+  // has completed it. In the first backward of a static graph it is complete only now.
+  const bool whole = identity_.static_graph && expected_.empty();
+  note_ready(index, whole ? now : std::max(backward_begin_, bucket.last_arrival));
+  SeenLaunch launch;
+  launch.fact = event(Kind::kBucketLaunched, now);
+  launch.fact.bucket = static_cast<std::int32_t>(index);
+  launch.fact.bytes = bucket.bytes;
+  recorder().record(launch.fact);
+  for (const auto& [device, spans] : spans_) {
+    if (device == bucket.device) launch.span = spans->begin(launch.fact);
+  }
+  launches_.push_back(launch);
+  return launch;
+}
+
+// [Note: the end of torch's backward]
+// Torch waits for its buckets in a callback that it queues in autograd's graph task when the last one was launched (in
+// the first backward of a static graph: with the first gradient, and launches them there). The callback that is queued
+// here with the first gradient of a task, before torch's hook has seen it, runs before torch's; the one that it queues
+// then runs after. Where a nested backward (of a checkpoint) brings the last gradient, torch waits at that one's end.
+void Observation::enter_task() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task == -1 || std::find(tasks_.begin(), tasks_.end(), task) != tasks_.end()) return;
+  tasks_.push_back(task);
+  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), task, arm = arm_] {
+    if (const auto observation = self.lock()) observation->end_of_task(task, arm);
+  });
+}
+
+void Observation::end_of_task(int task, std::uint64_t arm) {
+  const Lock lock(mutex_);
+  if (!armed_ || arm != arm_) return;
+  const bool whole = identity_.static_graph && expected_.empty() && launches_.size() == 0 && task == tasks_.front();
+  if (launches_.size() < buckets_.size() && !whole) return;
+  recorder().record(event(Kind::kFinalizeBegin));
+  torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), arm] {
+    if (const auto observation = self.lock()) observation->end_of_backward(arm);
+  });
+}
+
+void Observation::end_of_backward(std::uint64_t arm) {
+  const Lock lock(mutex_);
+  if (!armed_ || arm != arm_ || launches_.size() < buckets_.size()) return;
+  armed_ = false;
+  if (identity_.static_graph && expected_.empty()) expected_ = arrivals_;
+  for (const SeenLaunch& launch : launches_) note_reduced(launch);
+  recorder().record(event(Kind::kBackwardEnd));
+  ++step_;
+}
+
+std::int64_t Observation::step() const {
+  const Lock lock(mutex_);
+  return step_;
+}
+
+std::uint16_t Observation::generation() const {
+  const Lock lock(mutex_);
+  return generation_;
+}
+
+std::optional<std::vector<std::vector<at::Tensor>>> Observation::gradients() const {
+  const Lock lock(mutex_);
+  if (armed_ && backward_begin_ != 0) return std::nullopt;
+  std::vector<std::vector<at::Tensor>> found;
+  for (const Bucket& bucket : buckets_) {
+    found.emplace_back();
+    for (const std::size_t parameter : bucket.parameters) found.back().push_back(parameters_[parameter].grad());
+  }
+  return found;
+}
+
+Event Observation::event(Kind kind, std::int64_t host_ns) const {
+  Event made;
+  made.kind = kind;
+  made.host_ns = host_ns;
+  made.reducer = identity_.reducer_id;
+  made.process_group = identity_.process_group_index;
+  made.generation = generation_;
+  made.step = step_;
+  return made;
+}
+
+}  // namespace ddp_lab

@@ -1,0 +1,241 @@
+"""`ddp_lab.observe(model)`: the events of our class from torch's own DistributedDataParallel.
+
+[Note: what observing leaves alone]
+Gradients, launches and the order of collectives are torch's: hooks of ours only take the time (`csrc/observe`), and
+none of them runs Python in the backward. Per forward there are two Python hooks on the wrapper, which cost some
+microseconds. Nothing is communicated, so the ranks need not observe in step; but they number models alike only if each
+of them observes the same ones in the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._dynamo import eval_frame
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from .. import native
+from . import recording, records, verify
+from .ddp import DistributedDataParallel
+from .outputs import find_tensors
+
+__all__ = ["EveryModel", "Observation", "observe", "observe_every_model"]
+
+_C = native.load()
+
+_observations: weakref.WeakKeyDictionary[TorchDDP, Observation] = weakref.WeakKeyDictionary()
+
+
+class Observation:
+    """What `observe` returns: `remove`, or the end of a ``with`` block, ends the recording of this model.
+
+    Attributes:
+        reducer_id: the number of the model in events.
+    """
+
+    def __init__(self, model: TorchDDP) -> None:
+        self._model = weakref.ref(model)
+        held = {id(parameter) for parameter in _C.parameters_of(model.reducer)}
+        named = [(name, p) for name, p in model.module.named_parameters() if id(p) in held]
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self.reducer_id = verify.agree([], model.process_group, model.device, collective=False)
+        self.core = _C.Observation(
+            reducer=model.reducer,
+            parameters=self._parameters,
+            reducer_id=self.reducer_id,
+            process_group_index=verify.process_group_index(model.process_group),
+            static_graph=model.static_graph,
+        )
+        self._rebuilt = model._has_rebuilt_buckets
+        self._assignment: list[list[int]] = self.core.read_buckets(rebuilt=False)
+        self._described = self._what_is_described(model)
+        self._handles: list[Any] = []
+
+    def start(self, model: TorchDDP) -> None:
+        """Adds the hooks."""
+        self.core.start()
+        hooks = _ForwardHooks(self)
+        self._handles = [
+            model.register_forward_pre_hook(hooks.before, prepend=True),
+            model.register_forward_hook(hooks.after),
+        ]
+        if model.mixed_precision is not None:
+            self._follow_mixed_precision(model)
+        self._describe(model)
+
+    def remove(self) -> None:
+        """Takes all hooks away; the model goes on as if it had never been observed. A second call does nothing."""
+        self.core.stop()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        model = self._model()
+        if model is not None:
+            vars(model).pop("_fire_reducer_autograd_hook", None)
+            if _observations.get(model) is self:
+                del _observations[model]
+
+    def __enter__(self) -> Observation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _what_is_described(self, model: TorchDDP) -> tuple[object, ...]:
+        return (model._has_rebuilt_buckets, len(model._comm_hooks), model.process_group)
+
+    def describe_if_changed(self, model: TorchDDP) -> None:
+        """Tells the timeline of buckets that torch has rebuilt, of a comm hook, and of another process group."""
+        now = self._what_is_described(model)
+        if now == self._described:
+            return
+        self._described = now
+        if model._has_rebuilt_buckets != self._rebuilt:
+            self._rebuilt = model._has_rebuilt_buckets
+            self._assignment = self.core.read_buckets(rebuilt=True)
+        self.core.set_process_group_index(verify.process_group_index(model.process_group))
+        self._describe(model)
+
+    def _describe(self, model: TorchDDP) -> None:
+        description = records.describe(
+            self._assignment,
+            dict(zip(self._names, self._parameters, strict=True)),
+            model.process_group,
+            reducer=self.reducer_id,
+            generation=self.core.generation(),
+            first_step=self.core.step(),
+            module=type(model.module).__name__,
+            rebuilt=self._rebuilt,
+            options=_options(model),
+        )
+        recording.describe(description, owner=model)
+
+    def _follow_mixed_precision(self, model: TorchDDP) -> None:
+        """With mixed precision the gradients arrive at copies of the parameters, and torch is told by this method."""
+        index = {id(parameter): number for number, parameter in enumerate(self._parameters)}
+        told: Callable[..., Any] = model._fire_reducer_autograd_hook
+        numbers = [index.get(id(parameter)) for parameter in model._module_parameters]
+        core = self.core
+
+        def tell(number: int, *unused: Any) -> Any:
+            known = numbers[number]
+            if known is not None:
+                core.on_gradient(known)
+            return told(number, *unused)
+
+        model._fire_reducer_autograd_hook = tell  # type: ignore[method-assign]
+
+
+class _ForwardHooks:
+    """The hooks on the wrapper; a copy of the model, or one that was pickled, has inert ones: it is not observed."""
+
+    def __init__(self, observation: Observation | None) -> None:
+        self._observation = observation
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[None]]:
+        return _ForwardHooks, (None,)
+
+    def before(self, model: TorchDDP, inputs: Any) -> None:
+        """Before forward."""
+        if self._observation is not None and torch.is_grad_enabled():
+            self._observation.core.begin_forward(model.require_backward_grad_sync)
+
+    def after(self, model: TorchDDP, inputs: Any, output: Any) -> None:
+        """After forward, whose beginning may have rebuilt the buckets."""
+        if self._observation is not None and torch.is_grad_enabled():
+            self._observation.describe_if_changed(model)
+            self._observation.core.end_forward(find_tensors(output), model.require_backward_grad_sync)
+
+
+def observe(model: TorchDDP) -> Observation:
+    """Records what torch's own DistributedDataParallel does with a model: the events that our class records.
+
+    All views and findings work from them. Gradients stay bit for bit what they are without it. The recording ends with
+    the model, or with `Observation.remove`; what is returned need not be kept. Call it on each rank, in the same order
+    if there are several models, after the model was wrapped and outside a backward. A second call returns the first
+    one's observation.
+
+    Args:
+        model: a `torch.nn.parallel.DistributedDataParallel`; comm hooks may be registered before or after.
+
+    Raises:
+        TypeError: it is none, or our class, which records by itself.
+        ValueError: its gradients are averaged by torch.compile (``optimize_ddp="python_reducer"``), where no bucket is.
+
+    Example:
+        >>> model = torch.nn.parallel.DistributedDataParallel(net)
+        >>> ddp_lab.observe(model)
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise TypeError("observe() is for torch's class; ddp_lab.DistributedDataParallel records by itself")
+    if not isinstance(model, TorchDDP):
+        raise TypeError(
+            f"observe() expects a torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
+            "pass what wraps the model"
+        )
+    if model._use_python_reducer:
+        raise ValueError(
+            "this model's gradients are averaged by torch.compile (optimize_ddp='python_reducer'), which has no "
+            "buckets: nothing can be observed"
+        )
+    if model not in _observations:
+        made = Observation(model)
+        made.start(model)
+        _observations[model] = made
+    return _observations[model]
+
+
+class EveryModel:
+    """What `observe_every_model` returns: `remove` ends it; models that are observed by then stay so."""
+
+    def __init__(self) -> None:
+        self._before = TorchDDP.__init__
+        built = self._before
+
+        @functools.wraps(built)
+        def build(model: TorchDDP, *args: Any, **kwargs: Any) -> None:
+            built(model, *args, **kwargs)
+            if not isinstance(model, DistributedDataParallel) and not model._use_python_reducer:
+                observe(model)
+
+        TorchDDP.__init__ = build  # type: ignore[method-assign,assignment]
+
+    def remove(self) -> None:
+        """Gives torch's class its constructor back."""
+        TorchDDP.__init__ = self._before  # type: ignore[method-assign]
+
+
+def observe_every_model() -> EveryModel:
+    """Observes every model that torch's class wraps from now on in this process."""
+    return EveryModel()
+
+
+def _options(model: TorchDDP) -> dict[str, Any]:
+    mebibyte = 2**20
+    first = dist._DEFAULT_FIRST_BUCKET_BYTES if model.bucket_bytes_cap_default else model.bucket_bytes_cap  # type: ignore[attr-defined]
+    caps = list(getattr(model, "bucket_bytes_cap_list", ())) or [first, model.bucket_bytes_cap]
+    return {
+        "find_unused_parameters": model.find_unused_parameters,
+        "static_graph": model.static_graph,
+        "gradient_as_bucket_view": model.gradient_as_bucket_view,
+        "batched_grad_copy": getattr(model, "batched_grad_copy", False),
+        "bucket_cap_mb": model.bucket_bytes_cap / mebibyte,
+        "bucket_cap_mb_list": [cap / mebibyte for cap in caps],
+        # Built-in hooks are only there.
+        "comm_hook": model._get_ddp_logging_data().get("comm_hook") or records.name_of_hook(model._comm_hooks),
+    }
+
+
+# torch.compile leaves them, and what they call, alone: see [Note: what torch.compile sees]
+_skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+for _hook in (_ForwardHooks.before, _ForwardHooks.after):
+    eval_frame.set_code_exec_strategy(_hook.__code__, _skip)
