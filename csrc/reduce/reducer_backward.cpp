@@ -72,7 +72,7 @@ void Reducer::begin_backward(std::int64_t now) {
     in_flight_ = true;
   }
   for (const std::size_t parameter : unused_) {
-    copy_in(parameter);
+    if (!skips(places_[parameter].bucket)) copy_in(parameter);  // which divides a gradient that is a view
     mark_ready(parameter);
   }
 }

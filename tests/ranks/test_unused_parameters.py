@@ -160,6 +160,28 @@ def test_unused_parameter_that_gets_a_gradient_is_named(ranks: Ranks) -> None:
         assert "unused" in text
 
 
+def _skipped_views_on_rank(rank: int, size: int) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    model = DistributedDataParallel(
+        Branches(),
+        find_unused_parameters=True,
+        bucket_cap_mb=1e-5,
+        skip_all_reduce_unused_params=True,
+        gradient_as_bucket_view=True,
+    )
+    for step in range(2):
+        model(samples(rank, step), second=True).sum().backward()
+    held = model.module.second.weight.grad.clone()  # type: ignore[operator]
+    model(samples(rank, 2), second=False).sum().backward()
+    assert torch.equal(model.module.second.weight.grad, held)  # type: ignore[arg-type]
+
+
+def test_a_skipped_bucket_keeps_its_views(ranks: Ranks) -> None:
+    """A bucket that is not communicated keeps the gradients that are views of it, undivided (torch halves them)."""
+    ranks(2, _skipped_views_on_rank)
+
+
 def _skipped_on_rank(rank: int, size: int, skip: bool) -> tuple[int, int]:
     from ddp_lab import DistributedDataParallel
 
