@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "record/recorder.h"
+#include "reduce/output_hook.h"
 
 namespace ddp_lab {
 namespace {
@@ -73,7 +74,7 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs, bool sync) {
   }
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
-    output.register_hook([self = weak_from_this(), epoch = epoch_](const at::Tensor&) {
+    OutputHook::add(output, [self = weak_from_this(), epoch = epoch_] {
       if (const auto reducer = self.lock()) reducer->on_output_gradient(epoch);
     });
   }

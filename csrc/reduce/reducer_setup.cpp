@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "record/recorder.h"
+#include "reduce/output_hook.h"
 #include "reduce/reducer.h"
 
 namespace ddp_lab {
@@ -50,11 +51,7 @@ void Reducer::add_hooks() {
           on_grad_ready(i);
           return outputs;
         },
-        [](torch::autograd::CompiledNodeArgs&) {
-          TORCH_CHECK(false,
-                      "Compiled autograd is not compatible with C++ DDP Reducer, please use "
-                      "torch._dynamo.config.optimize_ddp=\"python_reducer\".");
-        }));
+        [](torch::autograd::CompiledNodeArgs&) { refuse_compiled_autograd(); }));
     hooks_.emplace_back(std::move(node), key);
   }
 }
