@@ -112,8 +112,8 @@ def step_times(timeline: TimelineModel, reducer: int | None = None, *, generatio
 
 def _ready(since_begin: npt.NDArray[np.int64], members: Sequence[Sequence[int]]) -> _Floats:
     """Median over the steps; a gradient that never came (unused) is ready when the last of its bucket is."""
-    missing = (since_begin < 0).all(axis=1)
-    known = np.where(since_begin >= 0, since_begin, np.nan)
+    missing = np.asarray((since_begin < 0).all(axis=1))
+    known: _Floats = np.where(since_begin >= 0, since_begin, np.nan)
     known[np.broadcast_to(missing[:, None, :], known.shape)] = 0.0
     ready: _Floats = np.nanmedian(known, axis=1)
     for bucket in members:

@@ -7,10 +7,13 @@ steps with different buckets do tell: the slowdowns are chosen so that the simul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .link_model import LinkModel
 from .simulate import Configuration, simulate_many
@@ -28,7 +31,7 @@ class Measured:
     step_ns: Sequence[float]
 
 
-def errors(runs: Sequence[Measured], link: LinkModel) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def errors(runs: Sequence[Measured], link: LinkModel) -> npt.NDArray[np.float64]:
     """Predicted over measured step, minus 1, of every configuration of every run."""
     parts = [
         simulate_many(run.workload, run.configurations, link).step_ns / np.asarray(run.step_ns, np.float64) - 1
@@ -37,37 +40,51 @@ def errors(runs: Sequence[Measured], link: LinkModel) -> np.ndarray[tuple[int], 
     return np.concatenate(parts)
 
 
-def calibrated(runs: Sequence[Measured], link: LinkModel, rounds: int = 3) -> LinkModel:
-    """The link with `compute_slowdown`, `comm_slowdown` and (with several lanes) `sharing` fitted to measured steps.
+def calibrated(runs: Sequence[Measured], link: LinkModel, rounds: int = 6) -> LinkModel:
+    """The link with `compute_slowdown` and `comm_slowdown` fitted to measured steps.
 
-    Searches a grid and then finer ones around the best; the loss is the mean absolute relative error, plus a little
-    for every slowdown, so that what makes no difference stays 0.
+    Searches a coarse grid, then around the best of it with ever smaller steps; the loss is the root mean square of the
+    relative errors, plus a little for every slowdown, so that what makes no difference stays 0.
 
     Args:
         runs: what was measured.
         link: times of all-reduces alone.
-        rounds: of refinement; each has a third of the last one's step.
+        rounds: of refinement; each halves the steps.
     """
-    names = ["compute_slowdown", "comm_slowdown", *(["sharing"] if link.lanes > 1 else [])]
-    best = {name: float(getattr(link, name)) for name in names}
-    step = {"compute_slowdown": 0.4, "comm_slowdown": 1.0, "sharing": 0.5}
-    top = {"compute_slowdown": 3.0, "comm_slowdown": 5.0, "sharing": 1.0}
 
-    def loss(values: dict[str, float]) -> float:
-        found = errors(runs, replace(link, **values))
-        return float(np.abs(found).mean()) + 1e-4 * sum(values[name] / top[name] for name in names)
+    def loss(values: tuple[float, ...]) -> float:
+        found = errors(runs, _with(link, values))
+        return float(np.sqrt(np.square(found).mean()) + 1e-4 * sum(values))
 
-    lowest = loss(best)
+    starts = sorted(itertools.product(*_GRID.values()), key=loss)[:_STARTS]
+    best = min((_descend(loss, start, rounds) for start in starts), key=loss)
+    return _with(link, best)
+
+
+def _descend(loss: Callable[[tuple[float, ...]], float], start: tuple[float, ...], rounds: int) -> tuple[float, ...]:
+    """The best point that ever smaller steps in all directions lead to."""
+    best, lowest, step = start, loss(start), 0.125
     for _ in range(rounds):
-        improved = True
-        while improved:
-            improved = False
-            for name in names:
-                for sign in (1, -1):
-                    tried = dict(best)
-                    tried[name] = float(np.clip(tried[name] + sign * step[name], 0.0, top[name]))
-                    value = loss(tried)
-                    if value < lowest - 1e-9:
-                        best, lowest, improved = tried, value, True
-        step = {name: size / 3 for name, size in step.items()}
-    return replace(link, **best)
+        while True:
+            near = [
+                tuple(max(0.0, value + step * change) for value, change in zip(best, changes, strict=True))
+                for changes in itertools.product((-1, 0, 1), repeat=len(start))
+            ]
+            value, point = min((loss(one), one) for one in near)
+            if value >= lowest - 1e-9:
+                break
+            lowest, best = value, point
+        step /= 2
+    return best
+
+
+_GRID = {
+    "compute_slowdown": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0),
+    "comm_slowdown": (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0),
+}
+_STARTS = 4  # of the grid's best; there are several valleys
+
+
+def _with(link: LinkModel, values: Sequence[float]) -> LinkModel:
+    changes: dict[str, Any] = dict(zip(_GRID, values, strict=True))
+    return replace(link, **changes)

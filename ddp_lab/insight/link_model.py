@@ -153,7 +153,7 @@ class LinkModel:
         if not self.correction:
             return 1.0
         at, factors = zip(*self.correction, strict=True)
-        return np.interp(np.log(np.maximum(size, 1.0)), np.log(at), factors)
+        return np.asarray(np.interp(np.log(np.maximum(size, 1.0)), np.log(at), factors))
 
     @property
     def bandwidth_gb_s(self) -> float:

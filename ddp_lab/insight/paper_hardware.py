@@ -145,7 +145,7 @@ def scaling(model: str, backend: str, ranks: Sequence[int], sync_every: int = 1)
 def skip_sync(model: str, backend: str, every: Sequence[int], ranks: int = 256) -> npt.NDArray[np.float64]:
     """Figure 10: percent of the time that synchronising only every n-th backward saves."""
     each = np.array([scaling(model, backend, [ranks], n)[0] * _alone(model, n) for n in (1, *every)])
-    return 100 * (1 - each[1:] / each[0])
+    return np.asarray(100 * (1 - each[1:] / each[0]))
 
 
 def _alone(model: str, every: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _schedule
+from .._schedule import Replay
 from ..bucketing import assign_buckets
 from . import overlap
 from .link_model import LinkModel
@@ -203,7 +203,7 @@ class _Run:
         ready = self.base.ready_ns
         if not configurations[0].overlap:
             ready = np.repeat(self.base.computed_ns[:, None], ready.shape[1], axis=1)
-        replay = _schedule.Replay(ready, self.begin, self.base.computed_ns)
+        replay = Replay(ready, self.begin, self.base.computed_ns)
         of = np.stack([one.bucket_of for one in self.assignments])
         found = replay.run(of, **self.costs, contention=np.asarray(contention, np.float64))
         self.launched, self.begun, self.reduced, self.computed, self.end = found
@@ -230,14 +230,14 @@ class _Run:
         compute, exposed = computed - begin, np.maximum(reduced - computed, 0)
         hidden_end = np.minimum(self.reduced, computed[:, None])
         shown = valid & (hidden_end > self.begun)
-        hidden = overlap.covered(self.begun.astype(np.int64), hidden_end.astype(np.int64), shown)
+        covered = overlap.covered(self.begun.astype(np.int64), hidden_end.astype(np.int64), shown)
         every = np.array([one.sync_every for one in self.configurations], np.float64)
         # Backwards that only accumulate: computation alone.
         alone = self.base.computed_ns[last]
         compute = (compute + (every - 1) * alone) / every
         other = (end - forward - (computed - begin) - exposed) / every
         exposed = (exposed + self._waits()) / every
-        hidden = hidden / every
+        hidden = covered / every
         return {
             "step_ns": forward + compute + exposed + other,
             "forward_ns": forward,
@@ -250,7 +250,7 @@ class _Run:
     def _waits(self) -> _Floats:
         """For the slowest of all ranks, see `Configuration.jitter_ns`."""
         worlds = np.array([one.world_size or self.world_size for one in self.configurations], np.float64)
-        return np.array([one.jitter_ns for one in self.configurations]) * np.sqrt(2 * np.log(worlds))
+        return np.asarray([one.jitter_ns for one in self.configurations] * np.sqrt(2 * np.log(worlds)))
 
     def prediction(self) -> Prediction:
         """The first configuration, with its buckets."""

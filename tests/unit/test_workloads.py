@@ -1,0 +1,159 @@
+"""Workloads, links and predictions from a timeline's events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddp_lab.client import what_if, workloads
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.insight.calibrate import Measured, calibrated, errors
+from ddp_lab.insight.link_model import LinkModel
+from ddp_lab.insight.simulate import Configuration, simulate
+from ddp_lab.insight.workload import Workload
+from tests.unit.backwards import MS, Bucket, Recorder
+
+MIB = 1 << 20
+# Rank 1's last gradients come 3 ms late. Collectives: 2 to 6 ms (hidden), 10 or 13 to 15 (exposed).
+FIRST = Bucket((1.0, 2.0), 2.0, 6.0, (3, 2), 2 * MIB)
+BUCKETS = [
+    [FIRST, Bucket((8.0, 10.0), 10.0, 15.0, (1, 0), MIB)],
+    [FIRST, Bucket((11.0, 13.0), 13.0, 15.0, (1, 0), MIB)],
+]
+SIZES = [MIB // 2, MIB // 2, MIB, MIB]
+
+
+def described(session: int = 1) -> dict[str, object]:
+    """The assignment of those buckets, as ranks describe it."""
+    return {
+        "type": "assignment",
+        "session": session,
+        "reducer": 0,
+        "generation": 1,
+        "first_step": 0,
+        "process_group": 0,
+        "group_ranks": [0, 1],
+        "backend": "gloo",
+        "module": "Net",
+        "parameters": [
+            {"index": i, "name": f"layer{i}", "bytes": size, "dtype": "float32", "device": "cpu"}
+            for i, size in enumerate(SIZES)
+        ],
+        "buckets": [
+            {"bucket": 0, "bytes": 2 * MIB, "parameters": [3, 2]},
+            {"bucket": 1, "bytes": MIB, "parameters": [1, 0]},
+        ],
+        "rebuilt": True,
+        "options": {"bucket_cap_mb_list": [2.0, 1.0]},
+    }
+
+
+def recorded(steps: int = 20) -> Timeline:
+    """Steps of 18 ms: 2 between the backwards' ends and the next forward, 1 forward, 15 backward."""
+    made = Timeline()
+    for rank in range(2):
+        made.describe(rank, described())
+        recorder = Recorder(rank)
+        for step in range(steps):
+            recorder.backward(step, (step + 1) * 18 * MS, BUCKETS[rank], (10.0, 13.0)[rank], generation=1)
+        made.extend(recorder.batch())
+    return made
+
+
+def test_a_workload_holds_what_the_events_state() -> None:
+    """Times of readiness by rank and parameter, phases, busy intervals, order and caps are those of the events."""
+    found = recorded().workload()
+    assert found.names == ("layer0", "layer1", "layer2", "layer3")
+    assert found.ready_ns.tolist() == [[10e6, 8e6, 2e6, 1e6], [13e6, 11e6, 2e6, 1e6]]
+    assert found.computed_ns.tolist() == [10e6, 13e6]
+    assert found.forward_ns.tolist() == [1e6, 1e6]
+    assert found.other_ns.tolist() == [2e6, 2e6]
+    assert found.busy_ns[0].tolist() == [[2e6, 6e6], [13e6, 15e6]]
+    assert found.order == (3, 2, 1, 0)
+    assert found.caps == (2 * MIB, MIB)
+    assert found.world_size == 2
+
+
+def test_the_recorded_step_is_predicted() -> None:
+    """With a link fitted to the recorded all-reduces the recorded configuration takes the recorded 18 ms."""
+    timeline = recorded()
+    link = what_if.fit_link(timeline)
+    assert link.time_ns([MIB, 2 * MIB], 2) == pytest.approx([2e6, 4e6])
+    found = timeline.simulate()
+    assert found.step_ms == pytest.approx(18.0, abs=0.1)
+    assert found.configuration.bucket_cap_mb == [2.0, 1.0]
+    assert sum(value for name, value in found.breakdown.items() if name != "hidden") == pytest.approx(found.step_ms)
+    assert timeline.simulate(without_rank=1).step_ms == pytest.approx(15.0, abs=0.1)
+    assert timeline.simulate(world_size=1).step_ms == pytest.approx(16.0, abs=0.1)
+    assert "18.0" in repr(found)
+
+
+def test_a_prediction_is_a_timeline() -> None:
+    """The predicted events give back the predicted times, through the same tables as recorded ones."""
+    found = recorded().simulate(bucket_cap_mb=1)
+    predicted = found.timeline()
+    spans = predicted.columns()
+    assert set(spans["rank"].tolist()) == {0, 1}
+    assert len(found.prediction.buckets) == 3
+    of_rank = (spans["rank"] == 1) & (spans["step"] == 0)
+    assert spans["reduced_ns"][of_rank] == pytest.approx(found.prediction.reduced_ns, abs=2)
+    assert spans["launched_ns"][of_rank] == pytest.approx(found.prediction.launched_ns[1], abs=2)
+    again = predicted.workload()
+    assert again.ready_ns == pytest.approx(found.prediction.gradients_ns - found.prediction.begin_ns[:, None], abs=3)
+    assert workloads.step_times(predicted) == pytest.approx(found.prediction.step_ns, rel=1e-3)
+    assert predicted.reducers()[0].module == "Net (predicted)"
+    assert predicted.figure().data
+
+
+def test_all_reduces_that_had_the_link_to_themselves() -> None:
+    """A collective that was launched while one before it was under way is left out of the link's points."""
+    timeline = Timeline()
+    queued = [Bucket((1.0, 2.0), 2.0, 6.0, (3, 2), 2 * MIB), Bucket((4.0, 5.0), 5.0, 8.0, (1, 0), MIB)]
+    for rank in range(2):
+        timeline.describe(rank, described())
+        recorder = Recorder(rank)
+        for step in range(9):
+            recorder.backward(step, (step + 1) * 18 * MS, queued, 5.0, generation=1)
+        timeline.extend(recorder.batch())
+    assert set(workloads.all_reduces(timeline)) == {(2 * MIB, 4e6, 2)}
+    assert float(what_if.fit_link(timeline).time_ns(MIB, 2)) == pytest.approx(2e6)
+
+
+def test_an_unused_parameter_is_ready_with_its_bucket() -> None:
+    """A parameter without a single gradient does not hold up the workload."""
+    timeline = Timeline()
+    for rank in range(2):
+        timeline.describe(rank, described())
+        recorder = Recorder(rank)
+        for step in range(9):
+            buckets = [FIRST, Bucket((8.0,), 10.0, 15.0, (1,), MIB)]
+            recorder.backward(step, (step + 1) * 18 * MS, buckets, 10.0, generation=1)
+        timeline.extend(recorder.batch())
+    assert timeline.workload().ready_ns[0, :2].tolist() == [8e6, 8e6]
+
+
+def test_calibration_finds_the_slowdowns() -> None:
+    """Steps of a contended link are predicted within 1 % after calibration, with caps and a model it has not seen."""
+    link = LinkModel(2e5, 0.9, lanes=2)
+    true = replace(link, compute_slowdown=0.45, comm_slowdown=0.8)
+
+    def run(backward_ns: float, caps: list[float]) -> Measured:
+        made = Workload.made_up([MIB // 2] * 30, forward_ns=1e7, backward_ns=backward_ns, other_ns=1e6)
+        workload, tried = replace(made, world_size=2), [Configuration(cap) for cap in caps]
+        return Measured(workload, tried, [simulate(workload, one, true).step_ns for one in tried])
+
+    # Where communication is hidden only the product of both slowdowns counts; where it is not they differ.
+    found = calibrated([run(4e7, [0.5, 6]), run(1e7, [0.5, 6])], link)
+    held_out = [run(4e7, [1, 2, 12]), run(2e7, [1, 2, 12])]
+    assert np.abs(errors(held_out, link)).max() > 0.05
+    assert np.abs(errors(held_out, found)).max() < 0.01
+
+
+def test_nothing_to_say() -> None:
+    """Without steps, and with too few, the user is told what to do."""
+    with pytest.raises(ValueError, match="train some steps"):
+        Timeline().workload()
+    with pytest.raises(ValueError, match="train a few more"):
+        recorded(1).workload()
