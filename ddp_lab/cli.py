@@ -35,6 +35,7 @@ BENCHMARKS = {
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",
     "step": "training step: our DistributedDataParallel against torch's, and torch's against itself",
+    "what-if": "predicted steps against measured ones, over bucket caps, models and worlds",
     "widget": "dashboard updates per second as seen in Chromium",
 }
 
@@ -143,7 +144,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def bench(arguments: argparse.Namespace) -> int:
     """Runs one benchmark and prints its table."""
-    measured: int = importlib.import_module(f".bench.{arguments.name}", __package__).main(arguments.options)
+    measured: int = importlib.import_module(f".bench.{arguments.name.replace('-', '_')}", __package__).main(arguments.options)
     return measured
 
 

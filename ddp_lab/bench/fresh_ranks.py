@@ -13,7 +13,14 @@ from typing import Any
 __all__ = ["run"]
 
 
-def _run_rank(rank: int, size: int, folder: str, threads: int, function: Callable[..., Any], args: Any) -> None:
+Prepare = Callable[[int], None]
+
+
+def _run_rank(
+    rank: int, size: int, folder: str, threads: int, prepare: Prepare | None, function: Callable[..., Any], args: Any
+) -> None:
+    if prepare is not None:
+        prepare(rank)
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
@@ -29,7 +36,9 @@ def _run_rank(rank: int, size: int, folder: str, threads: int, function: Callabl
     dist.destroy_process_group()
 
 
-def run(function: Callable[..., Any], *args: Any, ranks: int = 2, threads: int = 1) -> Any:
+def run(
+    function: Callable[..., Any], *args: Any, ranks: int = 2, threads: int = 1, prepare: Prepare | None = None
+) -> Any:
     """Calls ``function(*args)`` on each of `ranks` new processes that form one Gloo group.
 
     Args:
@@ -37,6 +46,7 @@ def run(function: Callable[..., Any], *args: Any, ranks: int = 2, threads: int =
         args: its arguments.
         ranks: processes.
         threads: intra-op threads of each.
+        prepare: is called with the rank before the process forms the group; a picklable object.
 
     Returns:
         What rank 0 returned.
@@ -44,5 +54,5 @@ def run(function: Callable[..., Any], *args: Any, ranks: int = 2, threads: int =
     from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_run_rank, (ranks, folder, threads, function, args), nprocs=ranks)
+        spawn(_run_rank, (ranks, folder, threads, prepare, function, args), nprocs=ranks)
         return json.loads(Path(folder, "result.json").read_text())

@@ -13,6 +13,8 @@ halving_doubling    2 log2(n)           2 (n - 1) / n  Thakur, Rabenseifner, Gro
                                                        communication operations in MPICH (2005)
 tree                2 log2(n)           2              Sanders, Speck, Träff: Two-tree algorithms for full bandwidth
                                                        broadcast, reduction and scan (2009); NCCL since 2.4
+one_host            2 (n - 1)           2 (n - 1)      the ring, where all ranks' bytes pass the same cores: n ranks send
+                                                       2 (n - 1) / n each
 ==================  ==================  =============  ==========================================================
 
 ``hierarchical`` (m nodes of g ranks) is a reduce-scatter within each node, g all-reduces between the nodes at the same
@@ -33,7 +35,7 @@ import numpy.typing as npt
 
 __all__ = ["ALGORITHMS", "Fit", "LinkModel", "Point", "hops", "traffic"]
 
-ALGORITHMS = ("ring", "tree", "halving_doubling", "hierarchical")
+ALGORITHMS = ("ring", "tree", "halving_doubling", "one_host", "hierarchical")
 Point = tuple[float, float, int]  # bytes, nanoseconds, ranks
 _Floats = npt.NDArray[np.float64]
 
@@ -42,13 +44,15 @@ def hops(algorithm: str, ranks: int) -> float:
     """Latencies that follow each other; see [Note: cost of an all-reduce]."""
     if ranks < 2:
         return 0.0
-    return 2.0 * (ranks - 1) if algorithm == "ring" else 2.0 * math.ceil(math.log2(ranks))
+    return 2.0 * math.ceil(math.log2(ranks)) if algorithm in ("tree", "halving_doubling") else 2.0 * (ranks - 1)
 
 
 def traffic(algorithm: str, ranks: int) -> float:
     """Bytes through a rank's link, as a multiple of the buffer's; see [Note: cost of an all-reduce]."""
     if ranks < 2:
         return 0.0
+    if algorithm == "one_host":
+        return 2.0 * (ranks - 1)
     return 2.0 if algorithm == "tree" else 2.0 * (ranks - 1) / ranks
 
 
@@ -166,7 +170,7 @@ class LinkModel:
 
     @classmethod
     def fitted(
-        cls, points: Iterable[Point], *, algorithm: str = "ring", per_size: bool = True, lanes: int = 1
+        cls, points: Iterable[Point], *, algorithm: str | None = "ring", per_size: bool = True, lanes: int = 1
     ) -> LinkModel:
         """Fits latency, bandwidth and overhead to measured all-reduces.
 
@@ -176,13 +180,19 @@ class LinkModel:
 
         Args:
             points: (bytes, nanoseconds, ranks) of each measurement; at least two different sizes.
-            algorithm: "ring", "tree" or "halving_doubling".
+            algorithm: one of `ALGORITHMS` but not "hierarchical"; None: the one whose formula fits best, of those the
+                first where times of a single world can't tell.
             per_size: keep what is left of the error at each measured size as `correction`.
             lanes: see the class.
 
         Raises:
             ValueError: too few points, or a size or time that is not positive.
         """
+        points = list(points)
+        if algorithm is None:
+            tried = [cls.fitted(points, algorithm=one, per_size=False, lanes=lanes) for one in ALGORITHMS[:-1]]
+            best = max(tried, key=lambda one: round(one.fit.r2, 6) if one.fit else 0.0)
+            return cls.fitted(points, algorithm=best.algorithm, per_size=per_size, lanes=lanes)
         if algorithm == "hierarchical":
             raise ValueError("fit the links inside a node and between nodes one by one, then build a LinkModel of both")
         size, ranks, time = _medians(points)

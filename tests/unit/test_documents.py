@@ -69,5 +69,5 @@ def test_make_targets_and_commands_exist() -> None:
     from ddp_lab.cli import BENCHMARKS
 
     for name in BENCHMARKS:
-        assert (ROOT / "ddp_lab" / "bench" / f"{name}.py").is_file()
+        assert (ROOT / "ddp_lab" / "bench" / f"{name.replace('-', '_')}.py").is_file()
         assert f"`{name}`" in text

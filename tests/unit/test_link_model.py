@@ -25,6 +25,7 @@ def test_formulas() -> None:
     assert [hops(name, 8) for name in ("ring", "tree", "halving_doubling")] == [14, 6, 6]
     assert [traffic(name, 8) for name in ("ring", "tree", "halving_doubling")] == [1.75, 2.0, 1.75]
     assert [hops("ring", 1), traffic("ring", 1)] == [0, 0]
+    assert [hops("one_host", 8), traffic("one_host", 8)] == [14, 14]
 
 
 def test_time_of_a_ring() -> None:
@@ -62,6 +63,13 @@ def test_a_fit_finds_what_made_the_times() -> None:
     assert found.fit is not None
     assert found.fit.r2 == pytest.approx(1.0)
     assert float(found.time_ns(3 << 20, 8)) == pytest.approx(float(made.time_ns(3 << 20, 8)))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "one_host"])
+def test_a_fit_finds_the_algorithm(algorithm: str) -> None:
+    """From times of three worlds the fit says which formula made them."""
+    made = LinkModel(20_000, 0.5, 5_000, algorithm)
+    assert LinkModel.fitted(points(made, [2, 4, 8], noise=0.02, repeats=5), algorithm=None).algorithm == algorithm
 
 
 def test_a_fit_survives_outliers() -> None:

@@ -1,0 +1,104 @@
+"""The rank side of `ddp-lab bench what-if`: trains one model with bucket caps in turns, and keeps all events."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from ..client.timeline import Timeline
+from ..events import Batch
+from .workloads import WORKLOADS, training_step
+
+__all__ = ["WARM_UP", "measure_link", "train"]
+
+WARM_UP = 3  # steps after each change of the buckets that don't count
+_MEBIBYTE = 1024 * 1024
+_UNLIMITED = 1 << 60
+
+
+def measure_link(repeats: int) -> dict[str, Any]:
+    """All-reduces of an idle group, see `ddp_lab.parallel.link_measurement.measure`."""
+    from ..parallel import link_measurement
+
+    return link_measurement.measure(repeats=repeats)
+
+
+def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: str) -> dict[str, float]:
+    """Trains with every cap in every round, in shuffled order, on all ranks.
+
+    Args:
+        model: of `WORKLOADS`.
+        caps_mb: bucket caps in MiB.
+        rounds: how often each cap has its turn.
+        steps: of each turn, beside `WARM_UP`.
+        path: rank 0 saves the timeline there.
+
+    Returns:
+        Generation of the buckets (as text, for JSON) -> the cap that made them.
+    """
+    from .. import DistributedDataParallel
+    from ..parallel import recording
+
+    recording.enable()
+    torch.manual_seed(0)
+    module, batch = WORKLOADS[model]()
+    ddp = DistributedDataParallel(module)
+    step = training_step(ddp, batch)
+    for _ in range(WARM_UP):
+        step()
+    shuffle = random.Random(0)
+    cursor, parts = recording.statistics().recorded, []
+    made: dict[str, float] = {}
+    for _ in range(rounds):
+        for cap in shuffle.sample(list(caps_mb), len(caps_mb)):
+            _set_cap(ddp, cap)
+            made[str(ddp.reducer.generation())] = cap
+            for _ in range(WARM_UP + steps):
+                step()
+            taken, cursor = _drained(cursor)
+            parts += taken
+    described = [one for one in recording.descriptions(0)[0] if one["type"] == "assignment"]
+    _save(np.concatenate(parts), described, path)
+    return made
+
+
+def _set_cap(ddp: Any, cap_mb: float) -> None:
+    """New buckets from the next forward on, in the order in which rank 0's gradients came last."""
+    from ..parallel.arguments import BucketCaps
+
+    cap = _UNLIMITED if math.isinf(cap_mb) else int(cap_mb * _MEBIBYTE)
+    ddp._caps = BucketCaps(cap, cap)
+    ddp._rebuild()
+
+
+def _drained(cursor: int) -> tuple[list[npt.NDArray[np.void]], int]:
+    from ..parallel import recording
+
+    parts = []
+    while cursor < recording.statistics().recorded:
+        events, dropped, cursor = recording.drain(cursor)
+        if dropped:
+            raise RuntimeError(f"{dropped} events were overwritten before they were read: train fewer steps in a turn")
+        parts.append(events)
+    return parts, cursor
+
+
+def _save(events: npt.NDArray[np.void], described: list[dict[str, Any]], path: str) -> None:
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object((events, described), of_ranks if dist.get_rank() == 0 else None)
+    if dist.get_rank() != 0:
+        return
+    timeline = Timeline(max_steps=1_000_000, max_events=100_000_000)
+    for rank, (held, descriptions) in enumerate(of_ranks):
+        for one in descriptions:
+            timeline.describe(rank, one | {"session": 1})
+        timeline.extend(Batch(rank, 1, int(held["sequence"][0]), 0, held))
+    timeline.save(Path(path))
