@@ -105,7 +105,7 @@ def communication(facts: Facts) -> list[Finding]:
             kind="communication-bound",
             title="Communication takes longer than the backward can hide.",
             evidence=f"{ms(float(np.median(exposed)) / 1e6)} of each step ({percent:.0f} %) lie after the "
-            f"backward's computation; collectives run for {busy:.0f} % of the step, {size(sum(replay.bytes))} each.",
+            f"backward's computation; collectives run for {busy:.0f} % of it, with {size(sum(replay.bytes))}.",
             remedy="; or: ".join(remedies) + ".",
             gain_percent=max(compressed, seldom),
         )

@@ -5,8 +5,8 @@ On a busy machine every rank is interrupted now and then, for as long as the sys
 run: some milliseconds, at any place. Three rules tell a cause from such accidents; one of them has to hold.
 
 - Steady: the excess is there in most steps and hardly varies. Its lower quartile is at least the threshold, and at
-  least twice its spread (the median absolute deviation, scaled to a standard deviation). Accidents spread as widely
-  as they are long.
+  least three times its spread (the median absolute deviation, scaled to a standard deviation). Accidents spread as
+  widely as they are long.
 - Never absent: the excess is at least the threshold in nine of ten steps, however it varies beyond that. Not for the
   arrival at the backward, before which a whole forward may be disturbed.
 - Repeated: in some steps the excess is larger than what is usual elsewhere: than 1.5 times the place's own negative
@@ -26,7 +26,7 @@ __all__ = ["follows", "never_absent", "repeated", "spread", "steady"]
 _Values = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
 
-_SPREADS, _NEGATIVE, _ACCIDENTS = 2.0, 1.5, 3.0
+_SPREADS, _NEGATIVE, _ACCIDENTS = 3.0, 1.5, 3.0
 _FEW_ACCIDENTS = 0.005  # share of all other times; below it they set no threshold
 _CHANCE = 1e-5
 _CORRELATED = 0.7

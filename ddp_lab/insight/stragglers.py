@@ -26,7 +26,9 @@ _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
 
 _ENOUGH = 50_000  # values that tell what is usual
-_SLOW_SHARE = 0.05  # of its backward, by which a rank has to be slower everywhere
+# What counts at all, as a share of the step: at a place; before the backward, where ranks that share cores begin one
+# after the other; and of the backward, for a rank that is slower everywhere.
+_PLACE_SHARE, _ARRIVAL_SHARE, _SLOW_SHARE = 0.01, 0.05, 0.05
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def find_late(
         ready: when each bucket (or each parameter's gradient) became ready, shape ``[ranks, steps, places]``.
         forward: how long each rank's forward took, shape ``[ranks, steps]``, NaN where unknown: tells delays that
             depend on the data from others.
-        minimum_ns: smaller delays are taken for noise.
+        minimum_ns: smaller delays are taken for noise; so are delays of less than 1 % of a step (5 % where a rank is
+            late to its backward).
         minimum_share: fraction of the steps in which a rank has to be late at one place.
 
     Returns:
@@ -106,8 +109,10 @@ def find_late(
     if ranks < 2 or steps == 0:
         return []
     excess = excess_times(begin, ready)
+    minimum = np.full(places + 1, max(minimum_ns, _PLACE_SHARE * _interval(begin)))
+    minimum[0] = max(minimum_ns, _ARRIVAL_SHARE * _interval(begin))
     # A first look that costs little: most places are never late.
-    candidates = (np.nan_to_num(excess, nan=0.0) >= minimum_ns).mean(axis=1) >= minimum_share
+    candidates = (np.nan_to_num(excess, nan=0.0) >= minimum).mean(axis=1) >= minimum_share
     found = []
     by_cell = np.moveaxis(excess, 1, 2).reshape(ranks * (places + 1), steps)
     thinned = by_cell[:, :: 1 + by_cell.size // _ENOUGH]
@@ -117,7 +122,7 @@ def find_late(
             elsewhere = np.concatenate([np.delete(excess[:, :, 0], rank, axis=0), whole])
         else:
             elsewhere = np.delete(thinned, rank * (places + 1) + place, axis=0)
-        one = _late(excess[rank, :, place], elsewhere.ravel(), minimum_ns, is_arrival=place == 0)
+        one = _late(excess[rank, :, place], elsewhere.ravel(), float(minimum[place]), is_arrival=place == 0)
         if one is not None and one.share >= minimum_share:
             found.append(replace(one, rank=int(rank), place=int(place) - 1))
     found += _slow_everywhere(excess, begin, ready, found, minimum_ns)
@@ -125,6 +130,12 @@ def find_late(
         slower = _excess(forward)
         found = [_with_pattern(one, excess, slower) for one in found]
     return sorted(found, key=lambda one: -one.delay_ns * one.share)
+
+
+def _interval(begin: _Times) -> float:
+    """Usual time from step to step; 0 for a single one."""
+    apart = np.diff(begin, axis=1)[(begin[:, 1:] > 0) & (begin[:, :-1] > 0)]
+    return float(np.median(apart)) if apart.size else 0.0
 
 
 def excess_times(begin: _Times, ready: _Times) -> _Values:

@@ -13,7 +13,7 @@ from .step_store import BEGIN, FINALIZE, Float64, StepFrame, StepStore
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["timeline_figure"]
+__all__ = ["find_step", "timeline_figure"]
 
 _GREY = "#808080"
 _GRID = "rgba(128, 128, 128, 0.3)"
@@ -49,7 +49,7 @@ def timeline_figure(
     """
     import plotly.graph_objects as go
 
-    frame, assignment = _find(timeline, step, reducer)
+    frame, assignment = find_step(timeline, step, reducer)
     rows = [row for row, rank in enumerate(frame.ranks) if ranks is None or rank in ranks]
     if not rows:
         raise ValueError(f"none of the ranks {list(ranks or ())} took part; ranks: {frame.ranks}")
@@ -77,8 +77,12 @@ def timeline_figure(
     return figure
 
 
-def _find(timeline: Timeline, step: int | None, reducer: int | None) -> tuple[StepFrame, dict[str, Any]]:
-    """Returns the step and the description of its buckets."""
+def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tuple[StepFrame, dict[str, Any]]:
+    """Returns the step (None: the newest that is complete) and the description of its buckets.
+
+    Raises:
+        ValueError: there is no such step among the raw events that are kept.
+    """
 
     def assignment(of: int, generation: int) -> dict[str, Any]:
         try:

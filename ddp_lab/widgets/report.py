@@ -1,0 +1,135 @@
+"""A timeline as one HTML page: findings in words first, figures and tables after; it asks no network for anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..client.timeline import Timeline
+from ..insight.facts import Finding
+from . import report_figures
+from .report_data import ReportData, gather
+
+__all__ = ["page"]
+
+_STYLE = Path(__file__).with_name("report.css")
+_CODE = re.compile(r"([\w.]+\((?:[^()]|\([^()]*\))*\)|[\w.]+=\[?[\w.\-, ]*[\w.]\]?|\b\w+_\w+\b)")
+
+
+def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400) -> str:
+    """Returns the page.
+
+    Args:
+        timeline: what was recorded.
+        reducer: which model; None for the most recently active.
+        last_steps: how many of its newest steps to show.
+    """
+    found = gather(timeline, reducer, last_steps)
+    title = "Data-parallel training: " + (
+        f"{found.module} on {_count(len(found.ranks), 'rank')}" if found else "report"
+    )
+    body = _body(timeline, found, title) if found else _empty(timeline)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _empty(timeline: Timeline) -> str:
+    return f'<h1>Nothing recorded</h1>\n<div class="sheet"><p>{escape(timeline.summary())}</p></div>\n'
+
+
+def _body(timeline: Timeline, found: ReportData, title: str) -> str:
+    shown = f"steps {found.first_step:,} to {found.last_step:,}"
+    others = f"; {_count(found.other_models, 'other model')} in the same program" if found.other_models else ""
+    parts = [
+        f"<header>\n<h1>{escape(title)}</h1>\n"
+        f'<p class="note">{shown}, {_count(found.buckets, "bucket")} of {_count(found.parameters, "parameter")}'
+        f"{others}; ddp_lab {__version__}</p>\n{_tiles(found.tiles)}</header>\n<main>\n",
+        '<section aria-labelledby="change"><h2 id="change">What to change</h2>\n'
+        f"{_findings(found.findings)}</section>\n",
+        '<section aria-labelledby="words"><h2 id="words">What happened</h2>\n<div class="sheet words">'
+        + "".join(f"<p>{escape(line)}</p>" for line in timeline.summary(found.reducer).splitlines())
+        + "</div></section>\n",
+    ]
+    for number, one in enumerate(report_figures.figures(timeline, found)):
+        parts.append(
+            f'<section aria-labelledby="f{number}"><h2 id="f{number}">{escape(one.title)}</h2>\n<div class="sheet">'
+            f'<p class="note">{escape(one.caption)}</p>{one.legend}<figure class="{one.style}">{one.picture}</figure>'
+            f"{_twin(one.table)}</div></section>\n"
+        )
+    for number, (heading, head, lines) in enumerate(found.tables):
+        parts.append(
+            f'<section aria-labelledby="t{number}"><h2 id="t{number}">{escape(heading)}</h2>\n'
+            f'<div class="sheet tables">{_table(head, lines)}</div></section>\n'
+        )
+    return "".join([*parts, "</main>\n"])
+
+
+def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
+    return (
+        '<dl class="tiles">'
+        + "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)
+        + "</dl>\n"
+    )
+
+
+def _findings(found: Sequence[Finding]) -> str:
+    if not found:
+        return (
+            '<div class="sheet"><p>Nothing that would gain half a percent of a step: buckets, ranks, options, copies '
+            "and communication were looked at.</p></div>\n"
+        )
+    items = "".join(
+        f'<li class="{one.kind}"><div class="gain">{_percent(one.gain_percent)}<small>of the step</small></div>'
+        f"<div><h3>{escape(one.title)}</h3><p>{escape(one.evidence)}</p>"
+        f'<p class="remedy">{_with_code(one.remedy)}</p></div></li>\n'
+        for one in found
+    )
+    note = "Gains are estimates, each for a change of its own; two that save the same waiting don’t add up."
+    return f'<ol class="findings">\n{items}</ol>\n<p class="note">{note}</p>\n'
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f} %" if value >= 10 else f"{value:.1f} %" if value >= 0.1 else "&lt; 0.1 %"
+
+
+def _with_code(text: str) -> str:
+    """Escapes a text, and sets calls and settings in it as code."""
+    return _CODE.sub(lambda match: f"<code>{match[1]}</code>", escape(text, quote=False))
+
+
+def _twin(table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None) -> str:
+    if table is None:
+        return ""
+    return f'<details><summary>As a table</summary><div class="tables">{_table(*table)}</div></details>'
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """A table; columns whose name ends in a colon hold text."""
+    classes = [' class="text"' if name.endswith(":") else "" for name in head]
+    names = "".join(
+        f'<th scope="col"{style}>{escape(name.rstrip(":"))}</th>' for name, style in zip(head, classes, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{style}>{escape(_cell(value))}</td>" for value, style in zip(line, classes, strict=True))
+        + "</tr>\n"
+        for line in lines
+    )
+    return f"<table><thead><tr>{names}</tr></thead><tbody>\n{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:.2f}"
+    return str(value)

@@ -1,0 +1,112 @@
+"""The report as text: what it says, what it escapes, and that it needs nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import Batch
+from ddp_lab.widgets import charts, report
+from ddp_lab.widgets.charts import Series
+from tests.training_events import Training
+
+
+def timeline_of(training: Training, steps: int = 20, **changes: object) -> Timeline:
+    """A timeline of a model's steps; `changes` go into the description of its buckets."""
+    timeline, sequence = Timeline(), [0] * training.ranks
+    for rank in range(training.ranks):
+        timeline.describe(rank, training.assignment() | {"session": 1} | changes)
+    for step in range(steps):
+        for rank, events in enumerate(training.step(step, (step + 1) * 50_000_000)):
+            timeline.extend(Batch(rank, 1, sequence[rank], 0, events))
+            sequence[rank] += len(events)
+    return timeline
+
+
+class _Tags(HTMLParser):
+    """Checks that tags are closed in order, and collects what would be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_loads_nothing() -> None:
+    """Tags close in order, nothing is loaded, no script, and the size stays far below that of plotly."""
+    text = report.page(timeline_of(Training(ranks=4, buckets=20, delays={(2, 3): 9.0})))
+    tags = _Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.loaded == []
+    assert "<script" not in text
+    assert "url(http" not in text
+    assert len(text) < 400_000
+
+
+def test_findings_then_words_then_figures() -> None:
+    """The order of the page: what to change, what happened, figures, tables."""
+    headings = re.findall(r"<h2[^>]*>([^<]*)", report.page(timeline_of(Training(delays={(1, 1): 9.0}))))
+    assert headings[:2] == ["What to change", "What happened"]
+    assert headings[2].startswith("Every bucket of step")
+    assert headings[-2:] == ["Ranks (medians)", "Buckets (medians)"]
+
+
+def test_names_are_escaped() -> None:
+    """A model's class name can't bring markup into the page."""
+    text = report.page(timeline_of(Training(), module="<img src=x onerror=alert(1)>"))
+    assert "<img" not in text
+    assert "&lt;img src=x" in text
+
+
+def test_without_steps_the_page_says_what_to_do() -> None:
+    """An empty timeline gives a page that tells how to record something."""
+    assert "wrap the model in ddp_lab.DistributedDataParallel" in report.page(Timeline())
+
+
+def test_one_rank() -> None:
+    """A single rank has no gradient sync; the page has the other figures."""
+    text = report.page(timeline_of(Training(ranks=1)))
+    assert "What a step consists of" in text
+    assert "For whom the others waited" not in text
+
+
+def test_pandas_and_plotly_are_not_loaded(tmp_path: Path) -> None:
+    """Writing a report loads neither pandas nor plotly, nor torch."""
+    timeline_of(Training()).save(tmp_path / "run.npz")
+    code = (
+        "import sys; from ddp_lab.client.timeline import Timeline; "
+        "Timeline.load('run.npz').report('run.html'); "
+        "print(sorted({'pandas', 'plotly', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert (tmp_path / "run.html").stat().st_size > 10_000
+
+
+def test_charts_bin_many_steps_and_cut_outliers() -> None:
+    """10,000 steps become at most 400 columns; one very long step does not flatten the others, and is told."""
+    values = np.full(10_000, 10.0)
+    values[:30] = 900.0
+    drawn = charts.stacked(np.arange(10_000), [Series("a", "forward", values)], "steps", "step")
+    assert len(drawn) < 30_000
+    assert "longest: 900 ms" in drawn
+    assert 'class="faint" text-anchor="end">15<' in drawn
