@@ -5,9 +5,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -44,12 +46,22 @@ std::vector<std::size_t> mark_ready(BucketSchedule& schedule, std::size_t parame
   return buckets;
 }
 
+// The replay would never end with times that are none.
+void check_times(std::initializer_list<const Doubles*> arrays) {
+  for (const Doubles* values : arrays) {
+    const bool fine = std::all_of(values->data(), values->data() + values->size(),
+                                  [](double v) { return std::isfinite(v) && v >= 0; });
+    if (!fine) throw py::value_error("times and slowdowns must be finite and at least 0");
+  }
+}
+
 std::vector<double> doubles(const Doubles& values) { return {values.data(), values.data() + values.size()}; }
 
 Replay make_replay(const Doubles& ready, const Doubles& begin, const Doubles& computed) {
   const bool fits = ready.ndim() == 2 && ready.shape(0) > 0 && ready.shape(1) > 0 && begin.ndim() == 1 &&
                     computed.ndim() == 1 && begin.shape(0) == ready.shape(0) && computed.shape(0) == ready.shape(0);
   if (!fits) throw py::value_error("ready must have shape [ranks, parameters], begin and computed [ranks]");
+  check_times({&ready, &begin, &computed});
   std::vector<std::vector<double>> rows;
   for (py::ssize_t r = 0; r < ready.shape(0); ++r)
     rows.emplace_back(ready.data(r, 0), ready.data(r, 0) + ready.shape(1));
@@ -75,6 +87,7 @@ py::tuple run_replays(const Replay& replay, const Integers& bucket_of, const Dou
   }
   if (contention.ndim() != 2 || contention.shape(0) != count || contention.shape(1) != 4)
     throw py::value_error("contention must have shape [configurations, 4]");
+  check_times({&launch, &latency, &transfer, &write_back, &contention});
   const py::ssize_t most = launch.shape(1);
   py::array_t<double> launched({count, ranks, most}), begun({count, most}), reduced({count, most});
   py::array_t<double> computed({count, ranks}), end({count, ranks});

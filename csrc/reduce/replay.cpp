@@ -43,7 +43,7 @@ Rank launches(BucketSchedule& schedule, const std::vector<std::size_t>& order, c
       rank.points.push_back(ready[parameter] + added);
     }
   }
-  rank.points.push_back(std::max(computed + added, rank.points.back()));
+  rank.points.push_back(std::max(computed + added, rank.points.empty() ? 0.0 : rank.points.back()));
   return rank;
 }
 

@@ -61,8 +61,8 @@ class ShapedLink:
     def __enter__(self) -> Enter:
         try:
             _run("ip", "netns", "add", self._hub)
-            self._in(self._hub, "ip", "link", "add", "bridge0", "type", "bridge")
-            self._in(self._hub, "ip", "link", "set", "bridge0", "up")
+            self._in(self._hub, "ip link add bridge0 type bridge")
+            self._in(self._hub, "ip link set bridge0 up")
             for rank, namespace in enumerate(self.enter.namespaces):
                 self._add(rank, namespace)
         except BaseException:
@@ -73,15 +73,15 @@ class ShapedLink:
     def _add(self, rank: int, namespace: str) -> None:
         port = f"port{rank}"
         _run("ip", "netns", "add", namespace)
-        self._in(self._hub, *f"ip link add {port} type veth peer name {_INTERFACE} netns {namespace}".split())
-        self._in(self._hub, *f"ip link set {port} master bridge0 up".split())
-        self._in(namespace, *"ip link set lo up".split())
-        self._in(namespace, *f"ip addr add 10.99.0.{rank + 1}/24 dev {_INTERFACE}".split())
-        self._in(namespace, *f"ip link set {_INTERFACE} up".split())
+        self._in(self._hub, f"ip link add {port} type veth peer name {_INTERFACE} netns {namespace}")
+        self._in(self._hub, f"ip link set {port} master bridge0 up")
+        self._in(namespace, "ip link set lo up")
+        self._in(namespace, f"ip addr add 10.99.0.{rank + 1}/24 dev {_INTERFACE}")
+        self._in(namespace, f"ip link set {_INTERFACE} up")
         # The bucket of tokens holds 2 ms of sending, but at least a large segment.
         burst = max(128 * 1024, int(self.mbit * 1e6 / 8 * 2e-3))
         shape = f"tc qdisc add dev {_INTERFACE} root tbf rate {self.mbit}mbit burst {burst} latency 200ms"
-        self._in(namespace, *shape.split())
+        self._in(namespace, shape)
 
     def __exit__(self, *_: object) -> None:
         for namespace in (*self.enter.namespaces, self._hub):
@@ -89,8 +89,8 @@ class ShapedLink:
                 _run("ip", "netns", "delete", namespace)
 
     @staticmethod
-    def _in(namespace: str, *command: str) -> None:
-        _run("ip", "netns", "exec", namespace, *command)
+    def _in(namespace: str, command: str) -> None:
+        _run("ip", "netns", "exec", namespace, *command.split())
 
 
 def _run(*command: str) -> None:

@@ -4,8 +4,8 @@ Real Gloo ranks train each model with each bucket cap, in turns; the link betwee
 What the simulator gets of all this: the link's times for the smallest and the largest world; the workload of each model
 and world as recorded with one cap, `--base`; and, to calibrate contention, the measured steps of the caps `--fit` for
 all models but the last and for those two worlds. It then predicts every other step: caps, a model and a world of
-which no measured step was used. A prediction is compared with the same round's measured steps, the median over the rounds
-counts. `--mbit` trains over a link shaped to so many megabits a second (needs root). Run it on a quiet machine.
+which no measured step was used. The median over the rounds is compared with the median of the measured ones. `--mbit`
+trains over a link shaped to so many megabits a second (needs root). Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 
 from ..client import workloads
-from ..client.timeline import Timeline
 from ..insight.calibrate import Measured, calibrated
 from ..insight.link_model import LinkModel
 from ..insight.simulate import Configuration, simulate_many
 from ..insight.workload import Workload
-from . import fresh_ranks, what_if_ranks
+from . import fresh_ranks, simulator_speed, what_if_ranks
 from .command import new_parser, show
 from .shaped_link import ShapedLink
 from .workloads import WORKLOADS
@@ -75,15 +74,17 @@ def measure(
     """
     began = time.monotonic()
     caps = sorted({*caps_mb, base, *fit})
-    points, sharing, cases = [], [], []
+    points, beside, cases = [], [], []
     for ranks in worlds:
         with _prepared(ranks, mbit) as prepare:
             if ranks in (min(worlds), max(worlds)):
                 found = fresh_ranks.run(what_if_ranks.measure_link, 9, ranks=ranks, prepare=prepare)
                 points += [(size, ns, ranks) for size, ns in found["points"]]
-                sharing.append(found["sharing"])
+                beside.append((found["sharing"], found["launch_ns"]))
             cases += [_case(model, ranks, caps, base, rounds, steps, prepare) for model in models]
-    link = replace(LinkModel.fitted(points, algorithm=None, lanes=_LANES), sharing=float(np.mean(sharing)))
+    sharing, launch_ns = np.mean(beside, axis=0).tolist()
+    fitted = LinkModel.fitted(points, algorithm=None, lanes=_LANES)
+    link = replace(fitted, sharing=sharing, launch_ns=launch_ns)
     asked = {"base": base, "fit": list(fit), "rounds": rounds, "steps": steps, "mbit": mbit}
     return score(cases, link, base, fit) | asked | {"seconds": time.monotonic() - began}
 
@@ -106,7 +107,7 @@ def _case(
     with tempfile.NamedTemporaryFile(suffix=".npz") as file:
         arguments = (model, caps, rounds, steps, file.name)
         made = fresh_ranks.run(what_if_ranks.train, *arguments, ranks=ranks, prepare=prepare)
-        timeline = Timeline.load(file.name)
+        timeline = what_if_ranks.load(file.name)
     recorded: list[Workload] = []
     measured: dict[float, list[float]] = {cap: [] for cap in caps}
     for generation, cap in made.items():
@@ -125,34 +126,33 @@ def score(cases: Sequence[Case], link: LinkModel, base: float, fit: Sequence[flo
         all of them and by what is held out, ``best`` (for each model and world the cap chosen and what it costs beyond
         the best measured one).
     """
-    known_models = [one for one in dict.fromkeys(case.model for case in cases)][:-1]
-    ranks = [case.ranks for case in cases]
-    seen = [case for case in cases if case.model in known_models and case.ranks in (min(ranks), max(ranks))]
+    known, ranks = list(dict.fromkeys(case.model for case in cases))[:-1], [case.ranks for case in cases]
+    unseen = [
+        (["model"] if case.model not in known else []) + (["world"] if min(ranks) < case.ranks < max(ranks) else [])
+        for case in cases
+    ]
     runs = [
         Measured(workload, [Configuration(cap) for cap in fit], [1e6 * case.measured[cap][number] for cap in fit])
-        for case in seen
+        for case, out in zip(cases, unseen, strict=True)
+        if not out
         for number, workload in enumerate(case.rounds)
     ]
     chosen = calibrated(runs, link)
     cells: list[dict[str, Any]] = []
     best: list[dict[str, Any]] = []
-    for case in cases:
-        caps = list(case.measured)
-        tried = [Configuration(cap) for cap in caps]
-        predicted = np.median([simulate_many(one, tried, chosen).step_ns / 1e6 for one in case.rounds], axis=0)
-        steps = {cap: float(np.median(case.measured[cap])) for cap in caps}
-        taken = caps[int(np.argmin(predicted))]
-        cost = steps[taken] / min(steps.values()) - 1
-        best.append({"model": case.model, "ranks": case.ranks, "cap": taken, "cost": cost})
-        unseen = ["model"] if case.model not in known_models else []
-        unseen += ["world"] if case.ranks not in (min(ranks), max(ranks)) else []
-        for cap, value in zip(caps, predicted.tolist(), strict=True):
-            if cap == base or (cap in fit and not unseen):
-                continue
-            cells.append(
-                {"model": case.model, "ranks": case.ranks, "cap": cap, "measured": steps[cap], "predicted": value}
-                | {"error": value / steps[cap] - 1, "held_out": unseen or ["cap"]}
-            )
+    for case, out in zip(cases, unseen, strict=True):
+        about = {"model": case.model, "ranks": case.ranks}
+        predicted = _predicted(case, chosen)
+        steps = {cap: float(np.median(times)) for cap, times in case.measured.items()}
+        taken = min(predicted, key=lambda cap: predicted[cap])
+        best.append(about | {"cap": taken, "cost": steps[taken] / min(steps.values()) - 1})
+        for cap, value in predicted.items():
+            if cap != base and (out or cap not in fit):
+                cells.append(
+                    about
+                    | {"cap": cap, "measured": steps[cap], "predicted": value, "error": value / steps[cap] - 1}
+                    | {"held_out": out or ["cap"]}
+                )
     return {
         "link": repr(chosen),
         "r2": chosen.fit.r2 if chosen.fit else None,
@@ -160,6 +160,13 @@ def score(cases: Sequence[Case], link: LinkModel, base: float, fit: Sequence[flo
         "best": best,
         "errors": {kind: _errors(cells, kind) for kind in ("all", "cap", "model", "world")},
     }
+
+
+def _predicted(case: Case, link: LinkModel) -> dict[float, float]:
+    """Cap -> predicted step in ms, median over the rounds."""
+    tried = [Configuration(cap) for cap in case.measured]
+    rounds = [simulate_many(one, tried, link).step_ns / 1e6 for one in case.rounds]
+    return dict(zip(case.measured, np.median(rounds, axis=0).tolist(), strict=True))
 
 
 def _errors(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, float]:
@@ -209,7 +216,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each cap (%(default)s)")
     parser.add_argument("--steps", type=int, default=15, help="of a turn (%(default)s)")
     parser.add_argument("--mbit", type=float, help="shape the link to so many megabits a second (needs root)")
+    parser.add_argument("--simulator", action="store_true", help="only time the simulator itself")
     given = parser.parse_args(argv)
+    if given.simulator:
+        speed = simulator_speed.measure()
+        show(speed, simulator_speed.words(speed), given.json)
+        return 0
     found = measure(
         given.models,
         given.ranks,

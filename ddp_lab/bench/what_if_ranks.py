@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..client.timeline import Timeline
 from ..events import Batch
 from .workloads import WORKLOADS, training_step
 
-__all__ = ["WARM_UP", "measure_link", "train"]
+__all__ = ["WARM_UP", "load", "measure_link", "train"]
 
 WARM_UP = 3  # steps after each change of the buckets that don't count
 _MEBIBYTE = 1024 * 1024
@@ -39,7 +39,7 @@ def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: s
         caps_mb: bucket caps in MiB.
         rounds: how often each cap has its turn.
         steps: of each turn, beside `WARM_UP`.
-        path: rank 0 saves the timeline there.
+        path: rank 0 saves everybody's events there, for `load`.
 
     Returns:
         Generation of the buckets (as text, for JSON) -> the cap that made them.
@@ -94,11 +94,18 @@ def _drained(cursor: int) -> tuple[list[npt.NDArray[np.void]], int]:
 def _save(events: npt.NDArray[np.void], described: list[dict[str, Any]], path: str) -> None:
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.gather_object((events, described), of_ranks if dist.get_rank() == 0 else None)
-    if dist.get_rank() != 0:
-        return
+    if dist.get_rank() == 0:
+        held = {f"events{rank}": array for rank, (array, _) in enumerate(of_ranks)}
+        np.savez(path, **held, descriptions=np.array(json.dumps([descriptions for _, descriptions in of_ranks])))
+
+
+def load(path: str) -> Timeline:
+    """What `train` saved, all of its steps."""
     timeline = Timeline(max_steps=1_000_000, max_events=100_000_000)
-    for rank, (held, descriptions) in enumerate(of_ranks):
-        for one in descriptions:
-            timeline.describe(rank, one | {"session": 1})
-        timeline.extend(Batch(rank, 1, int(held["sequence"][0]), 0, held))
-    timeline.save(Path(path))
+    with np.load(path) as saved:
+        for rank, descriptions in enumerate(json.loads(str(saved["descriptions"]))):
+            for one in descriptions:
+                timeline.describe(rank, one | {"session": 1})
+            events = saved[f"events{rank}"]
+            timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
+    return timeline

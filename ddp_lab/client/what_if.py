@@ -14,6 +14,7 @@ from ..insight.link_model import LinkModel
 from ..insight.simulate import Configuration, Prediction, simulate
 from ..insight.workload import Workload
 from . import workloads
+from .outputs import SilentBoard
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -121,8 +122,8 @@ def fit_link(timeline: Timeline, reducer: int | None = None) -> LinkModel:
 def measure_link(cluster: Cluster, sizes: Sequence[int] | None, repeats: int) -> LinkModel:
     """See `Cluster.measure_link`."""
     arguments = f"sizes={None if sizes is None else list(map(int, sizes))}, repeats={int(repeats)}, device=device"
-    found: dict[int, Any] = cluster.run(f"{_CODE}({arguments})", label="measure the link").values
+    found: dict[int, Any] = cluster.run(f"{_CODE}({arguments})", label="measure the link", board=SilentBoard()).values
     measured = found[min(found)]
     points = [(size, ns, measured["ranks"]) for size, ns in measured["points"]]
     made = LinkModel.fitted(points, lanes=_LANES.get(measured["backend"], 1))
-    return replace(made, sharing=measured["sharing"]) if made.lanes > 1 else made
+    return replace(made, launch_ns=measured["launch_ns"], sharing=measured["sharing"] if made.lanes > 1 else 1.0)

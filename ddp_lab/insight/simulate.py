@@ -26,7 +26,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prediction:
-    """One configuration's step; the rank is the last one to end it.
+    """One configuration's step; its parts are those of the rank that is the last to have computed.
 
     ``step_ns = forward_ns + compute_ns + exposed_ns + other_ns``.
 
@@ -35,7 +35,7 @@ class Prediction:
         forward_ns: begin of forward to begin of backward.
         compute_ns: the backward's own computation.
         hidden_ns: collectives under way meanwhile (not a part of the sum).
-        exposed_ns: collectives under way after it, and waits for other ranks.
+        exposed_ns: collectives under way after it; with jitter, the wait for the slowest rank.
         other_ns: the rest: optimizer, writing gradients back, input data.
         buckets: parameters of each bucket, in the order of launch.
         bytes: of each bucket, as in its buffer.
@@ -156,7 +156,7 @@ class _Run:
     def totals(self) -> dict[str, _Floats]:
         """The times of `Predictions`."""
         rows = np.arange(len(self.configurations))
-        last = self.end.argmax(axis=1)
+        last = self.computed.argmax(axis=1)  # and so the last one to end: all wait for the same buckets
         end, computed = self.end[rows, last], self.computed[rows, last]
         begin, forward = self.begin[last], self.base.forward_ns[last]
         valid = np.arange(self.begun.shape[1])[None, :] < [[len(one.bytes)] for one in self.assignments]

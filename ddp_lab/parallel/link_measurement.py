@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +36,8 @@ def measure(
 
     Returns:
         ``points``: (bytes, nanoseconds) of each measurement, the same on all ranks; ``ranks``; ``backend``;
-        ``sharing``: 1 if two collectives at once take as long as one after the other, 0 if as long as one.
+        ``sharing``: 1 if two collectives at once take as long as one after the other, 0 if as long as one;
+        ``launch_ns``: until a rank may go on that has started one.
     """
     where = torch.device(device or "cpu")
     wanted = list(sizes or DEFAULT_SIZES)
@@ -51,6 +53,7 @@ def measure(
         "ranks": dist.get_world_size(group),
         "backend": str(dist.get_backend(group)),
         "sharing": _sharing(group, where, repeats),
+        "launch_ns": _launch(group or dist.group.WORLD, where, repeats),
     }
 
 
@@ -75,6 +78,17 @@ def _slowest(taken: float, group: dist.ProcessGroup | None, device: torch.device
     told = torch.tensor([taken], dtype=torch.float64, device=device)
     dist.all_reduce(told, dist.ReduceOp.MAX, group)
     return float(told.item())
+
+
+def _launch(group: Any, device: torch.device, repeats: int) -> float:
+    """Median over the repetitions; without the Python of `torch.distributed`, since a reducer has none of it."""
+    buffer, times = torch.zeros(256, device=device), []
+    for _ in range(repeats + 1):
+        begin = time.perf_counter_ns()
+        work = group.allreduce([buffer])
+        times.append(time.perf_counter_ns() - begin)
+        work.wait()
+    return _slowest(float(statistics.median(times)), group, device)
 
 
 def _sharing(group: dist.ProcessGroup | None, device: torch.device, repeats: int) -> float:

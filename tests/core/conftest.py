@@ -18,12 +18,14 @@ BUILT = ROOT / "build" / "tests"
 SOURCES = {
     "test_events": [],
     "test_recorder": [ROOT / "csrc/record/recorder.cpp", ROOT / "csrc/record/cost.cpp"],
+    "test_replay": [ROOT / "csrc/reduce/bucket_schedule.cpp", ROOT / "csrc/reduce/replay.cpp"],
     "test_schedule": [ROOT / "csrc/reduce/bucket_schedule.cpp"],
     "test_static_graph": [],
 }
 HEADERS = [
     *sorted(ROOT.glob("csrc/record/*.h")),
     ROOT / "csrc/reduce/bucket_schedule.h",
+    ROOT / "csrc/reduce/replay.h",
     ROOT / "csrc/reduce/static_graph.h",
     HERE / "check.h",
 ]

@@ -1,0 +1,129 @@
+"""The simulator and real ranks: the same buckets, a link measured alike everywhere, and the benchmark on little."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_lab.bench import fresh_ranks, what_if
+from ddp_lab.bench.shaped_link import ShapedLink
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.insight.link_model import LinkModel
+from tests.ranks.conftest import Ranks
+
+CAPS = [0.0, 0.05, 0.3, 1.0, 1000.0]
+
+
+def _measure(rank: int, size: int) -> dict[str, Any]:
+    from ddp_lab.parallel.link_measurement import measure
+
+    return measure(sizes=[1 << 12, 1 << 16, 1 << 20], repeats=3)
+
+
+def test_a_link_is_measured_alike_on_all_ranks(ranks: Ranks) -> None:
+    """All ranks get the same times, each size as often as asked, and a model can be fitted to them."""
+    found = ranks(2, _measure)
+    assert found[0]["points"] == found[1]["points"]
+    sizes = [size for size, _ in found[0]["points"]]
+    assert {size: sizes.count(size) for size in sizes} == {1 << 12: 3, 1 << 16: 3, 1 << 20: 3}
+    assert (found[0]["ranks"], found[0]["backend"]) == (2, "gloo")
+    assert 0 <= found[0]["sharing"] <= 1
+    link = LinkModel.fitted([(size, ns, 2) for size, ns in found[0]["points"]], per_size=False)
+    assert link.fit is not None
+    assert link.fit.points == 3
+    assert float(link.time_ns(1 << 20, 2)) >= float(link.time_ns(1 << 12, 2)) > 0
+
+
+def _train(rank: int, size: int, cap: float, path: str) -> list[list[int]]:
+    """Trains and saves; returns the buckets that the reducer really has."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    from ddp_lab import DistributedDataParallel, recording
+    from ddp_lab.events import Batch
+
+    torch.manual_seed(0)
+    first, described = recording.statistics().recorded, recording.descriptions(0)[1]
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*[torch.nn.Linear(96, 96) for _ in range(7)], torch.nn.Linear(96, 3)), bucket_cap_mb=cap
+    )
+    for _ in range(6):
+        model(torch.randn(4, 96)).sum().backward()
+    events, dropped, _ = recording.drain(first)
+    assert dropped == 0
+    timeline = Timeline()
+    everywhere: list[Any] = [None] * size
+    dist.all_gather_object(everywhere, (np.array(events), recording.descriptions(described)[0]))
+    for number, (held, descriptions) in enumerate(everywhere):
+        for one in descriptions:
+            timeline.describe(number, one | {"session": 1})
+        timeline.extend(Batch(number, 1, int(held["sequence"][0]), 0, held))
+    if rank == 0:
+        timeline.save(path)
+    dist.barrier()
+    return model._assignment
+
+
+def test_predicted_buckets_are_the_reducers(ranks: Ranks, tmp_path: Path) -> None:
+    """From a training with one cap the simulator predicts the very buckets that other caps really make."""
+    real = {cap: ranks(2, _train, cap, str(tmp_path / f"{cap}.npz"))[0] for cap in CAPS}
+    assert len({len(buckets) for buckets in real.values()}) > 2
+    timeline = Timeline.load(tmp_path / "0.3.npz")
+    assert timeline.workload().world_size == 2
+    for cap, buckets in real.items():
+        predicted = timeline.simulate(LinkModel(1e5, 1.0), bucket_cap_mb=cap)
+        assert [sorted(bucket) for bucket in predicted.prediction.buckets] == [sorted(bucket) for bucket in buckets], (
+            cap
+        )
+
+
+def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench what-if` predicts every step that it has not used, and says for which model and world."""
+    path = tmp_path / "found.json"
+    asked = "--models small_tensors conv_net --ranks 2 --caps 0.1 1 --fit 0.5 --rounds 1 --steps 5"
+    assert what_if.main([*asked.split(), "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    cells = {(one["model"], one["cap"]): one["held_out"] for one in found["cells"]}
+    assert cells == {
+        ("small_tensors", 0.1): ["cap"],
+        ("small_tensors", 1.0): ["cap"],
+        ("conv_net", 0.1): ["model"],
+        ("conv_net", 0.5): ["model"],
+        ("conv_net", 1.0): ["model"],
+    }
+    assert min(one["predicted"] for one in found["cells"]) > 0
+    assert [one["model"] for one in found["best"]] == ["small_tensors", "conv_net"]
+    assert found["errors"]["all"]["cells"] == 5
+    table = capsys.readouterr().out
+    assert "5 steps: error" in table
+
+
+def _send(size: int, repeats: int) -> float:
+    """Seconds of the fastest all-reduce."""
+    import torch
+    import torch.distributed as dist
+
+    buffer, best = torch.zeros(size // 4), float("inf")
+    for _ in range(repeats):
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(buffer)
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("tc") is None, reason="shaping a link needs root and `tc`")
+def test_a_shaped_link() -> None:
+    """No all-reduce between shaped ranks is faster than the link; its namespaces are gone afterwards."""
+    with ShapedLink(2, mbit=200) as enter:
+        assert all(Path("/run/netns", name).exists() for name in enter.namespaces)
+        seconds = fresh_ranks.run(_send, 8 << 20, 2, ranks=2, prepare=enter)
+    assert seconds > 0.9 * 8 * (8 << 20) / 200e6
+    assert not any(Path("/run/netns", name).exists() for name in enter.namespaces)
