@@ -8,14 +8,11 @@ steps) takes about 6 minutes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +22,7 @@ import torch.distributed as dist
 
 from ..client.timeline import LatePlace, Timeline
 from ..events import Batch
-from . import fresh_ranks
+from . import command, fresh_ranks
 
 __all__ = ["Delay", "Judged", "judge", "main", "measure", "plan", "train"]
 
@@ -43,7 +40,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Judged:
-    """An episode: what was done to it, who was named (most costly first), and for how long (ms a step) it trained."""
+    """An episode: what was done to it, and who was named, the most costly first."""
 
     delay: Delay | None
     named: list[LatePlace] = field(default_factory=list)
@@ -215,20 +212,16 @@ def _text(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="ddp-lab bench stragglers", description=__doc__.splitlines()[0] if __doc__ else None
-    )
+    parser = command.new_parser("stragglers", __doc__)
     parser.add_argument("--delayed", type=int, default=300, help="episodes with a delay (%(default)s)")
     parser.add_argument("--clean", type=int, default=300, help="episodes without (%(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="of an episode (%(default)s)")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the full result here")
     given = parser.parse_args(argv)
-    found = measure(delayed=given.delayed, clean=given.clean, steps=given.steps, ranks=given.ranks, seed=given.seed)
-    sys.stdout.write(_text(found) + "\n")
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+    asked = {name: getattr(given, name) for name in ("delayed", "clean", "steps", "ranks", "seed")}
+    found = measure(**asked)
+    command.show(found, _text(found), given.json)
     return 0
 
 

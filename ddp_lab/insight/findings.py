@@ -41,7 +41,8 @@ def findings(facts: Facts, minimum_percent: float = 0.5) -> list[Finding]:
     """
     if not len(facts.steps) or not facts.buckets or facts.step_ns <= 0:
         return []
-    together = len(facts.steps.ranks) > 1 and not facts.missing_ranks
+    whole = sorted(index for bucket in facts.buckets for index in bucket) == list(range(len(facts.sizes)))
+    together = len(facts.steps.ranks) > 1 and not facts.missing_ranks and whole
     rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if together else _OF_A_RANK
     found = [one for rule in rules for one in rule(facts)]
     shown = [one for one in found if one.gain_percent >= minimum_percent or one.kind in findings_options.ALWAYS]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
+from ..bucketing import assign_buckets
 from .facts import Facts, Finding
-from .replay import group
 from .words import ms, size
 
 __all__ = ["first_bucket", "last_parameter", "order", "sizes"]
@@ -17,6 +18,7 @@ _MEBIBYTE = 1 << 20
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MINIMUM_PERCENT = 1.0  # a replay is no better than that
 _ALWAYS = 0.9  # share of the steps in which the same parameter is last
+_LONG = 0.15  # share of the backward's computation for which it keeps the others waiting
 
 
 def _by_readiness(facts: Facts) -> list[int]:
@@ -41,6 +43,17 @@ def _percent(facts: Facts, buckets: Sequence[Sequence[int]]) -> float:
     return facts.percent(facts.replay.with_buckets(buckets))
 
 
+def _grouped(facts: Facts, order: Sequence[int], caps: Sequence[float]) -> list[list[int]]:
+    return assign_buckets(facts.sizes, facts.keys, [int(cap) for cap in caps], order)
+
+
+def _mebibytes(cap: float) -> str:
+    """A cap in MiB with three digits, rounded down: rounded up, a bucket might not be closed where it should."""
+    value = cap / _MEBIBYTE
+    digits = max(0, 2 - math.floor(math.log10(value)))
+    return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
+
+
 def _assumption(facts: Facts) -> str:
     line = facts.replay.line
     how = "assumed, as all buckets are of one size" if line.assumed else "fitted to the buckets recorded"
@@ -53,7 +66,7 @@ def sizes(facts: Facts) -> list[Finding]:
 
     @cache
     def gain(parts: int) -> tuple[float, int]:
-        made = group(order_, facts.sizes, facts.keys, [total / parts])
+        made = _grouped(facts, order_, [total / parts])
         return _percent(facts, made), len(made)
 
     best = max(_PARTS, key=lambda parts: gain(parts)[0])
@@ -61,7 +74,6 @@ def sizes(facts: Facts) -> list[Finding]:
     present = len(facts.buckets)
     if gained < _MINIMUM_PERCENT or count == present:
         return []
-    cap = total / best / _MEBIBYTE
     ready = facts.replay.ready().max(axis=0)
     first, computed = float(np.median(ready[:, 0])) / 1e6, float(np.median(facts.replay.computed().max(axis=0))) / 1e6
     begins = f"the first is launched {ms(first)} into a backward that computes for {ms(computed)}"
@@ -75,7 +87,7 @@ def sizes(facts: Facts) -> list[Finding]:
             else "The buckets are too small: what each collective costs by itself adds up.",
             evidence=f"{told}. With {count} of about {size(total / best)}, the recorded steps are replayed "
             f"{gained:.1f} % shorter ({_assumption(facts)}).",
-            remedy=f"Build the model with bucket_cap_mb={cap:.3g}.",
+            remedy=f"Build the model with bucket_cap_mb={_mebibytes(total / best)}.",
             gain_percent=gained,
         )
     ]
@@ -88,13 +100,13 @@ def first_bucket(facts: Facts) -> list[Finding]:
     smaller = [others / part for part in (2, 4, 8, 16, 32)]
     if len(facts.buckets) < 2 or facts.replay.bytes[0] < others / 2:
         return []
-    gains = {first: _percent(facts, group(order_, facts.sizes, facts.keys, [first, others])) for first in smaller}
+    gains = {first: _percent(facts, _grouped(facts, order_, [first, others])) for first in smaller}
     best = max(gains, key=lambda first: gains[first])
     if gains[best] < _MINIMUM_PERCENT:
         return []
     first_ns = float(np.median(facts.replay.ready().max(axis=0)[:, 0]))
     idle = f"No collective runs in the first {ms(first_ns / 1e6)} of the backward"
-    caps_mb = f"[{best / _MEBIBYTE:.3g}, {others / _MEBIBYTE:.3g}]"
+    caps_mb = f"[{_mebibytes(best)}, {_mebibytes(others)}]"
     return [
         Finding(
             kind="first-bucket-late",
@@ -113,7 +125,7 @@ def order(facts: Facts) -> list[Finding]:
     usual = _by_readiness(facts)
     if usual == [index for bucket in facts.buckets for index in bucket] or facts.steps.on_device:
         return []
-    gained = _percent(facts, group(usual, facts.sizes, facts.keys, _caps(facts)))
+    gained = _percent(facts, _grouped(facts, usual, _caps(facts)))
     if gained < _MINIMUM_PERCENT:
         return []
     place = {index: position for position, index in enumerate(usual)}
@@ -145,6 +157,7 @@ def last_parameter(facts: Facts) -> list[Finding]:
     if facts.steps.on_device:
         return []
     moments = facts.replay.gradients().max(axis=0)
+    computed = float(np.median(facts.replay.computed().max(axis=0)))
     found = []
     for number, members in enumerate(facts.buckets):
         if len(members) < 2:
@@ -157,6 +170,8 @@ def last_parameter(facts: Facts) -> list[Finding]:
             continue
         others = np.delete(of_bucket, last, axis=1).max(axis=1)
         held = float(np.median(of_bucket[:, last] - others))
+        if held < _LONG * computed:
+            continue
         parameter = members[last]
         split = [list(bucket) for bucket in facts.buckets]
         split[number].remove(parameter)

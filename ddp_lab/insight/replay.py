@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .steps import Steps
 
-__all__ = ["Line", "Replay", "fit", "group"]
+__all__ = ["Line", "Replay", "fit"]
 
 _Values = npt.NDArray[np.float64]
 
@@ -57,31 +57,6 @@ def fit(sizes: Sequence[float], times: Sequence[float]) -> Line:
     if start < 0:
         return Line(0.0, float((x * y).sum() / (x * x).sum()), False)
     return Line(float(start), float(slope), False)
-
-
-def group(order: Sequence[int], sizes: Sequence[int], keys: Sequence[object], caps: Sequence[float]) -> list[list[int]]:
-    """Parameters by bucket as the DDP class assigns them: a bucket is closed when its size reaches its cap.
-
-    Args:
-        order: parameters in the order of readiness.
-        sizes: bytes by parameter.
-        keys: parameters of different keys (dtype and device) never share a bucket.
-        caps: bytes; of a key's first bucket, its second, and so on; the last one repeats.
-    """
-    made: list[list[int]] = []
-    open_: dict[object, list[int]] = {}
-    filled: dict[object, int] = {}
-    count: dict[object, int] = {}
-    for index in order:
-        key = keys[index]
-        open_.setdefault(key, []).append(index)
-        filled[key] = filled.get(key, 0) + sizes[index]
-        if filled[key] >= caps[min(count.get(key, 0), len(caps) - 1)]:
-            made.append(open_.pop(key))
-            filled[key], count[key] = 0, count.get(key, 0) + 1
-    made += open_.values()
-    place = {index: position for position, index in enumerate(order)}
-    return sorted(made, key=lambda members: max(place[index] for index in members))
 
 
 class Replay:

@@ -148,8 +148,8 @@ def _buckets(trace: Trace) -> Iterator[str]:
     if on_device.any():
         device = {thread + _DEVICE_THREADS: f"{name} on the device" for thread, name in named.items()}
         _name_threads(trace, rank[on_device], threads[on_device] + _DEVICE_THREADS, device)
-        begin, end = spans["device_begin_ns"], spans["device_end_ns"]
-        yield from _slices("all_reduce (device)", rank, threads + _DEVICE_THREADS, begin, end, step=step)
+        first, last = spans["device_begin_ns"], spans["device_end_ns"]
+        yield from _slices("all_reduce (device)", rank, threads + _DEVICE_THREADS, first, last, step=step)
 
 
 def _gradients(trace: Trace) -> Iterator[str]:

@@ -81,3 +81,57 @@ def test_missing_times_and_other_orders() -> None:
     ready[2, :, 1] = 0
     (late,) = stragglers.find_late(begin, ready)
     assert (late.rank, late.place) == (1, 4)
+
+
+def _busy(seed: int, ranks: int = 2, steps: int = 20, places: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    """Backwards of 0.2 ms a place on a busy machine: one time in twelve another process runs for 2 to 8 ms."""
+    random = np.random.default_rng(seed)
+    begin = np.arange(1, steps + 1) * 40 * MS + random.exponential(1.5 * MS, (ranks, steps)).astype(np.int64)
+    own = random.normal(0.2, 0.02, (ranks, steps, places)) * MS
+    own += (random.random(own.shape) < 1 / 12) * random.uniform(2, 8, own.shape) * MS
+    return begin, (begin[:, :, None] + np.cumsum(own, axis=2)).astype(np.int64)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_busy_machine_raises_no_alarm(ranks: int) -> None:
+    """In 150 runs with accidents at every place, nobody is called late."""
+    assert [seed for seed in range(150) if stragglers.find_late(*_busy(seed, ranks))] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_delays_are_named_on_a_busy_machine(ranks: int) -> None:
+    """5 ms at one place of one rank in every step are named in at least 98 of 100 such runs, and nothing else is."""
+    right = wrong = 0
+    for seed in range(100):
+        begin, ready = _busy(seed, ranks)
+        rank, place = seed % ranks, seed % 24
+        ready[rank, :, place:] += 5 * MS
+        found = [(one.rank, one.place) for one in stragglers.find_late(begin, ready)]
+        right += found[:1] == [(rank, place)]
+        wrong += any(one != (rank, place) for one in found)
+    assert right >= 98
+    assert wrong == 0
+
+
+def test_patterns() -> None:
+    """What comes and goes is random, or data-dependent if it does so with the forward; what stays is persistent."""
+    begin, ready = _even(noise=0.05)
+    hit = np.arange(STEPS) % 3 == 0
+    forward = np.full((RANKS, STEPS), 3.0 * MS)
+    ready[1, :, 2:] += (hit * 8 * MS)[:, None]
+    (late,) = stragglers.find_late(begin, ready, forward)
+    assert (late.rank, late.place, late.pattern) == (1, 2, "random")
+    assert late.late.tolist() == hit.tolist()
+    forward[1] += hit * 5 * MS
+    assert stragglers.find_late(begin, ready, forward)[0].pattern == "data-dependent"
+    ready[1, :, 2:] += (~hit * 8 * MS)[:, None]
+    assert stragglers.find_late(begin, ready, forward)[0].pattern == "persistent"
+
+
+def test_slow_everywhere() -> None:
+    """A rank that is a bit slower at each place is named once, with no place."""
+    begin, ready = _even(noise=0.02)
+    ready[3] += (0.4 * MS * np.arange(1, BUCKETS + 1)).astype(np.int64)
+    (late,) = stragglers.find_late(begin, ready)
+    assert (late.rank, late.place) == (3, stragglers.EVERYWHERE)
+    assert late.delay_ns == pytest.approx(2.4 * MS, rel=0.1)

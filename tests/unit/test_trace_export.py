@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ddp_lab.bench import trace
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.events import Batch, Kind
 from ddp_lab.insight import trace_export
@@ -138,3 +139,12 @@ def test_devices_marks_and_steps_that_go_on(tmp_path: Path) -> None:
     (device,) = [e for e in events if e["name"] == "all_reduce (device)"]
     assert (device["ts"], device["dur"]) == (22_000.0, 3_000.0)
     assert trace_format.faults(_written(Timeline(), tmp_path)) == []
+
+
+def test_the_measurement_writes_valid_traces(tmp_path: Path) -> None:
+    """The made-up run of `ddp-lab bench trace` gives a valid trace with an arrow for each rank, step and bucket."""
+    document = _written(trace.make_timeline(2, 5, 3, 12), tmp_path)
+    assert trace_format.faults(document) == []
+    assert Counter(event["ph"] for event in document["traceEvents"])["s"] == 2 * 5 * 3
+    found = trace.measure(2, 5, 3, 12)
+    assert found["events"] == len(document["traceEvents"])

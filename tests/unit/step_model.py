@@ -1,0 +1,147 @@
+"""Training steps made from a simple model of time, with known answers: gradients, buckets, a link, delays, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import Kind
+from tests.unit.backwards import MS, Recorder
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What a step does; times in ms, sizes in bytes.
+
+    Attributes:
+        gradients: how long each parameter's gradient takes, by parameter.
+        sizes: bytes of each.
+        buckets: parameters by bucket.
+        order: in which the gradients come; None: as in the buckets.
+        start, per_mb: time of a collective: ``start + per_mb * MB``.
+        late: (rank, step) -> parameter -> extra time before its gradient.
+        forward: (rank, step) -> time of the forward.
+        unused: (rank, step) -> parameters without a gradient.
+        handling, copy_per_mb: what taking in a gradient costs: before the bucket is ready.
+        tail: from the last bucket's reduction to the end.
+    """
+
+    gradients: Sequence[float]
+    sizes: Sequence[int]
+    buckets: Sequence[Sequence[int]]
+    order: Sequence[int] | None = None
+    ranks: int = 2
+    start: float = 0.1
+    per_mb: float = 1.0
+    late: Callable[[int, int], Mapping[int, float]] = lambda rank, step: {}
+    forward: Callable[[int, int], float] = lambda rank, step: 1.0
+    unused: Callable[[int, int], Collection[int]] = lambda rank, step: ()
+    handling: float = 0.0
+    copy_per_mb: float = 0.0
+    tail: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def assignment(self) -> dict[str, Any]:
+        """The description of the buckets."""
+        options = {
+            "find_unused_parameters": False,
+            "static_graph": False,
+            "gradient_as_bucket_view": False,
+            "batched_grad_copy": False,
+            "bucket_cap_mb": 25.0,
+            "bucket_cap_mb_list": [max(self._bytes(b) for b in self.buckets) / 2**20],
+            "comm_hook": None,
+        }
+        return {
+            "type": "assignment", "reducer": 0, "generation": 0, "first_step": 0, "process_group": 0,
+            "group_ranks": list(range(self.ranks)), "backend": "gloo", "module": "Net", "rebuilt": True, "session": 1,
+            "parameters": [
+                {"index": i, "name": f"layer{i}.weight", "shape": [size // 4], "numel": size // 4, "bytes": size,
+                 "dtype": "float32", "device": "cpu"}
+                for i, size in enumerate(self.sizes)
+            ],
+            "buckets": [
+                {"bucket": b, "bytes": self._bytes(members), "dtype": "float32", "device": "cpu",
+                 "parameters": list(members)}
+                for b, members in enumerate(self.buckets)
+            ],
+            "options": options | dict(self.options),
+        }  # fmt: skip
+
+    def record(self, steps: int = 20) -> Timeline:
+        """The timeline of so many steps on all ranks."""
+        timeline = Timeline()
+        recorders = [Recorder(rank) for rank in range(self.ranks)]
+        at = 1_000.0
+        for rank in range(self.ranks):
+            timeline.describe(rank, self.assignment())
+        for step in range(steps):
+            at = self._step(step, at, recorders)
+        for recorder in recorders:
+            timeline.extend(recorder.batch())
+        return timeline
+
+    def step_ms(self) -> float:
+        """Time of a step."""
+        return float(self.record().steps().step_ms.median())
+
+    def _bytes(self, members: Sequence[int]) -> int:
+        return sum(self.sizes[i] for i in members)
+
+    def _step(self, step: int, at: float, recorders: Sequence[Recorder]) -> float:
+        """Records a step that begins at `at`; returns when its last rank has ended."""
+        arrived = [self._arrivals(rank, step, at) for rank in range(self.ranks)]
+        launched = []
+        for rank in range(self.ranks):
+            moments, _ = arrived[rank]
+            ready = [max(moments[i][1] for i in members) for members in self.buckets]
+            launched.append([max(ready[: b + 1]) for b in range(len(ready))])
+        free, reduced = 0.0, []
+        for b, members in enumerate(self.buckets):
+            free = max(free, *(of_rank[b] for of_rank in launched))
+            free += self.start + self.per_mb * self._bytes(members) / 1e6
+            reduced.append(free)
+        ended = [max(computed, reduced[-1]) + self.tail for _, computed in arrived]
+        for rank, recorder in enumerate(recorders):
+            self._record_rank(recorder, rank, step, at, arrived[rank], launched[rank], reduced, ended[rank])
+        return max(ended)
+
+    def _arrivals(self, rank: int, step: int, at: float) -> tuple[dict[int, tuple[float, float]], float]:
+        """Parameter -> when its gradient came and when it was taken in; when the computation was over."""
+        now = begin = at + self.forward(rank, step)
+        order = self.order or [i for members in self.buckets for i in members]
+        moments, unused, late = {}, self.unused(rank, step), self.late(rank, step)
+        for i in order:
+            if i in unused:
+                moments[i] = (0.0, begin)
+                continue
+            came = now + self.gradients[i] + late.get(i, 0.0)
+            now = came + self.handling + self.copy_per_mb * self.sizes[i] / 1e6
+            moments[i] = (came, now)
+        return moments, now
+
+    def _record_rank(
+        self, recorder: Recorder, rank: int, step: int, at: float,
+        arrived: tuple[dict[int, tuple[float, float]], float],
+        launched: Sequence[float], reduced: Sequence[float], ended: float,
+    ) -> None:  # fmt: skip
+        moments, computed = arrived
+        begin = at + self.forward(rank, step)
+        facts: list[tuple[float, Kind, dict[str, int]]] = [
+            (at, Kind.FORWARD_BEGIN, {}), (begin, Kind.FORWARD_END, {}), (begin, Kind.BACKWARD_BEGIN, {}),
+            (computed, Kind.FINALIZE_BEGIN, {}), (ended, Kind.BACKWARD_END, {}),
+        ]  # fmt: skip
+        for b, members in enumerate(self.buckets):
+            of_bucket = {"bucket": b, "bytes": self._bytes(members)}
+            facts += [
+                (moments[i][0], Kind.GRAD_READY, {**of_bucket, "parameter": i}) for i in members if moments[i][0] > 0
+            ]
+            facts += [
+                (max(moments[i][1] for i in members), Kind.BUCKET_READY, of_bucket),
+                (launched[b], Kind.BUCKET_LAUNCHED, of_bucket),
+                (reduced[b], Kind.BUCKET_REDUCED, of_bucket),
+            ]
+        for when, kind, values in sorted(facts, key=lambda fact: fact[0]):
+            recorder.record(kind, round(when * MS), reducer=0, process_group=0, step=step, **values)

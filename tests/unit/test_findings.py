@@ -1,0 +1,281 @@
+"""Findings: what is wrong is found, with a gain that the change then brings, and nothing else is."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddp_lab.bucketing import assign_buckets
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import Batch
+from ddp_lab.insight.facts import Finding
+from ddp_lab.insight.replay import fit
+from tests.unit.step_model import StepModel
+
+MB = 1_000_000
+# 16 gradients of 1 MB, each 1 ms; collectives of 0.1 ms + 0.4 ms a MB: hidden if the buckets are of a good size.
+PARAMETERS = 16
+TUNED = StepModel(
+    gradients=[1.0] * PARAMETERS,
+    sizes=[MB] * PARAMETERS,
+    buckets=[[i] for i in range(PARAMETERS)],
+    per_mb=0.4,
+    options={"gradient_as_bucket_view": True},
+)
+
+
+def in_buckets(of: int) -> list[list[int]]:
+    return [list(range(i, min(i + of, PARAMETERS))) for i in range(0, PARAMETERS, of)]
+
+
+def found(model: StepModel, kind: str, steps: int = 20) -> Finding:
+    """The only finding of a kind."""
+    (one,) = [one for one in model.record(steps).findings() if one.kind == kind]
+    return one
+
+
+def really_gained(before: StepModel, after: StepModel) -> float:
+    """By how many percent of its step the first model's step is longer than the second's."""
+    return 100 * (1 - after.step_ms() / before.step_ms())
+
+
+def caps_of(one: Finding) -> list[int]:
+    """The caps in bytes that a remedy names."""
+    listed = re.search(r"bucket_cap_mb_list=\[([^]]+)\]", one.remedy)
+    if listed:
+        return [int(float(cap) * 2**20) for cap in listed[1].split(",")]
+    (cap,) = re.findall(r"bucket_cap_mb=(\d+(?:\.\d+)?)", one.remedy)
+    return [int(float(cap) * 2**20)]
+
+
+def rebuilt(model: StepModel, one: Finding) -> StepModel:
+    """The model as the remedy of a finding builds it."""
+    order = model.order or [i for members in model.buckets for i in members]
+    keys = ["float32"] * len(model.sizes)
+    return replace(model, buckets=assign_buckets(model.sizes, keys, caps_of(one), order))
+
+
+def test_nothing_is_found_in_a_tuned_model() -> None:
+    """Equal ranks, buckets of a good size, all hidden: no finding, and a report of a summary says nothing to change."""
+    assert TUNED.record().findings() == []
+    assert Timeline().findings() == []
+
+
+def test_buckets_too_big_gain_what_is_told() -> None:
+    """Two huge buckets: smaller ones are proposed, and building them brings the gain that was told."""
+    model = replace(TUNED, buckets=[list(range(10)), list(range(10, 16))], per_mb=0.9)
+    one = found(model, "bucket-too-big")
+    assert one.gain_percent == pytest.approx(really_gained(model, rebuilt(model, one)), abs=3)
+    assert one.gain_percent > 10
+    assert "2 buckets (16 MB in all)" in one.evidence
+
+
+def test_buckets_too_small_gain_what_is_told() -> None:
+    """Collectives that cost 3 ms whatever their size: larger buckets are proposed, and gain as told."""
+    model = replace(TUNED, start=3.0, per_mb=0.1, buckets=[[0, 1], *([i] for i in range(2, PARAMETERS))])
+    one = found(model, "bucket-too-small")
+    assert one.gain_percent == pytest.approx(really_gained(model, rebuilt(model, one)), abs=3)
+    assert one.gain_percent > 10
+
+
+def test_a_late_first_bucket() -> None:
+    """The largest bucket comes first: a small first one is proposed, and gains as told."""
+    buckets = [list(range(7)), list(range(7, 11)), list(range(11, 16))]
+    model = replace(TUNED, buckets=buckets, per_mb=1.2)
+    one = found(model, "first-bucket-late")
+    assert one.gain_percent == pytest.approx(really_gained(model, rebuilt(model, one)), abs=4)
+    assert one.bucket == 0
+    assert len(caps_of(one)) == 2
+
+
+def test_a_straggler_costs_what_is_told() -> None:
+    """5 ms at one layer of rank 1: rank, layer and bucket, and without it the step is shorter by what was told."""
+    model = replace(TUNED, late=lambda rank, step: {9: 5.0} if rank == 1 else {})
+    one = found(model, "straggler")
+    assert (one.rank, one.parameter, one.bucket) == (1, "layer9.weight", 9)
+    assert "By 5.0 ms (median) in 100 % of the steps; persistent." in one.evidence
+    assert one.gain_percent == pytest.approx(really_gained(model, TUNED), abs=0.5)
+    assert model.record().findings()[0] == one, "the largest gain comes first"
+
+
+def test_patterns_of_stragglers() -> None:
+    """Persistent, data-dependent and random delays are told apart, and cost in proportion to how often they come."""
+    hit = [step % 3 == 1 for step in range(60)]
+    random = replace(TUNED, late=lambda rank, step: {9: 9.0} if rank == 1 and hit[step] else {})
+    data = replace(random, forward=lambda rank, step: 4.0 if rank == 1 and hit[step] else 1.0)
+    always = replace(TUNED, late=lambda rank, step: {9: 9.0} if rank == 1 else {})
+    patterns = {}
+    for name, model in {"random": random, "data": data, "always": always}.items():
+        late = next(one for one in model.record(60).find_late(last_steps=60) if one.where == "place")
+        assert (late.rank, late.parameter) == (1, "layer9.weight")
+        patterns[name] = late.pattern, late.cost_percent
+    assert [pattern for pattern, _ in patterns.values()] == ["random", "data-dependent", "persistent"]
+    assert patterns["always"][1] > patterns["random"][1] > 0
+
+
+def test_a_rank_that_is_slow_everywhere() -> None:
+    """20 % more on every layer of rank 0: no layer is to blame, the rank is."""
+    model = replace(TUNED, late=lambda rank, step: dict.fromkeys(range(PARAMETERS), 0.2) if rank == 0 else {})
+    (late,) = model.record().find_late()
+    assert (late.rank, late.where, late.parameter) == (0, "everywhere", None)
+    one = found(model, "straggler")
+    assert one.title.startswith("Rank 0 is slower than the others in its whole backward")
+    assert one.gain_percent == pytest.approx(really_gained(model, TUNED), abs=1)
+
+
+def test_late_to_the_backward() -> None:
+    """A forward that takes 6 ms longer on rank 1: it comes late to its backward."""
+    model = replace(TUNED, forward=lambda rank, step: 7.0 if rank == 1 else 1.0)
+    one = found(model, "straggler")
+    assert one.title.startswith("Rank 1 comes late to its backward")
+    assert (one.rank, one.parameter, one.bucket) == (1, None, None)
+    assert one.gain_percent == pytest.approx(really_gained(model, TUNED), abs=1)
+
+
+def test_a_parameter_that_is_always_last() -> None:
+    """A small parameter whose gradient comes at the very end holds up its bucket, which is the largest."""
+    sizes = [MB] * 15 + [1_000]
+    order = list(range(16))
+    buckets = [[15, *range(10)], list(range(10, 15))]
+    model = replace(TUNED, sizes=sizes, buckets=buckets, order=order, per_mb=0.9)
+    one = found(model, "parameter-last")
+    assert (one.parameter, one.bucket) == ("layer15.weight", 0)
+    after = replace(model, buckets=[list(range(10)), list(range(10, 15)), [15]])
+    assert one.gain_percent == pytest.approx(really_gained(model, after), abs=3)
+
+
+def test_an_order_that_has_changed() -> None:
+    """Buckets in the reverse of the order in which gradients come: following the order gains as told."""
+    model = replace(TUNED, buckets=in_buckets(4)[::-1], order=list(range(PARAMETERS)), per_mb=0.9)
+    one = found(model, "order-changed")
+    assert one.gain_percent == pytest.approx(really_gained(model, replace(model, buckets=in_buckets(4))), abs=3)
+    assert "follow_order" in one.remedy
+
+
+def test_unused_parameters() -> None:
+    """Parameters that never get a gradient are named with their bytes; without them the step is shorter as told."""
+    model = replace(
+        TUNED,
+        buckets=[[0, 1], [2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15]],
+        per_mb=1.5,
+        unused=lambda rank, step: {12, 13, 14},
+    )
+    one = found(model, "unused-parameters")
+    assert "layer12.weight, layer13.weight, layer14.weight: 3 MB of 16 MB" in one.evidence
+    gone = replace(model, sizes=[MB] * 12 + [0, 0, 0] + [MB])
+    assert one.gain_percent == pytest.approx(really_gained(model, gone), abs=1)
+
+
+def test_the_search_for_unused_parameters() -> None:
+    """Searched for nothing; always the same: a static graph; changing ones: nothing to say; not asked for: neither."""
+    searching = replace(TUNED, options={**TUNED.options, "find_unused_parameters": True})
+    assert found(searching, "find-unused-for-nothing").gain_percent > 0
+    same = replace(searching, unused=lambda rank, step: {3})
+    assert "1 of 16 in all" in found(same, "static-graph-possible").evidence
+    changing = replace(searching, unused=lambda rank, step: {step % 2})
+    static = replace(same, options={**same.options, "static_graph": True})
+    for model in (changing, static, TUNED):
+        kinds = {one.kind for one in model.record().findings()}
+        assert not kinds & {"find-unused-for-nothing", "static-graph-possible"}
+
+
+def test_communication_bound() -> None:
+    """Collectives longer than the backward: half the bytes gain as told; with a hook, only seldom synchronising."""
+    model = replace(TUNED, per_mb=3.0, buckets=[[0], [1, 2], [3, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13, 14, 15]])
+    one = found(model, "communication-bound")
+    assert one.gain_percent == pytest.approx(really_gained(model, replace(model, per_mb=1.5)), abs=1)
+    assert "fp16_compress_hook" in one.remedy
+    hooked = replace(model, options={**model.options, "comm_hook": "fp16_compress_hook"})
+    assert "fp16_compress_hook" not in found(hooked, "communication-bound").remedy
+    assert "no_sync" in found(hooked, "communication-bound").remedy
+
+
+def test_copies_and_small_tensors() -> None:
+    """Copies are told by their measured rate, small gradients by what each costs; views do away with the former."""
+    sizes = [MB if i % 2 else 2_000 for i in range(60)]
+    model = StepModel(
+        gradients=[0.2] * 60,
+        sizes=sizes,
+        buckets=[[i, i + 1] for i in range(0, 58, 2)] + [[59, 58]],
+        per_mb=0.1,
+        start=0.0,
+        handling=0.02,
+        copy_per_mb=0.3,
+        tail=2.0,
+    )
+    copies = found(model, "copy-cost")
+    assert "30.1 MB each way: about 9.0 ms inwards" in copies.evidence
+    step = model.step_ms()
+    assert copies.gain_percent == pytest.approx(100 * (2.0 + 0.3 * 30.06 / 2) / step, rel=0.1)
+    small = found(model, "small-tensors")
+    assert small.title.startswith("30 of 60 gradients")
+    assert small.gain_percent == pytest.approx(100 * 30 * 0.02 / step, rel=0.2)
+    views = replace(model, options={"gradient_as_bucket_view": True})
+    assert "copy-cost" not in {one.kind for one in views.record().findings()}
+
+
+def test_ranks_that_sent_nothing() -> None:
+    """With the events of one rank of two, only what a rank knows by itself is told."""
+    model = replace(TUNED, per_mb=3.0, options={"find_unused_parameters": True})
+    whole, alone = model.record(), Timeline()
+    alone.describe(0, model.assignment())
+    model_of_one = replace(model, ranks=1)
+    for rank, events in model_of_one.record().since(0)[0]:
+        alone.extend(Batch(rank, 1, 0, 0, events))
+    assert {one.kind for one in whole.findings()} > {one.kind for one in alone.findings()}
+    assert {one.kind for one in alone.findings()} == {"find-unused-for-nothing"}
+
+
+def test_files_without_options() -> None:
+    """What the model was built with may not be known: findings that need it are left out, the others stay."""
+    model = replace(TUNED, per_mb=3.0)
+    timeline = Timeline()
+    for rank in range(2):
+        timeline.describe(rank, {key: value for key, value in model.assignment().items() if key != "options"})
+    for rank, events in model.record().since(0)[0]:
+        timeline.extend(Batch(rank, 1, 0, 0, events))
+    assert {one.kind for one in timeline.findings()} == {"communication-bound", "bucket-too-small"}
+
+
+def test_the_line_through_collectives() -> None:
+    """The line is exact for exact points, never negative, and says when its split had to be assumed."""
+    exact = fit([1e6, 2e6, 4e6], [1.5e6, 2.5e6, 4.5e6])
+    assert (exact.start_ns, exact.ns_per_byte, exact.assumed) == (pytest.approx(0.5e6), pytest.approx(1.0), False)
+    falling, below = fit([1e6, 4e6], [5e6, 1e6]), fit([1e6, 2e6], [1e5, 2e6])
+    assert min(falling.start_ns, falling.ns_per_byte, below.start_ns, below.ns_per_byte) >= 0
+    alike = fit([1e6, 1e6], [1e6, 3e6])
+    assert alike.assumed
+    assert alike.time_ns(1e6) == pytest.approx(2e6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.floats(0.05, 3.0), min_size=2, max_size=12),
+    st.floats(0.0, 2.0),
+    st.floats(0.0, 5.0),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_every_finding_has_a_number(
+    gradients: list[float], start: float, per_mb: float, of: int, ranks: int, random: object
+) -> None:
+    """Whatever the model: gains are finite and not negative, largest first, texts are whole sentences."""
+    count = len(gradients)
+    sizes = [random.choice([4, 4_000, MB]) for _ in range(count)]  # type: ignore[attr-defined]
+    buckets = [list(range(i, min(i + of, count))) for i in range(0, count, of)]
+    model = StepModel(gradients, sizes, buckets, ranks=ranks, start=start, per_mb=per_mb, tail=0.2)
+    told = model.record(8).findings()
+    gains = [one.gain_percent for one in told]
+    assert gains == sorted(gains, reverse=True)
+    assert all(math.isfinite(gain) and 0 <= gain <= 100 for gain in gains)
+    for one in told:
+        assert one.title.endswith(".")
+        assert re.search(r"\d", one.evidence), one
+        assert one.remedy.endswith(".")
+        assert "nan" not in str(one)
