@@ -9,9 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..insight.facts import Finding
+from ..insight.words import enumeration, ms, size
 from .timeline_records import LatePlace, ReducerInfo
 
-__all__ = ["NOTHING", "Facts", "summary"]
+__all__ = ["CHANGE", "NOTHING", "Facts", "summary"]
+
+CHANGE = "To change"
+"""How the sentence begins that tells the first finding (late ranks have sentences of their own)."""
 
 NOTHING = (
     "No events yet: wrap the model in ddp_lab.DistributedDataParallel and run some steps in a %%distributed cell "
@@ -19,6 +24,7 @@ NOTHING = (
 )
 _MOST_NAMES = 2
 _TOGETHER_MS = 0.1
+_WORTH_TELLING = 2.0  # percent of the step
 _WARM_UP = 3  # steps left out where there are at least twice as many
 
 
@@ -32,6 +38,7 @@ class Facts:
     late: Sequence[LatePlace]
     assignments: Mapping[int, dict[str, Any]]
     dropped: int
+    findings: Sequence[Finding] = ()
 
 
 def summary(facts: Facts) -> str:
@@ -43,7 +50,7 @@ def summary(facts: Facts) -> str:
     if len(facts.info.ranks) > 1 and len(sync["step"]):
         lines += [_longest(facts, sync), _last(sync)]
         lines += [_late(facts, sync, one) for one in facts.late[:2]]
-    lines.append(_losses(facts))
+    lines += [_largest(facts.findings), _losses(facts)]
     return "\n".join(line for line in lines if line)
 
 
@@ -67,21 +74,21 @@ def _cost(facts: Facts, steps: Mapping[str, npt.NDArray[Any]]) -> str:
     where = f"{facts.info.module} on {ranks} rank{'s' if ranks > 1 else ''}"
     span = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]}–{numbers[-1]}"
     total = _median(steps["step_ms"])
-    whole = f"{_ms(total)} a step" if total is not None else f"{_ms(_median(steps['backward_ms']))} a backward"
+    whole = f"{ms(total)} a step" if total is not None else f"{ms(_median(steps['backward_ms']))} a backward"
     parts = {
         "forward": _median(steps["forward_ms"]) if total is not None else None,
         "the backward's computation": _median(steps["compute_ms"]),
         "waiting for gradients after it": _median(steps["exposed_ms"]),
     }
-    told = [f"{_ms(value)} {name}" for name, value in parts.items() if value is not None]
-    return f"{where}, {span}: {whole} (median), of which {_list(told)}."
+    told = [f"{ms(value)} {name}" for name, value in parts.items() if value is not None]
+    return f"{where}, {span}: {whole} (median), of which {enumeration(told)}."
 
 
 def _communication(facts: Facts, steps: Mapping[str, npt.NDArray[Any]], sync: Mapping[str, npt.NDArray[Any]]) -> str:
     busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
     buckets = int(np.median(steps["buckets"]))
-    size = _size(float(np.median(steps["bytes"])))
-    told = f"{buckets} bucket{'s' if buckets != 1 else ''} ({size}) a step"
+    of_bytes = size(float(np.median(steps["bytes"])))
+    told = f"{buckets} bucket{'s' if buckets != 1 else ''} ({of_bytes}) a step"
     if len(facts.info.ranks) == 1:
         return f"{told}; with one rank there is nobody to communicate with."
     if busy <= 0:
@@ -89,7 +96,7 @@ def _communication(facts: Facts, steps: Mapping[str, npt.NDArray[Any]], sync: Ma
     share = f"{100 * hidden / busy:.0f} % of the communication was hidden under the backward's computation"
     if buckets == 1:
         share += " (with a single bucket, nothing can overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
-    return f"{told}, {_ms(_median(steps['communication_ms']))} under way; {share}."
+    return f"{told}, {ms(_median(steps['communication_ms']))} under way; {share}."
 
 
 def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -101,8 +108,8 @@ def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
     of_it = sync["bucket"] == bucket
     speed = _median(sync["bandwidth_gb_s"][of_it])
     told = (
-        f"Bucket {bucket}{_names(facts, sync, bucket)} waited longest: {_ms(exposed[bucket])} of its collective lie "
-        f"after the computation; once all ranks have launched it, it takes {_ms(_median(sync['all_reduce_ms'][of_it]))}"
+        f"Bucket {bucket}{_names(facts, sync, bucket)} waited longest: {ms(exposed[bucket])} of its collective lie "
+        f"after the computation; once all ranks have launched it, it takes {ms(_median(sync['all_reduce_ms'][of_it]))}"
     )
     return told + (f" ({speed:.2g} GB/s)." if speed is not None else ".")
 
@@ -114,21 +121,32 @@ def _last(sync: Mapping[str, npt.NDArray[Any]]) -> str:
     of_it = sync["last_rank"] == rank
     late = _median(sync["late_ms"][of_it]) or 0.0
     if late < _TOGETHER_MS:
-        return f"The ranks launch their collectives together: within {_ms(_median(sync['late_ms']))} (median)."
+        return f"The ranks launch their collectives together: within {ms(_median(sync['late_ms']))} (median)."
     return (
         f"Rank {rank} was the last to launch in {100 * of_it.mean():.0f} % of the collectives; the first rank then "
-        f"waited {_ms(late)} for it (median)."
+        f"waited {ms(late)} for it (median)."
     )
 
 
 def _late(facts: Facts, sync: Mapping[str, npt.NDArray[Any]], one: LatePlace) -> str:
-    when = f"by {_ms(one.delay_ms)} in {100 * one.share:.0f} % of the steps"
+    cost = f" ({one.pattern}; it costs {one.cost_percent:.0f} % of a step)"
+    when = f"by {ms(one.delay_ms)} in {100 * one.share:.0f} % of the steps{cost}"
+    if one.where == "everywhere":
+        return f"Rank {one.rank} is slower than the others in its whole backward, {when}."
     if one.parameter is not None:
         where = f" (bucket {one.bucket})" if one.bucket is not None else ""
         return f"Rank {one.rank} falls behind when it computes the gradient of {one.parameter}{where}, {when}."
     if one.bucket is not None:
         return f"Rank {one.rank} falls behind in bucket {one.bucket}{_names(facts, sync, one.bucket)}, {when}."
     return f"Rank {one.rank} comes late to its backward, {when}: look at its input data and its forward."
+
+
+def _largest(findings: Sequence[Finding]) -> str:
+    worth = [one for one in findings if one.kind != "straggler" and one.gain_percent >= _WORTH_TELLING]
+    if not worth:
+        return ""
+    first = worth[0]
+    return f"{CHANGE}, for about {first.gain_percent:.0f} % of the step: {first.title} {first.remedy}"
 
 
 def _losses(facts: Facts) -> str:
@@ -150,20 +168,3 @@ def _names(facts: Facts, sync: Mapping[str, npt.NDArray[Any]], bucket: int) -> s
 def _median(values: npt.NDArray[Any]) -> float | None:
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else None
-
-
-def _ms(value: float | None) -> str:
-    if value is None:
-        return "? ms"
-    return f"{value:.2f} ms" if value < 1 else f"{value:.1f} ms"
-
-
-def _size(count: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-def _list(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

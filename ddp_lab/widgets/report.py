@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..client.timeline import Timeline
+from ..client.timeline_words import CHANGE
 from ..insight.facts import Finding
 from . import report_figures
 from .report_data import ReportData, gather
@@ -58,7 +59,7 @@ def _body(timeline: Timeline, found: ReportData, title: str) -> str:
         '<section aria-labelledby="change"><h2 id="change">What to change</h2>\n'
         f"{_findings(found.findings)}</section>\n",
         '<section aria-labelledby="words"><h2 id="words">What happened</h2>\n<div class="sheet words">'
-        + "".join(f"<p>{escape(line)}</p>" for line in timeline.summary(found.reducer).splitlines())
+        + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer))
         + "</div></section>\n",
     ]
     for number, one in enumerate(report_figures.figures(timeline, found)):
@@ -73,6 +74,11 @@ def _body(timeline: Timeline, found: ReportData, title: str) -> str:
             f'<div class="sheet tables">{_table(head, lines)}</div></section>\n'
         )
     return "".join([*parts, "</main>\n"])
+
+
+def _words(timeline: Timeline, reducer: int) -> list[str]:
+    """The summary without its finding, which stands above."""
+    return [line for line in timeline.summary(reducer).splitlines() if not line.startswith(CHANGE)]
 
 
 def _tiles(tiles: Sequence[tuple[str, str]]) -> str:

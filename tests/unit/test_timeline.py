@@ -288,7 +288,10 @@ def test_summary_in_words() -> None:
         "Bucket 1 (layer0, layer1) waited longest: 4.0 ms of its collective lie after the computation; once all "
         "ranks have launched it, it takes 2.0 ms (0.5 GB/s).",
         "Rank 1 was the last to launch in 50 % of the collectives; the first rank then waited 4.0 ms for it (median).",
-        "Rank 1 falls behind when it computes the gradient of layer0 (bucket 1), by 4.0 ms in 100 % of the steps.",
+        "Rank 1 falls behind when it computes the gradient of layer0 (bucket 1), by 4.0 ms in 100 % of the steps "
+        "(persistent; it costs 20 % of a step).",
+        "To change, for about 5 % of the step: Communication takes longer than the backward can hide. Synchronise "
+        "every second step only (no_sync() and twice the batch: about 5.0 %).",
         "No event was dropped.",
     ]
 

@@ -1,0 +1,141 @@
+"""Comparing two runs: differences with their certainty, in words, as a table, and as an exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ddp_lab
+from ddp_lab import cli
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.insight.comparison import compare_series
+from tests.unit.step_model import StepModel
+
+MB = 1_000_000
+STEPS = 40
+
+
+def noisy(seed: int = 0, **changes: object) -> StepModel:
+    """8 gradients of about 1 ms in 4 buckets, with a little noise that depends on the seed."""
+    noise = np.random.default_rng(seed).normal(0, 0.05, (2, STEPS, 8))
+    base = StepModel(
+        gradients=[1.0] * 8,
+        sizes=[MB] * 8,
+        buckets=[[0, 1], [2, 3], [4, 5], [6, 7]],
+        late=lambda rank, step: dict(enumerate(noise[rank, step].tolist())),
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def slow_layer(seed: int) -> StepModel:
+    """The same with 2 ms more at parameter 4 of rank 1."""
+    plain = noisy(seed).late
+    return noisy(
+        seed,
+        late=lambda rank, step: {
+            i: extra + (2.0 if (rank, i) == (1, 4) else 0.0) for i, extra in plain(rank, step).items()
+        },
+    )
+
+
+def test_equal_runs_do_not_differ() -> None:
+    """Two runs of the same model, with other noise: no clear difference of the step, in words too."""
+    compared = ddp_lab.compare(noisy(1).record(STEPS), noisy(2).record(STEPS))
+    assert not compared.step.is_clear
+    assert not compared.is_slower()
+    assert abs(compared.step.change_percent) < 2
+    assert str(compared).startswith("No clear difference between the first run and the second run")
+
+
+def test_a_slower_layer_is_found_in_its_rank_and_bucket() -> None:
+    """2 ms at one layer of rank 1: the step, rank 1's computation, and bucket 2 onwards are slower; bucket 1 is not."""
+    compared = ddp_lab.compare(noisy(1).record(STEPS), slow_layer(2).record(STEPS))
+    step = compared.step
+    assert step.low_ms < step.change_ms < step.high_ms
+    assert step.is_clear
+    assert step.change_ms == pytest.approx(2.0, abs=0.3)
+    by_key = {(one.scope, one.name, one.rank, one.bucket): one for one in compared.differences}
+    assert by_key["rank", "computation", 1, None].change_ms == pytest.approx(2.0, abs=0.2)
+    assert abs(by_key["rank", "computation", 0, None].change_ms) < 0.2
+    assert by_key["bucket", "ready", None, 2].change_ms == pytest.approx(2.0, abs=0.3)
+    assert abs(by_key["bucket", "ready", None, 1].change_ms) < 0.2
+    text = str(compared)
+    assert "the second run is slower than the first run" in text
+    assert "Rank 1, computation" in text
+    assert "Bucket 2, ready" in text or "Bucket 2, waiting" in text
+
+
+def test_thresholds() -> None:
+    """A clear change counts from the threshold on, and faster is never slower."""
+    fast, slow = noisy(1).record(STEPS), slow_layer(2).record(STEPS)
+    compared = ddp_lab.compare(fast, slow)
+    assert compared.is_slower(5)
+    assert not compared.is_slower(60)
+    assert not ddp_lab.compare(slow, fast).is_slower()
+    assert "faster" in str(ddp_lab.compare(slow, fast))
+
+
+def test_other_buckets_and_ranks_are_said() -> None:
+    """Buckets with other parameters are not compared one by one, ranks that only one run has are left out."""
+    other = noisy(2, buckets=[[0, 1, 2, 3], [4, 5, 6, 7]])
+    compared = ddp_lab.compare(noisy(1).record(STEPS), other.record(STEPS))
+    assert not [one for one in compared.differences if one.scope == "bucket"]
+    assert "4 in the first run, 2 in the second run" in str(compared)
+    alone = ddp_lab.compare(noisy(1).record(STEPS), noisy(2, ranks=1).record(STEPS))
+    assert {one.rank for one in alone.differences if one.scope == "rank"} == {0}
+    assert "ran on 2 ranks" in str(alone)
+
+
+def test_frame() -> None:
+    """One row for each difference, with the interval and the change in both units."""
+    frame = ddp_lab.compare(noisy(1).record(STEPS), slow_layer(2).record(STEPS)).frame()
+    assert set(frame.scope) == {"phase", "rank", "bucket"}
+    row = frame[(frame.scope == "phase") & (frame.name == "step")].iloc[0]
+    assert row.change_ms == pytest.approx(row.b_ms - row.a_ms)
+    assert row.change_percent == pytest.approx(100 * row.change_ms / row.a_ms)
+    assert (frame.low_ms <= frame.high_ms).all()
+
+
+def test_intervals_hold_what_they_promise() -> None:
+    """Of 200 pairs of samples from one distribution, about 5 % look clear, and a real change is in its interval."""
+    draws = np.random.default_rng(11)
+    key = ("phase", "step", None, None)
+    clear = covered = 0
+    for seed in range(200):
+        a, b = draws.normal(10, 1, 60), draws.normal(10, 1, 60)
+        (same,) = compare_series({key: a}, {key: b}, seed)
+        (moved,) = compare_series({key: a}, {key: b + 1.5}, seed)
+        clear += same.is_clear
+        covered += moved.low_ms <= 1.5 <= moved.high_ms
+    assert clear <= 24
+    assert covered >= 176
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["fast", "slow"], 3), (["fast", "slow", "--threshold", "60%"], 0), (["slow", "fast"], 0), (["fast", "fast2"], 0)],
+)
+def test_exit_codes(arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends with 3 if the second run is clearly slower by the threshold, else with 0."""
+    monkeypatch.chdir(tmp_path)
+    for name, model in {"fast": noisy(1), "fast2": noisy(3), "slow": slow_layer(2)}.items():
+        model.record(STEPS).save(f"{name}.npz")
+    files = [f"{name}.npz" if not name.startswith(("-", "6")) else name for name in arguments]
+    assert cli.main(["compare", *files, "--json", "out.json"]) == code
+    written = json.loads(Path("out.json").read_text())
+    assert written["step"]["a_ms"] > 0
+    assert written["is_slower"] == (code == 3)
+
+
+def test_what_can_not_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing file, a run without steps, and too few steps are errors with exit code 1, and say which."""
+    assert cli.main(["compare", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")]) == 1
+    assert "a.npz" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="holds no steps"):
+        ddp_lab.compare(Timeline(), noisy().record(STEPS))
+    with pytest.raises(ValueError, match="at least 5 steps"):
+        ddp_lab.compare(noisy().record(3), noisy().record(STEPS))
