@@ -22,6 +22,7 @@ class Training:
     """A model's buckets on some ranks, and how long things take (milliseconds).
 
     Attributes:
+        forward_ms: of the forward that ends where the backward begins; 0: no forward is recorded.
         delays: (rank, bucket) -> extra milliseconds before that bucket's gradients, on that rank alone.
     """
 
@@ -30,6 +31,7 @@ class Training:
     parameters: int = 4
     reducer: int = 0
     compute_ms: float = 4.0
+    forward_ms: float = 0.0
     reduce_ms: float = 1.2
     bucket_bytes: int = 1 << 20
     delays: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -96,6 +98,9 @@ class Training:
         made = []
         for rank in range(self.ranks):
             facts: list[tuple[float, Kind, int, int]] = [(starts[rank], Kind.BACKWARD_BEGIN, -1, -1)]
+            if self.forward_ms:
+                before = starts[rank] - self.forward_ms
+                facts += [(before, Kind.FORWARD_BEGIN, -1, -1), (starts[rank] - 0.001, Kind.FORWARD_END, -1, -1)]
             for index, at in enumerate(gradients[rank]):
                 facts.append((at, Kind.GRAD_READY, index // self.parameters, index))
             for bucket in range(self.buckets):

@@ -265,15 +265,32 @@ class Cluster:
         """Name -> process id of every process of the cluster; empty when it is stopped."""
         return {} if self._processes is None else self._processes.pids
 
-    def dashboard(self) -> Dashboard:
-        """Returns a widget that shows the timeline live."""
+    def dashboard(self, *views: str) -> Dashboard:
+        """Returns a widget that shows the timeline live.
+
+        Args:
+            views: of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"`` and ``"findings"``;
+                none: all of them.
+        """
         from ..widgets.dashboard import Dashboard
 
         def request_inspection(reducer: int, step: int) -> None:
             for rank, own in self.timeline.own_numbers(reducer).items():
                 self.wire.send([rank], {"op": "inspect", "reducer": own, "step": step})
 
-        return Dashboard(self.timeline, status=self.status, request_inspection=request_inspection)
+        def event_cost() -> float | None:
+            replies = self.wire.request([0], "event_cost", timeout=0.5) if self.running else {}
+            cost: float | None = replies.get(0, {}).get("ns")
+            return cost
+
+        return Dashboard(
+            self.timeline,
+            views=views or None,
+            status=self.status,
+            request_inspection=request_inspection,
+            link=lambda: self._link,
+            event_cost=event_cost,
+        )
 
     # What if
 

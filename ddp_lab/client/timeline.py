@@ -230,11 +230,17 @@ class Timeline(TimelineModel):
             trace_export.write(file, trace)
         return target
 
-    def figure(self, **options: Any) -> Any:
-        """The spans as a plotly figure, for reports (see `ddp_lab.widgets.figures.timeline_figure`)."""
-        from ..widgets import figures
+    def figure(self, view: str = "timeline", **options: Any) -> Any:
+        """A view as a plotly figure, for reports.
 
-        return figures.timeline_figure(self, **options)
+        Args:
+            view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"`` or
+                ``"findings"``.
+            options: see `ddp_lab.widgets.view_figures.figure`.
+        """
+        from ..widgets import view_figures
+
+        return view_figures.figure(self, view, **options)
 
 
 def _frame(columns: Columns) -> pd.DataFrame:

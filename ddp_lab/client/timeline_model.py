@@ -235,6 +235,11 @@ class TimelineModel:
             found += [(rank, int(event["host_ns"]), names[event["parameter"]]) for event in marked]
         return found
 
+    def mark_names(self) -> list[str]:
+        """Names of the marks; the field ``parameter`` of a mark's event is an index of it."""
+        with self._lock:
+            return list(self._book.mark_names)
+
     def views(self, reducer: int | None = None, last_steps: int | None = None) -> list[TableView]:
         """Copies of the tables behind `spans`, `steps` and `sync`, for drawing without pandas."""
         with self._lock:

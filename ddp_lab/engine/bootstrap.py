@@ -86,6 +86,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     _rank.agent = Agent(_rank.telemetry, spec["rank"])
     _rank.agent.install(shell.kernel)
     _rank.telemetry.on_control("inspect", _inspect)
+    _rank.telemetry.on_control("event_cost", _event_cost)
     _rank.telemetry.start()
     _open_default_group(spec)
     shell.user_ns.update(
@@ -144,6 +145,13 @@ def _inspect(message: Mapping[str, Any]) -> None:
     from ddp_lab.parallel import ddp
 
     ddp.request_inspection(message["reducer"], message["step"])
+
+
+def _event_cost(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers with the measured cost of one event in nanoseconds (control thread; about 10 ms)."""
+    from ddp_lab import recording
+
+    return {"ns": recording.statistics(measure=True).ns_per_event}
 
 
 def _set_environment(spec: Mapping[str, Any]) -> None:

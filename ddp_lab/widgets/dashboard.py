@@ -1,4 +1,4 @@
-"""The dashboard: bucket timeline, gradient sync and ranks of a `Timeline` as one live widget."""
+"""The dashboard: the live views of a `Timeline` as one widget with tabs, or one of them alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import queue
 import threading
 import time
 import uuid
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import IPython
@@ -18,21 +18,27 @@ import traitlets
 
 from ..client.timeline import Timeline
 from ..errors import DdpLabError
-from . import esm
+from . import esm, pictures
 from .inspections import Comparison
 from .live import Refresher, receive_while_busy
-from .messages import encode_steps
+from .overhead import Overhead
 from .rank_rows import rank_rows
 from .saved_picture import SavedPicture
-from .step_store import StepFrame, StepStore
-from .svg import empty_svg, step_svg
+from .slow_facts import SlowFacts, bucket_gradients
+from .step_feed import StepFeed
+from .step_store import StepStore
+from .svg import empty_svg
 
-__all__ = ["Dashboard", "DashboardStatistics"]
+if TYPE_CHECKING:
+    from ..insight.link_model import LinkModel
+
+__all__ = ["VIEWS", "Dashboard", "DashboardStatistics"]
 
 RATE = 20.0  # refreshes a second while events arrive
 _RANKS_SECONDS = 0.25
-_MESSAGE_BYTES = 128 << 10
-_KEPT_BYTES = 256 << 10
+_OVERHEAD_SECONDS = 1.0
+VIEWS = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
+_TABS = (("timeline", "sync"), ("overlap",), ("stragglers",), ("buckets",), ("findings",))
 _NOTHING = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell."
 
 
@@ -63,10 +69,16 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     Args:
         timeline: what to show.
+        views: of `VIEWS`, each in a tab of its own; None for all of them.
         status: returns a record for each rank (`Cluster.status`); called four times a second on the thread. None: what
             the ranks themselves reported to the timeline.
         request_inspection: asks the ranks for norm and checksum of a reducer's gradients after a step, and returns at
             once; the answers come through the timeline. None: gradients can't be compared.
+        link: returns the `LinkModel` that was measured, None before; the gradient sync is compared with it.
+        event_cost: measures what an event costs on a rank, in ns; called once, for the line on the overhead.
+
+    Raises:
+        ValueError: there is no such view.
     """
 
     _esm = esm.module_text()
@@ -74,7 +86,13 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     token = traitlets.Unicode().tag(sync=True)
     assignments = traitlets.Dict().tag(sync=True)
     ranks: Any = traitlets.List().tag(sync=True)
+    tabs: Any = traitlets.List().tag(sync=True)
     inspection = traitlets.Dict().tag(sync=True)
+    findings = traitlets.Dict().tag(sync=True)
+    late = traitlets.Dict().tag(sync=True)
+    readiness = traitlets.Dict().tag(sync=True)
+    links = traitlets.Dict().tag(sync=True)
+    overhead = traitlets.Dict().tag(sync=True)
     notice = traitlets.Unicode().tag(sync=True)
     kept = traitlets.Dict().tag(sync=True)
 
@@ -82,26 +100,33 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self,
         timeline: Timeline,
         *,
+        views: Sequence[str] | None = None,
         status: Callable[[], Sequence[Any]] | None = None,
         request_inspection: Callable[[int, int], None] | None = None,
+        link: Callable[[], LinkModel | None] | None = None,
+        event_cost: Callable[[], float | None] | None = None,
     ) -> None:
+        tabs = _TABS if views is None else tuple((name,) for name in views)
+        if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
+            raise ValueError(f"views={list(views or ())}: choose from {', '.join(VIEWS)}")
         self._timeline = timeline
         self._status = status
         self._lock = threading.RLock()
         self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._comparison = Comparison(timeline, request_inspection)
-        self._cursor = 0
-        self._store = StepStore(self._assignment)
-        self._unsent: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._last_steps: dict[int, int] = {}
-        self._sent = (0, 0)
+        self._feed = StepFeed(timeline, lambda *message: self.send(*message))
+        self._slow = SlowFacts(timeline)
+        self._overhead = Overhead(timeline, event_cost)
+        self._overhead_at = 0.0
+        self._link = link
+        self._linked: object = None
         self._seconds: deque[float] = deque(maxlen=1_000)
         self._frozen = False
         self._shown_version = -1
         self._saved_version = -1
         self._generations: object = None
         self._ranks_at = 0.0
-        super().__init__(token=uuid.uuid4().hex[:12])
+        super().__init__(token=uuid.uuid4().hex[:12], tabs=[list(names) for names in tabs])
         receive_while_busy(self)
         self._picture = SavedPicture(self.token)
         self._hooked: Any = None
@@ -126,7 +151,8 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             if not self._frozen:
                 self.refresh()
             self._saved_version = self._timeline.version
-            self.kept = self._newest_steps()
+            self._show(self._slow.update(force=True))
+            self.kept = self._feed.newest()
         self._picture.replace(self.svg(), self._words())
 
     def stop(self) -> None:
@@ -140,8 +166,9 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     def close(self) -> None:
         """Stops, and removes the live view from the notebook."""
         self._frozen = True
-        self._refresher.stop()
-        self._unhook()
+        if "_refresher" in self.__dict__:  # else its arguments were refused
+            self._refresher.stop()
+            self._unhook()
         super().close()
 
     def statistics(self) -> DashboardStatistics:
@@ -150,20 +177,19 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             seconds = sorted(self._seconds)
             return DashboardStatistics(
                 updates=len(seconds),
-                steps=self._sent[0],
-                bytes=self._sent[1],
+                steps=self._feed.sent_steps,
+                bytes=self._feed.sent_bytes,
                 median_ms=seconds[len(seconds) // 2] * 1e3 if seconds else None,
             )
 
     def svg(self) -> str:
-        """Returns the newest complete step as a self-contained SVG picture."""
+        """Returns the first view as a self-contained SVG picture: of the timeline, the newest complete step."""
         with self._lock:
             frame = self._store.latest()
             if frame is None:
                 return empty_svg(_NOTHING)
-            assignment = self._assignment(frame.reducer, frame.generation) or {}
-            name = assignment.get("module")
-            return step_svg(frame, f"{name}, " if name else "")
+            assignment = self._feed.assignment(frame.reducer, frame.generation)
+            return pictures.picture(self.tabs[0][0], self._timeline, frame, assignment)
 
     # ---- display ----------------------------------------------------------------------------------------
 
@@ -186,6 +212,10 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     def _words(self) -> str:
         """Returns what the picture shows in words."""
         return self._timeline.summary() if self._store.reducers() else _NOTHING
+
+    @property
+    def _store(self) -> StepStore:
+        return self._feed.store
 
     def _hook(self) -> None:
         """Asks IPython to call `_after_cell` at the end of every cell."""
@@ -227,9 +257,10 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
                 self.inspection = self._comparison.shown
             if not self._frozen:
                 return self._update(now) or busy
-            if not busy and not self._unsent:
+            self._show(self._slow.update())
+            if not busy and not self._feed.unsent:
                 self._refresher.stop()
-            self._send_steps()
+            self._feed.send()
             return busy
 
     def _update(self, now: float, force: bool = False) -> bool:
@@ -239,57 +270,43 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         changed = version != self._shown_version
         if changed:
             self._shown_version = version
-            self._take()
+            self._feed.take()
+            self._show_assignments()
         if force or now - self._ranks_at >= _RANKS_SECONDS:
             self._ranks_at = now
             self._show_ranks()
-        sent = self._send_steps()
+        sent = self._feed.send()
+        self._show(self._slow.update())
+        spent = time.thread_time() - begin
+        self._overhead.spend(spent)
         if sent:
-            self._seconds.append(time.thread_time() - begin)
+            self._seconds.append(spent)
+        if now - self._overhead_at >= _OVERHEAD_SECONDS:
+            self._overhead_at = now
+            self._show({"overhead": self._overhead.read(self._feed.recent(20))})
         return sent or changed
 
-    def _take(self) -> None:
-        """Reads the timeline from the cursor on."""
-        reducers = self._timeline.reducers()
-        steps = {one.reducer: one.last_step for one in reducers}
-        if any(steps.get(reducer, -2) < step for reducer, step in self._last_steps.items()):
-            self._forget_steps()  # the timeline was cleared
-            self.send({"type": "reset"})
-        self._last_steps = steps
-        chunks, self._cursor, _ = self._timeline.since(self._cursor)
-        self._store.extend(chunks)
-        for frame in self._store.take_dirty():
-            self._mark_unsent(frame)
-        known = [(one.reducer, one.generations) for one in reducers]
+    def _show(self, traits: dict[str, dict[str, Any]]) -> None:
+        """Sends traits that changed."""
+        for name, value in traits.items():
+            if getattr(self, name) != value:
+                setattr(self, name, value)
+
+    def _show_assignments(self) -> None:
+        """Sends which parameters the buckets hold, and what the link needs for them."""
+        known = sorted(
+            (one.reducer, generation) for one in self._timeline.reducers() for generation in one.generations[-3:]
+        )
+        described = {
+            f"{reducer}:{generation}": self._feed.assignment(reducer, generation) for reducer, generation in known
+        }
         if known != self._generations:
             self._generations = known
-            self.assignments = {
-                f"{reducer}:{generation}": self._timeline.assignment(reducer, generation)
-                for reducer, generations in known
-                for generation in generations[-3:]
-            }
-
-    def _send_steps(self) -> bool:
-        """Sends the newest steps that fit into one message; the others follow with the next ones."""
-        chosen: list[StepFrame] = []
-        size = 0
-        while self._unsent and size < _MESSAGE_BYTES:
-            key, _ = self._unsent.popitem()
-            frame = self._store.frame(*key)
-            if frame is not None:
-                chosen.append(frame)
-                size += frame.times_ns.nbytes
-        if chosen:
-            header, body = encode_steps(reversed(chosen))
-            self.send(header, [body])
-            self._sent = (self._sent[0] + len(chosen), self._sent[1] + len(body))
-        return bool(chosen)
-
-    def _mark_unsent(self, frame: StepFrame) -> None:
-        """Notes that the browser lacks this state of a step."""
-        key = (frame.reducer, frame.step)
-        self._unsent[key] = None
-        self._unsent.move_to_end(key)
+            self.assignments = described
+        link = self._link() if self._link is not None else None
+        if link is not None and (link, known) != self._linked:
+            self._linked = (link, known)
+            self.links = {f"{of}:{generation}": self._feed.expected(of, generation, link) for of, generation in known}
 
     def _obey(self) -> bool:
         """Does what the browser asked for since the last round; returns whether it asked for anything."""
@@ -298,8 +315,12 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             asked = True
             command = self._commands.get()
             if command.get("type") == "hello":
-                for frame in self._store.frames():
-                    self._mark_unsent(frame)
+                self._feed.resend()
+            elif command.get("type") == "look":
+                self._slow.look(command["id"], command["views"], command.get("reducer"))
+            elif command.get("type") == "gradients":
+                asked_for = (int(command[name]) for name in ("reducer", "step", "bucket"))
+                self.send(bucket_gradients(self._timeline, *asked_for))
             elif command.get("type") == "compare":
                 self._comparison.ask(int(command["reducer"]), self._store)
         return asked
@@ -318,33 +339,3 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     def _fail(self, error: BaseException) -> None:
         """Shows why the thread ended."""
         self.notice = f"The dashboard stopped refreshing: {type(error).__name__}: {error}"
-
-    # ---- helpers ----------------------------------------------------------------------------------------
-
-    def _forget_steps(self) -> None:
-        """Begins with nothing."""
-        self._cursor = 0
-        self._store = StepStore(self._assignment)
-        self._unsent.clear()
-
-    def _assignment(self, reducer: int, generation: int) -> dict[str, Any] | None:
-        """Returns which parameters the buckets hold, None as long as no rank said so."""
-        try:
-            return self._timeline.assignment(reducer, generation)
-        except ValueError:
-            return None
-
-    def _newest_steps(self) -> dict[str, Any]:
-        """Returns the last steps of each model as one message, for a page that has no kernel to ask."""
-        chosen: list[StepFrame] = []
-        for reducer in self._store.reducers():
-            size = 0
-            for frame in reversed(self._store.frames(reducer)):
-                size += frame.times_ns.nbytes
-                if size > _KEPT_BYTES and chosen:
-                    break
-                chosen.append(frame)
-        if not chosen:
-            return {}
-        header, body = encode_steps(reversed(chosen))
-        return {"header": header, "body": body}

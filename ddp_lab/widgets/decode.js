@@ -2,6 +2,8 @@
 
 const BLOCKS = [
   ["bounds", (r) => r * 3],
+  ["outside", (r) => r * 3], // forward begin, forward end, end of the step before
+  ["busy", (r) => r * 2], // milliseconds of hidden and of exposed communication
   ["times", (r, b) => r * b * 4],
   ["wait", (r, b) => r * b],
   ["hidden", (r, b) => r * b],

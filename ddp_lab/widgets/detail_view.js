@@ -1,31 +1,17 @@
 // What is behind a bucket (its parameters, its times on each rank), and the table of ranks.
 
-import { bytes, element, milliseconds, setRows, setText, significant } from "./theme.js";
-import { count } from "./timeline_view.js";
+import { median } from "./chart_canvas.js";
+import { GradientDots } from "./gradient_dots.js";
+import { fill, makeTable } from "./tables.js";
+import { bytes, count, element, milliseconds, setText, significant } from "./theme.js";
 
-const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype"];
+const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype", "ready at ms"];
 const RANKS = ["rank", "ready at", "waited", "reduced at", "hidden", "exposed", "gradient norm"];
 const RANK_TABLE = ["rank", "state", "step", "last event", "events", "dropped events", "process"];
 
-function makeTable(caption, heads) {
-  const body = element("tbody");
-  const cells = heads.map((name) => element("th", { scope: "col" }, name));
-  const head = element("thead", {}, element("tr", {}, ...cells));
-  return { body, node: element("table", {}, element("caption", {}, caption), head, body) };
-}
-
-function fill(body, rows) {
-  setRows(body, rows.length, () => element("tr"));
-  rows.forEach((texts, index) => {
-    const row = body.rows[index];
-    while (row.cells.length < texts.length) row.append(element(row.cells.length ? "td" : "th", row.cells.length ? {} : { scope: "row" }));
-    texts.forEach((text, column) => setText(row.cells[column], text));
-  });
-}
-
 export class DetailView {
-  // close(): the reader closes the details
-  constructor(close) {
+  // close(): the reader closes the details; actions: {redraw(), say(text)}
+  constructor(close, actions) {
     this.title = element("h4");
     this.facts = element("div", { class: "ddp-summary" });
     this.parameters = makeTable("Parameters, in the order of the bucket's buffer", PARAMETERS);
@@ -33,6 +19,9 @@ export class DetailView {
     this.ranks.node.rows[0].cells[6].title = "Euclidean norm of the bucket's averaged gradients; known after “Compare gradients”";
     const button = element("button", { type: "button", class: "ddp-button ddp-close", "aria-label": "close the bucket's details" }, "×");
     button.addEventListener("click", close);
+    this.dots = new GradientDots(actions);
+    this.dotsTitle = element("div", { class: "ddp-summary" });
+    this.dotsPlace = element("div");
     const scroll = (table) => element("div", { class: "ddp-table-scroll" }, table.node);
     this.node = element(
       "section",
@@ -40,11 +29,13 @@ export class DetailView {
       button,
       this.title,
       this.facts,
+      this.dotsPlace,
       element("div", { class: "ddp-columns" }, scroll(this.parameters), scroll(this.ranks)),
     );
   }
 
-  draw(record, bucket, info, inspection) {
+  // gradients: of the kernel: {step, ranks, ms: [rank][parameter]} of this bucket, or undefined
+  draw(record, bucket, info, inspection, gradients) {
     this.node.hidden = bucket === null || bucket >= record.buckets;
     if (this.node.hidden) return;
     setText(this.title, `Bucket ${bucket} in step ${record.step}`);
@@ -54,6 +45,8 @@ export class DetailView {
       facts.push(info.rebuilt ? "buckets rebuilt in the order in which gradients became ready" : "buckets in reverse order of registration");
     } else facts.push("its parameters are not known yet");
     setText(this.facts, facts.join(" · "));
+    this.drawDots(info, gradients);
+    const middle = (index) => (gradients ? median(gradients.ms.map((row) => row[index] ?? NaN)) : NaN);
     const parameters = (info?.parameters ?? []).map((one, order) => [
       String(order),
       one.name,
@@ -61,10 +54,19 @@ export class DetailView {
       one.numel.toLocaleString("en"),
       bytes(one.bytes),
       one.dtype,
+      milliseconds(middle(order)),
     ]);
     fill(this.parameters.body, parameters);
     const norms = inspection?.buckets?.[bucket]?.norms ?? {};
     fill(this.ranks.body, record.ranks.map((rank, row) => rankLine(record, bucket, rank, row, norms[rank])));
+  }
+
+  drawDots(info, gradients) {
+    const shown = Boolean(info && gradients);
+    if (shown !== this.dotsPlace.hasChildNodes()) this.dotsPlace.replaceChildren(...(shown ? [this.dotsTitle, this.dots.node] : []));
+    if (!shown) return;
+    setText(this.dotsTitle, `When each gradient was ready, step ${gradients.step}`);
+    this.dots.draw(gradients, info.parameters.map((one) => one.name));
   }
 }
 

@@ -29,6 +29,8 @@ class GradientSync:
         bandwidth_gb_s: ``[buckets]``, 1e9 bytes a second: the bucket's bytes over `all_reduce_ms`.
         hidden_ms: ``[ranks, buckets]``, the part of the collective under the backward's own computation.
         exposed_ms: ``[ranks, buckets]``, the part after it: the rank had nothing left to compute.
+        rank_hidden_ms, rank_exposed_ms: ``[ranks]``, how long at least one collective was under way, before and after
+            the end of the rank's own computation.
         hidden_fraction: share of the step's communication time that was hidden, all ranks together; NaN for none.
     """
 
@@ -39,6 +41,8 @@ class GradientSync:
     bandwidth_gb_s: Float64
     hidden_ms: Float64
     exposed_ms: Float64
+    rank_hidden_ms: Float64
+    rank_exposed_ms: Float64
     hidden_fraction: float
 
 
@@ -51,7 +55,8 @@ def gradient_sync(frame: StepFrame) -> GradientSync:
     duration = np.where(all_launched & all_reduced, reduced.max(axis=0, initial=0) - last, -1)
     known_bytes = np.where(frame.bucket_bytes >= 0, duration, -1)
     waits = stragglers.waits(launched.T).T if len(launched) else launched
-    hidden, exposed, fraction = _overlap(frame)
+    hidden, exposed, under, after = _overlap(frame)
+    busy = float(np.nansum(under) + np.nansum(after))
     return GradientSync(
         last_launched_ms=np.where(all_launched, frame.milliseconds(last), np.nan),
         last_rank=np.where(all_launched, np.asarray(frame.ranks, np.int64)[row], -1),
@@ -60,12 +65,14 @@ def gradient_sync(frame: StepFrame) -> GradientSync:
         bandwidth_gb_s=overlap.algorithm_bandwidth(frame.bucket_bytes, known_bytes),
         hidden_ms=hidden,
         exposed_ms=exposed,
-        hidden_fraction=fraction,
+        rank_hidden_ms=under,
+        rank_exposed_ms=after,
+        hidden_fraction=float(np.nansum(under)) / busy if busy > 0 else float("nan"),
     )
 
 
-def _overlap(frame: StepFrame) -> tuple[Float64, Float64, float]:
-    """Returns hidden and exposed milliseconds, and the hidden share; on the device's clock where it timed all."""
+def _overlap(frame: StepFrame) -> tuple[Float64, Float64, Float64, Float64]:
+    """Returns hidden and exposed milliseconds by bucket and by rank; on the device's clock where it timed all."""
     launched, reduced = frame.times_ns[..., LAUNCHED], frame.times_ns[..., REDUCED]
     timed = frame.device_ns[..., 1] > 0
     device = ((launched > 0).any(axis=1) & (timed | (launched == 0)).all(axis=1))[:, None]
@@ -75,10 +82,10 @@ def _overlap(frame: StepFrame) -> tuple[Float64, Float64, float]:
     computed = np.where(device, begin.max(axis=1, keepdims=True, initial=0), frame.bounds_ns[:, FINALIZE, None])
     valid = (begin > 0) & (end > 0) & (computed > 0)
     hidden, exposed = overlap.split(begin, np.maximum(begin, end), computed)
-    under = overlap.covered(begin, np.minimum(end, computed), valid & (np.minimum(end, computed) > begin)).sum()
-    after = overlap.covered(np.maximum(begin, computed), end, valid & (end > np.maximum(begin, computed))).sum()
-    fraction = float(under / (under + after)) if under + after > 0 else float("nan")
-    return _ms(hidden, valid), _ms(exposed, valid), fraction
+    under = overlap.covered(begin, np.minimum(end, computed), valid & (np.minimum(end, computed) > begin))
+    after = overlap.covered(np.maximum(begin, computed), end, valid & (end > np.maximum(begin, computed)))
+    some = np.asarray(valid.any(axis=1))
+    return _ms(hidden, valid), _ms(exposed, valid), _ms(under, some), _ms(after, some)
 
 
 def _ms(values: Int64, valid: npt.NDArray[np.bool_]) -> Float64:

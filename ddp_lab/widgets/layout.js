@@ -22,12 +22,13 @@ export function makeScale(window, width) {
   };
 }
 
-// size: {width, height, axis: "common" | "rank", window: [ms, ms] | null}
+// size: {width, height, axis: "common" | "rank", window: [ms, ms] | null}; and for a picture of several steps or of a part of the
+// content: shift (ms added to every time), visible: [first, last] pixel of the content
 export function layOut(record, size) {
   const ranks = record.rankCount;
   const buckets = record.buckets;
   const zero = new Float64Array(ranks);
-  if (size.axis === "rank") for (let row = 0; row < ranks; row++) zero[row] = or(record.bounds[row * 3], 0);
+  for (let row = 0; row < ranks; row++) zero[row] = (size.axis === "rank" ? or(record.bounds[row * 3], 0) : 0) - (size.shift ?? 0);
   const [earliest, latest] = extent(record, zero);
   const window = size.window ?? [Math.min(0, earliest), latest > 0 ? latest * 1.02 : 1];
   const scale = makeScale(window, size.width - LABEL_WIDTH - RIGHT_MARGIN);
@@ -42,10 +43,11 @@ export function layOut(record, size) {
     bands.push(band(record, row, top, zero[row], latest, scale));
     for (let bucket = 0; bucket < buckets; bucket++) {
       const y = top + HEADER_HEIGHT + bucket * rowHeight;
+      if (size.visible && (y + rowHeight < size.visible[0] || y > size.visible[1])) continue;
       addBars(bars, spans(record, row, bucket, zero[row], latest), scale, row, bucket, y, rowHeight);
     }
   }
-  return { bars, bands, ticks: ticks(window, scale.width), rowHeight, group, contentHeight: ranks * group, window, scale };
+  return { bars, bands, ticks: ticks(window, scale.width), rowHeight, group, contentHeight: ranks * group, window, scale, zero };
 }
 
 export function ticks(window, width) {

@@ -19,6 +19,8 @@ __all__ = ["BLOCKS", "encode_steps"]
 # name and shape of each block, in order; R ranks, B buckets. Times are ms from the step's origin, NaN: not arrived.
 BLOCKS = (
     ("bounds", "R3"),
+    ("outside", "R3"),
+    ("busy", "R2"),
     ("times", "RB4"),
     ("wait", "RB"),
     ("hidden", "RB"),
@@ -55,6 +57,8 @@ def encode_steps(frames: Iterable[StepFrame]) -> tuple[dict[str, Any], bytes]:
         )
         arrays = (
             frame.milliseconds(frame.bounds_ns),
+            frame.milliseconds(frame.outside_ns),
+            np.stack([sync.rank_hidden_ms, sync.rank_exposed_ms], axis=-1),
             frame.milliseconds(frame.times_ns),
             sync.wait_ms,
             sync.hidden_ms,

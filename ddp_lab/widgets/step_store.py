@@ -29,6 +29,8 @@ _DEVICE_COLUMNS = ("device_begin_ns", "device_end_ns")
 # columns of `StepFrame.times_ns` and `StepFrame.bounds_ns`
 FIRST_READY, READY, LAUNCHED, REDUCED = range(4)
 BEGIN, FINALIZE, END = range(3)
+# columns of `StepFrame.outside_ns`
+FORWARD_BEGIN, FORWARD_END, PREVIOUS_END = range(3)
 
 _TIME_COLUMN = np.full(256, -1, np.int8)
 for _column, _kind in enumerate((Kind.GRAD_READY, Kind.BUCKET_READY, Kind.BUCKET_LAUNCHED, Kind.BUCKET_REDUCED)):
@@ -36,7 +38,10 @@ for _column, _kind in enumerate((Kind.GRAD_READY, Kind.BUCKET_READY, Kind.BUCKET
 _BOUND_COLUMN = np.full(256, -1, np.int8)
 for _column, _kind in enumerate((Kind.BACKWARD_BEGIN, Kind.FINALIZE_BEGIN, Kind.BACKWARD_END)):
     _BOUND_COLUMN[_kind] = _column
-_USED = (_TIME_COLUMN >= 0) | (_BOUND_COLUMN >= 0)
+_OUTSIDE_COLUMN = np.full(256, -1, np.int8)
+for _column, _kind in enumerate((Kind.FORWARD_BEGIN, Kind.FORWARD_END)):
+    _OUTSIDE_COLUMN[_kind] = _column
+_USED = (_TIME_COLUMN >= 0) | (_BOUND_COLUMN >= 0) | (_OUTSIDE_COLUMN >= 0)
 _USED[[Kind.DEVICE_SPAN, Kind.ABANDONED]] = True
 
 
@@ -49,6 +54,8 @@ class StepFrame:
         ranks: the rank of each row.
         bucket_bytes: int64 ``[buckets]``, -1 where unknown.
         bounds_ns: int64 ``[ranks, 3]``: backward begin, finalize begin, backward end.
+        outside_ns: int64 ``[ranks, 3]``: begin and end of the last forward before the backward, end of the step
+            before.
         times_ns: int64 ``[ranks, buckets, 4]``: first gradient ready, ready, launched, reduced.
         device_ns: int64 ``[ranks, buckets, 2]``: begin and end of the collective on the device.
         abandoned: whether a rank gave this backward up.
@@ -60,6 +67,7 @@ class StepFrame:
     ranks: list[int]
     bucket_bytes: Int64
     bounds_ns: Int64
+    outside_ns: Int64
     times_ns: Int64
     device_ns: Int64
     abandoned: bool = False
@@ -75,6 +83,7 @@ class StepFrame:
             list(ranks),
             bucket_bytes,
             np.zeros((shape[0], 3), np.int64),
+            np.zeros((shape[0], 3), np.int64),
             np.zeros((*shape, 4), np.int64),
             np.zeros((*shape, 2), np.int64),
         )
@@ -83,6 +92,11 @@ class StepFrame:
     def shape(self) -> tuple[int, int]:
         """Number of ranks and of buckets."""
         return self.times_ns.shape[0], self.times_ns.shape[1]
+
+    @property
+    def begun(self) -> bool:
+        """Whether a rank has begun its backward (else only forwards are known, perhaps those of an evaluation)."""
+        return bool(self.bounds_ns.any() or self.times_ns.any())
 
     @property
     def complete(self) -> bool:
@@ -96,6 +110,8 @@ class StepFrame:
         begins = begins[begins > 0]
         if not begins.size:
             begins = self.times_ns[self.times_ns > 0]
+        if not begins.size:
+            begins = self.outside_ns[self.outside_ns > 0]
         return int(begins.min()) if begins.size else 0
 
     def milliseconds(self, values: Int64) -> Float64:
@@ -103,15 +119,17 @@ class StepFrame:
         return np.where(values > 0, (values - self.origin_ns) / 1e6, np.nan)
 
     def grow(self, ranks: list[int], bucket_bytes: Int64) -> None:
-        """Makes room for more ranks or buckets than were known when the step began."""
+        """Makes room for other ranks or buckets than were known when the step began."""
         old_rows = [ranks.index(rank) for rank in self.ranks]
         larger = StepFrame.empty(self.reducer, self.step, self.generation, ranks, bucket_bytes)
-        buckets = self.shape[1]
+        buckets = min(self.shape[1], len(bucket_bytes))
         larger.bounds_ns[old_rows] = self.bounds_ns
-        larger.times_ns[old_rows, :buckets] = self.times_ns
-        larger.device_ns[old_rows, :buckets] = self.device_ns
+        larger.outside_ns[old_rows] = self.outside_ns
+        larger.times_ns[old_rows, :buckets] = self.times_ns[:, :buckets]
+        larger.device_ns[old_rows, :buckets] = self.device_ns[:, :buckets]
         self.ranks, self.bucket_bytes = larger.ranks, bucket_bytes
-        self.bounds_ns, self.times_ns, self.device_ns = larger.bounds_ns, larger.times_ns, larger.device_ns
+        self.bounds_ns, self.outside_ns = larger.bounds_ns, larger.outside_ns
+        self.times_ns, self.device_ns = larger.times_ns, larger.device_ns
 
 
 class StepStore:
@@ -160,12 +178,12 @@ class StepStore:
                 self._take(one, number, {name: values[chosen] for name, values in columns.items()})
 
     def reducers(self) -> list[int]:
-        """Returns the reducers of which a step is held."""
-        return sorted(self._frames)
+        """Returns the reducers of which a step is held whose backward has begun."""
+        return sorted(reducer for reducer in self._frames if self.steps(reducer))
 
     def steps(self, reducer: int) -> list[int]:
-        """Returns the step numbers held of one reducer, in order."""
-        return sorted(self._frames.get(reducer, ()))
+        """Returns the step numbers held of one reducer whose backward has begun, in order."""
+        return sorted(step for step, frame in self._frames.get(reducer, {}).items() if frame.begun)
 
     def frame(self, reducer: int, step: int) -> StepFrame | None:
         """Returns one step, None if it is not held (yet, or any more)."""
@@ -187,11 +205,14 @@ class StepStore:
         return max(done, key=lambda frame: (frame.origin_ns, frame.step), default=None)
 
     def take_dirty(self) -> list[StepFrame]:
-        """Returns the steps that changed since the last call, oldest change first, and forgets that they did."""
+        """Returns the steps that changed since the last call, oldest change first, and forgets that they did.
+
+        A step whose backward has not begun is left out.
+        """
         keys = list(self._dirty)
         self._dirty.clear()
         found = (self.frame(*key) for key in keys)
-        return [frame for frame in found if frame is not None]
+        return [frame for frame in found if frame is not None and frame.begun]
 
     def _take(self, reducer: int, step: int, events: _Columns) -> None:
         """Writes events of one step, each rank's in order of time, into their frame."""
@@ -210,6 +231,10 @@ class StepStore:
         bound = _BOUND_COLUMN[kind]
         inside = np.flatnonzero(bound >= 0)
         frame.bounds_ns[row[inside], bound[inside]] = host[inside]
+        outside = _OUTSIDE_COLUMN[kind]
+        forward = np.flatnonzero(outside >= 0)
+        frame.outside_ns[row[forward], outside[forward]] = host[forward]
+        self._take_previous_end(frame, events["rank"])
         if (kind == Kind.ABANDONED).any():
             frame.abandoned = True
         if "device_end_ns" in events:
@@ -217,6 +242,16 @@ class StepStore:
             frame.device_ns[row[spans], bucket[spans], 0] = events["device_begin_ns"][spans]
             frame.device_ns[row[spans], bucket[spans], 1] = events["device_end_ns"][spans]
         self._dirty[frame.reducer, frame.step] = None
+
+    def _take_previous_end(self, frame: StepFrame, ranks: npt.NDArray[Any]) -> None:
+        """Notes when these ranks ended the step before: a rank's events come in order, so it is known by now."""
+        before = self.frame(frame.reducer, frame.step - 1)
+        if before is None:
+            return
+        for rank in _distinct(ranks):
+            if rank in before.ranks:
+                end = before.bounds_ns[before.ranks.index(rank), END]
+                frame.outside_ns[frame.ranks.index(rank), PREVIOUS_END] = end
 
     def _frame_for(self, reducer: int, step: int, events: _Columns) -> StepFrame | None:
         """Returns the frame of the events' step, made or enlarged as needed; None if the step is too old."""
@@ -232,6 +267,13 @@ class StepStore:
             self._bytes += _size(frame)
             self._forget_old(held)
         highest = int(events["bucket"].max())
+        generation = int(events["generation"].max())
+        if generation > frame.generation and not frame.times_ns.any():
+            # The forward began under the assignment that it then replaced.
+            frame.generation = generation
+            self._bytes -= _size(frame)
+            frame.grow(*self._known(reducer, generation, {*frame.ranks, *seen}))
+            self._bytes += _size(frame)
         if not seen <= set(frame.ranks) or highest >= frame.shape[1]:
             ranks, sizes = self._known(reducer, frame.generation, {*frame.ranks, *seen})
             if highest >= len(sizes):
@@ -273,4 +315,4 @@ def _distinct(values: npt.NDArray[Any]) -> list[int]:
 
 def _size(frame: StepFrame) -> int:
     """Returns the bytes of a frame's arrays."""
-    return int(frame.bounds_ns.nbytes + frame.times_ns.nbytes + frame.device_ns.nbytes)
+    return int(frame.bounds_ns.nbytes + frame.outside_ns.nbytes + frame.times_ns.nbytes + frame.device_ns.nbytes)

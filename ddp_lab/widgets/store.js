@@ -5,7 +5,10 @@ const MAX_BYTES = 32 * 1024 * 1024;
 const LONG_MS = 100; // a step that takes longer is shown while it grows
 
 export class StepStore {
-  constructor() {
+  // marks: MarkStore
+  constructor(marks) {
+    this.marks = marks;
+    this.gradients = null; // the kernel's last answer about a bucket's gradients
     this.reducers = new Map(); // reducer -> Map(step -> record), in order of arrival
     this.newest = null; // the record of the backward that began last, of whichever model
     this.bytes = 0;
@@ -40,8 +43,15 @@ export class StepStore {
   // The timeline was cleared.
   reset() {
     this.reducers.clear();
+    this.marks.reset();
+    this.gradients = null;
     this.newest = null;
     this.bytes = 0;
+    this.changed();
+  }
+
+  take(gradients) {
+    this.gradients = gradients;
     this.changed();
   }
 

@@ -1,19 +1,23 @@
 // Gradient sync: one table row per bucket of the step that is shown.
 
-import { PARTS, bytes, element, milliseconds, setRows, setText, significant } from "./theme.js";
-import { count } from "./timeline_view.js";
+import { ChartCanvas } from "./chart_canvas.js";
+import { paintHeat } from "./heat.js";
+import { Twin } from "./tables.js";
+import { PARTS, bytes, count, element, milliseconds, setRows, setText, significant } from "./theme.js";
 
 const COLUMNS = [
   ["bucket", "number of the bucket; click for its parameters"],
   ["size", "bytes of the bucket's buffer"],
   ["all-reduce ms", "from the last rank's launch until the bucket is reduced on every rank"],
-  ["GB/s", "the bucket's bytes (1e9 a second) over its all-reduce"],
+  ["GB/s", "algorithm bandwidth: the bucket's bytes (1e9 a second) over its all-reduce"],
+  ["bus GB/s", "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks, what a ring moves over each link"],
+  ["of the link", "how near the all-reduce comes to what the link was measured to need for as many bytes, alone"],
   ["longest wait ms", "how long the rank that launched first waited, and for which rank"],
   ["hidden | exposed ms", "launched → reduced, mean over ranks: behind the backward's computation | after it"],
 ];
 
 export class SyncView {
-  // actions: {select(bucket), compare()}
+  // actions: {select(bucket), compare(), redraw(), say(text)}
   constructor(actions) {
     this.actions = actions;
     this.body = element("tbody");
@@ -24,17 +28,28 @@ export class SyncView {
     this.button.title = "Compute on every rank whether its averaged gradients equal those of the other ranks";
     this.button.addEventListener("click", () => this.actions.compare());
     this.verdict = element("span", { class: "ddp-verdict", role: "status" });
+    this.limit = element("div", { class: "ddp-summary ddp-limit" });
+    this.waits = new ChartCanvas("How long each rank waited for the last one, by bucket", actions);
+    this.twin = new Twin("Milliseconds that each rank waited for the last one", ["rank", "bucket by bucket", "sum"]);
     this.node = element(
       "section",
       { class: "ddp-sync", "aria-label": "gradient synchronisation by bucket" },
       element("h4", {}, "Gradient sync"),
       this.summary,
       element("div", { class: "ddp-table-scroll", tabindex: "0", role: "region", "aria-label": "gradient sync table" }, this.table),
+      this.limit,
       element("div", { class: "ddp-compare" }, this.button, this.verdict),
+      element("details", { class: "ddp-twin ddp-waits" }, element("summary", { tabindex: "0" }, "How long each rank waited"), element("div")),
     );
+    this.details = this.node.querySelector(".ddp-waits");
+    this.details.addEventListener("toggle", () => {
+      this.details.lastChild.replaceChildren(...(this.details.open ? [this.waits.node, this.twin.node] : []));
+      this.actions.redraw();
+    });
   }
 
-  draw(record, selected, inspection) {
+  // link: of the kernel: {ns: expected ns by bucket, limit: GB/s on the bus, from: in words} or undefined
+  draw(record, selected, inspection, link) {
     this.record = record;
     const rows = measure(record);
     const longest = Math.max(...rows.map((row) => row.hidden + row.exposed || 0), 1e-9);
@@ -47,18 +62,35 @@ export class SyncView {
       setText(cells[1], bytes(row.bytes));
       setText(cells[2], milliseconds(row.allReduce));
       setText(cells[3], significant(row.bandwidth));
-      setText(cells[4], row.lastRank < 0 ? "–" : row.wait > 0 ? `${milliseconds(row.wait)} for rank ${row.lastRank}` : "–");
-      this.fillBar(cells[5], row, longest);
+      setText(cells[4], significant(row.bandwidth * ringFactor(record.rankCount)));
+      const share = link?.ns?.[bucket] / (row.allReduce * 1e6);
+      setText(cells[5], share > 0 ? `${Math.round(100 * share)} %` : "–");
+      setText(cells[6], row.lastRank < 0 ? "–" : row.wait > 0 ? `${milliseconds(row.wait)} for rank ${row.lastRank}` : "–");
+      this.fillBar(cells[7], row, longest);
       setText(cells[0].lastChild, same[bucket] === undefined ? "" : same[bucket].equal ? "=" : "≠");
       line.classList.toggle("ddp-selected", bucket === selected);
       line.classList.toggle("ddp-differs", same[bucket]?.equal === false);
     });
     setText(this.summary, summarise(record, rows));
     this.drawVerdict(inspection);
+    setText(this.limit, limitText(record, link));
+    if (this.details.open) this.drawWaits(record);
+  }
+
+  drawWaits(record) {
+    const names = record.ranks.map((rank) => `rank ${rank}`);
+    const value = (row, bucket) => record.wait[row * record.buckets + bucket] || 0;
+    const rowHeight = Math.min(Math.max(Math.floor(160 / names.length), 5), 20);
+    const drawing = this.waits.begin(names.length * rowHeight + 36);
+    const grid = { title: "wait", rowNames: names, columns: record.buckets, value, columnName: String, axis: "bucket", unit: "ms" };
+    const lines = (row, bucket, last, ms) => [`${names[row]} · bucket ${bucket}${last > bucket ? `–${last}` : ""}`, ["waited for the last rank", `${milliseconds(ms)} ms`]];
+    if (drawing) this.waits.finish(paintHeat(drawing, 2, rowHeight, grid, lines, (_, bucket) => this.actions.select(bucket)));
+    const buckets = [...Array(record.buckets).keys()];
+    this.twin.draw(() => names.map((name, row) => [name, buckets.map((bucket) => milliseconds(value(row, bucket))).join("  "), milliseconds(buckets.reduce((sum, bucket) => sum + value(row, bucket), 0))]));
   }
 
   // How long each rank waited, for the tooltip.
-  waits(bucket) {
+  waitsOf(bucket) {
     const { ranks, wait, buckets } = this.record;
     const lines = ranks.map((rank, row) => `rank ${rank}: ${milliseconds(wait[row * buckets + bucket])} ms`);
     return `waited for the last rank\n${lines.slice(0, 16).join("\n")}${lines.length > 16 ? "\n…" : ""}`;
@@ -70,9 +102,9 @@ export class SyncView {
     const row = element("tr", {}, element("th", { scope: "row" }, number, mark));
     for (let column = 1; column < COLUMNS.length; column++) row.append(element("td"));
     const part = (index) => element("i", { class: `ddp-bar ddp-bar-${PARTS[index].name}` });
-    row.cells[5].append(element("span", { class: "ddp-bars" }, part(3), part(4)), element("span", { class: "ddp-figures" }));
+    row.cells[7].append(element("span", { class: "ddp-bars" }, part(3), part(4)), element("span", { class: "ddp-figures" }));
     row.addEventListener("click", () => this.actions.select(bucket));
-    row.cells[4].addEventListener("pointerenter", (event) => (event.target.title = this.waits(bucket)));
+    row.cells[6].addEventListener("pointerenter", (event) => (event.target.title = this.waitsOf(bucket)));
     return row;
   }
 
@@ -89,6 +121,17 @@ export class SyncView {
     this.verdict.className = `ddp-verdict ddp-${state ?? "none"}`;
     setText(this.verdict, inspection?.text ?? "");
   }
+}
+
+// A ring of n ranks moves so many times the buffer over each link.
+function ringFactor(ranks) {
+  return ranks > 1 ? (2 * (ranks - 1)) / ranks : NaN;
+}
+
+function limitText(record, link) {
+  if (record.rankCount < 2) return "";
+  if (!link?.ns) return "Limit of the link: not measured. lab.measure_link() does it, in about a second.";
+  return `Limit of the link: ${significant(link.limit)} GB/s on the bus for large buffers (${link.from}).`;
 }
 
 // Per bucket: what the table shows; means over the ranks whose events have arrived.

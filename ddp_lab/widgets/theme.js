@@ -17,6 +17,7 @@ export function readTheme(root) {
     paper: read("--ddp-paper", "#fff"),
     grid: read("--ddp-grid", "#ddd"),
     band: read("--ddp-band", "#bbb"),
+    panel: read("--ddp-panel", "#f3f3f3"),
     accent: read("--ddp-accent", "#0072b2"),
     font: style.fontFamily || "sans-serif",
   };
@@ -71,7 +72,11 @@ export function significant(value) {
   return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : size >= 1 ? value.toFixed(2) : value.toFixed(3);
 }
 
-const CONTROLS = new Set(["button", "input", "select"]);
+export function count(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+const CONTROLS = new Set(["button", "input", "select", "summary"]);
 
 // element("td", {class: "x", title: "y"}, child, "text", ...)
 export function element(tag, attributes = {}, ...children) {

@@ -1,18 +1,24 @@
-// The bucket timeline: a canvas that scrolls, zooms, answers the pointer and the keyboard.
+// The bucket timeline: a canvas that scrolls and zooms, of one step or several.
 
-import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, LABEL_WIDTH, RIGHT_MARGIN, extent, layOut } from "./layout.js";
-import { bytes, element, makeFills, milliseconds, readTheme } from "./theme.js";
+import { sizeCanvas } from "./chart_canvas.js";
+import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, extent, layOut } from "./layout.js";
+import { chooseSteps, joinNarrow } from "./many_steps.js";
+import { outsideSpans, wholeBegin } from "./marks.js";
+import { bytes, count, element, makeFills, milliseconds, readTheme } from "./theme.js";
 import { paint } from "./timeline_paint.js";
+import { TimelinePointer } from "./timeline_pointer.js";
+import { Tip } from "./tip.js";
 
 const HEIGHTS = [150, 460];
 const ROW = 16;
 
 export class TimelineView {
-  // actions: {select(bucket), redraw(), say(text)}; describe(record, bucket) -> parameters of a bucket, or undefined
-  constructor(root, actions, describe) {
+  // actions: {select(bucket), step(by), redraw(), say(text)}; describe(record, bucket) -> parameters of a bucket, or undefined
+  constructor(root, actions, describe, marks) {
     this.root = root;
     this.actions = actions;
     this.describe = describe;
+    this.marks = marks;
     this.canvas = element("canvas", { role: "img", "aria-label": "bucket timeline" });
     this.spacer = element("div", { class: "ddp-spacer" }, this.canvas);
     this.scroller = element(
@@ -22,32 +28,22 @@ export class TimelineView {
         tabindex: "0",
         role: "application",
         "aria-label":
-          "Bucket timeline. Up and down: bucket. Left and right: rank. Enter: details. Plus, minus, 0: zoom. Shift and left or right: pan.",
+          "Bucket timeline. Up and down: bucket. Left and right: rank. Enter: details. Page up and down: step. Plus, minus, 0: zoom. Shift and left or right: pan.",
       },
       this.spacer,
     );
-    this.tip = element("div", { class: "ddp-tip", role: "tooltip", hidden: true });
-    this.node = element("div", { class: "ddp-timeline" }, this.scroller, this.tip);
+    this.tip = new Tip();
+    this.node = element("div", { class: "ddp-timeline" }, this.scroller, this.tip.node);
     this.axis = "common";
+    this.mode = "one"; // of many_steps.js
+    this.whole = false; // from the end of the step before, not from the backward's begin
     this.window = null;
+    this.brush = null; // the pixels between which time is being chosen
     this.cursor = null;
-    this.hover = null;
     this.automatic = 0;
-    this.listen();
-  }
-
-  listen() {
-    const on = (target, name, handler, options) => target.addEventListener(name, handler, options);
-    on(this.scroller, "scroll", () => this.actions.redraw());
-    on(this.scroller, "keydown", (event) => this.key(event));
-    on(this.scroller, "blur", () => this.setCursor(null));
-    on(this.canvas, "wheel", (event) => this.wheel(event), { passive: false });
-    on(this.canvas, "pointerdown", (event) => this.press(event));
-    on(this.canvas, "pointermove", (event) => this.move(event));
-    on(this.canvas, "pointerup", (event) => this.release(event));
-    on(this.canvas, "pointercancel", () => (this.drag = null));
-    on(this.canvas, "pointerleave", () => this.leave());
-    on(this.canvas, "dblclick", () => this.setWindow(null));
+    this.pointer = new TimelinePointer(this, (record, row, bucket) =>
+      bucket < 0 ? headerLines(record, row, marks) : tipLines(record, row, bucket, describe(record, bucket)),
+    );
   }
 
   // Reads the sizes that `draw` needs.
@@ -57,28 +53,40 @@ export class TimelineView {
     return { width: Math.floor(clientWidth), height: clientHeight, scroll: scrollTop };
   }
 
-  // Draws `record`; `selected` is the bucket whose details are open. A live axis keeps its length while steps differ little.
-  draw(record, { width, height, scroll }, selected, live) {
+  // Draws `record`, and of `records` the steps before it that the mode asks for; `selected` is the bucket whose details are open.
+  draw(record, records, { width, height, scroll }, selected, live) {
     this.record = record;
     if (width < 40) return;
-    this.layout = layOut(record, { width, height, axis: this.axis, window: this.window ?? this.steady(record, live) });
+    this.steps = chooseSteps(records, record, this.mode);
+    const range = this.window ?? this.automaticWindow(record, live);
+    const visible = [scroll, scroll + height - AXIS_HEIGHT];
+    this.layouts = this.steps.map(({ record: one, shift }) => layOut(one, { width, height, axis: this.axis, window: range, shift, visible }));
+    this.layout = this.layouts.at(-1);
     const content = `${Math.max(this.layout.contentHeight + AXIS_HEIGHT, height)}px`;
     if (this.spacer.style.height !== content) this.spacer.style.height = content;
+    const pen = sizeCanvas(this.canvas, width, height);
     const ratio = window.devicePixelRatio || 1;
-    const [pixelWidth, pixelHeight] = [Math.round(width * ratio), Math.round(height * ratio)];
-    const pen = this.canvas.getContext("2d");
-    if (this.canvas.width !== pixelWidth || this.canvas.height !== pixelHeight) {
-      this.canvas.width = pixelWidth;
-      this.canvas.height = pixelHeight;
-      this.canvas.style.width = `${width}px`;
-      this.canvas.style.height = `${height}px`;
-    }
     if (this.ratio !== ratio || !this.fills) [this.ratio, this.fills] = [ratio, makeFills(pen, ratio)];
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const { fills, axis, cursor } = this;
     this.theme ??= readTheme(this.root);
-    paint(pen, record, this.layout, { width, height, scroll, theme: this.theme, fills, selected, cursor, axis });
-    if (this.hover) this.showTip();
+    const { fills, axis, cursor, brush, marks, theme } = this;
+    const drawn = this.steps.map(({ record: one, shift }, index) => ({ record: one, shift, layout: this.layouts[index], bars: joinNarrow(this.layouts[index].bars) }));
+    const over = this.mode.startsWith("over") && drawn.length > 1;
+    paint(pen, drawn, { width, height, scroll, theme, fills, selected, cursor, axis, brush, marks, over, first: drawn.length > 1 && !over ? drawn[0].record.step : null });
+    this.pointer.showTip();
+  }
+
+  automaticWindow(record, live) {
+    const [first] = this.steps;
+    const begin = this.whole ? wholeBegin(first.record) : 0;
+    const [earliest, latest] = this.steady(record, live && this.steps.length === 1);
+    return [Math.min(earliest, begin), latest + this.steps.at(-1).shift];
+  }
+
+  // The step drawn at a pixel: the last one that begins before it.
+  recordAt(x) {
+    if (!this.mode.startsWith("row") || !this.layout) return this.record;
+    const at = this.layout.scale.value(x);
+    return (this.steps.findLast(({ shift }) => shift <= at) ?? this.steps[0]).record;
   }
 
   fitHeight(record) {
@@ -106,6 +114,22 @@ export class TimelineView {
     this.setWindow(null);
   }
 
+  setMode(mode) {
+    this.mode = mode;
+    this.automatic = 0;
+    this.setWindow(null);
+  }
+
+  setWhole(whole) {
+    this.whole = whole;
+    this.setWindow(null);
+  }
+
+  setBrush(brush) {
+    this.brush = brush;
+    this.actions.redraw();
+  }
+
   setWindow(range) {
     this.window = range;
     this.node.classList.toggle("ddp-zoomed", range !== null);
@@ -126,99 +150,6 @@ export class TimelineView {
     this.setWindow([first + milliseconds_, last + milliseconds_]);
   }
 
-  wheel(event) {
-    const focused = document.activeElement === this.scroller || this.root.getRootNode().activeElement === this.scroller;
-    if (!this.layout || !(event.ctrlKey || event.metaKey || (focused && !event.shiftKey))) return;
-    event.preventDefault();
-    this.zoom(Math.exp(Math.sign(event.deltaY) * 0.2), this.layout.scale.value(event.offsetX));
-  }
-
-  press(event) {
-    this.scroller.focus({ preventScroll: true });
-    this.canvas.setPointerCapture(event.pointerId);
-    this.drag = { x: event.offsetX, window: this.layout?.window, moved: false };
-  }
-
-  move(event) {
-    if (this.drag?.window) {
-      const [first, last] = this.drag.window;
-      const shift = ((this.drag.x - event.offsetX) / this.layout.scale.width) * (last - first);
-      this.drag.moved ||= Math.abs(this.drag.x - event.offsetX) > 3;
-      if (this.drag.moved) return this.setWindow([first + shift, last + shift]);
-    }
-    const found = this.find(event.offsetX, event.offsetY);
-    this.hover = found && { ...found, x: event.offsetX, y: event.offsetY };
-    this.canvas.style.cursor = found ? "pointer" : "default";
-    this.showTip();
-  }
-
-  release(event) {
-    const clicked = this.drag && !this.drag.moved;
-    this.drag = null;
-    const found = clicked && this.find(event.offsetX, event.offsetY);
-    if (found) this.actions.select(found.bucket);
-  }
-
-  leave() {
-    this.hover = null;
-    this.showTip();
-  }
-
-  // The rank's row and the bucket under a point, also left of the plot where the labels are.
-  find(x, y) {
-    if (!this.layout || y > this.scroller.clientHeight - AXIS_HEIGHT || x > this.scroller.clientWidth - RIGHT_MARGIN) return null;
-    const from = y + this.scroller.scrollTop;
-    const row = Math.floor(from / this.layout.group);
-    const bucket = Math.floor((from - row * this.layout.group - HEADER_HEIGHT) / this.layout.rowHeight);
-    return row < this.record.rankCount && bucket >= 0 && bucket < this.record.buckets ? { row, bucket } : null;
-  }
-
-  showTip() {
-    this.tip.hidden = !this.hover || Boolean(this.drag?.moved);
-    if (this.tip.hidden) return;
-    const lines = tipLines(this.record, this.hover.row, this.hover.bucket, this.describe(this.record, this.hover.bucket));
-    this.tip.replaceChildren(
-      element("strong", {}, lines[0]),
-      ...lines.slice(1).map(([name, value]) => element("div", {}, element("span", {}, name), element("span", {}, value))),
-    );
-    const { clientWidth, clientHeight } = this.node;
-    const left = this.hover.x + 16 + this.tip.offsetWidth > clientWidth ? this.hover.x - this.tip.offsetWidth - 12 : this.hover.x + 16;
-    this.tip.style.left = `${Math.max(left, 0)}px`;
-    this.tip.style.top = `${Math.max(Math.min(this.hover.y + 14, clientHeight - this.tip.offsetHeight), 0)}px`;
-  }
-
-  key(event) {
-    if (!this.record || event.ctrlKey || event.metaKey || event.altKey) return;
-    const [first, last] = this.layout?.window ?? [0, 1];
-    const sideways = event.key === "ArrowLeft" ? -1 : 1;
-    const actions = {
-      ArrowUp: () => this.moveCursor(0, -1),
-      ArrowDown: () => this.moveCursor(0, 1),
-      ArrowLeft: () => (event.shiftKey ? this.pan((sideways * (last - first)) / 10) : this.moveCursor(sideways, 0)),
-      Enter: () => this.cursor && this.actions.select(this.cursor.bucket),
-      Escape: () => this.actions.select(null),
-      "+": () => this.zoom(1 / 1.4),
-      "-": () => this.zoom(1.4),
-      0: () => this.setWindow(null),
-    };
-    actions.ArrowRight = actions.ArrowLeft;
-    actions["="] = actions["+"];
-    if (!actions[event.key]) return;
-    event.preventDefault();
-    event.stopPropagation();
-    actions[event.key]();
-  }
-
-  moveCursor(rows, buckets) {
-    const { rankCount, buckets: count } = this.record;
-    const from = this.cursor ?? { row: rows < 0 ? 1 : 0, bucket: buckets > 0 ? -1 : buckets < 0 ? 1 : 0 };
-    const flat = Math.min(Math.max(from.row * count + from.bucket + buckets, 0), rankCount * count - 1);
-    const row = Math.min(Math.max(Math.floor(flat / count) + (this.cursor ? rows : 0), 0), rankCount - 1);
-    this.setCursor({ row, bucket: flat % count });
-    const lines = tipLines(this.record, row, flat % count, this.describe(this.record, flat % count));
-    this.actions.say([lines[0], ...lines.slice(1).map((pair) => pair.join(" "))].join(", "));
-  }
-
   setCursor(cursor) {
     this.cursor = cursor;
     if (cursor && this.layout) {
@@ -230,6 +161,16 @@ export class TimelineView {
     }
     this.actions.redraw();
   }
+}
+
+// What a rank did in a step, one after the other: the lines of its header.
+export function headerLines(record, row, marks) {
+  const [begin, finalize, end] = record.bounds.subarray(row * 3, row * 3 + 3);
+  const spans = outsideSpans(record, row, marks).map((one) => [one.name, `${milliseconds(one.end - one.begin)} ms`]);
+  const from = Number.isNaN(record.outside[row * 3]) ? begin : record.outside[row * 3];
+  const inside = marks.of(record, row, from, end).map(({ at, name }) => [`mark ${name} at`, `${milliseconds(at - begin)} ms`]);
+  const exposed = ["exposed communication", `${milliseconds(record.busy[row * 2 + 1])} ms`];
+  return [`step ${record.step} · rank ${record.ranks[row]}`, ...spans, ["backward", `${milliseconds(finalize - begin)} ms`], ["finalize", `${milliseconds(end - finalize)} ms`], exposed, ...inside.slice(0, 8)];
 }
 
 // What is known about one bucket on one rank: a title, then [name, value] pairs.
@@ -256,8 +197,4 @@ export function tipLines(record, row, bucket, info) {
     lines.push(["on the device", span(record.device[index * 2 + 1] - record.device[index * 2])]);
   }
   return lines;
-}
-
-export function count(number, noun) {
-  return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }

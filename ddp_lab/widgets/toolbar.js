@@ -1,9 +1,10 @@
 // Step selector, follow-latest, model selector, time axis, zoom; and the legend.
 
+import { MODES } from "./many_steps.js";
 import { PARTS, element, setText } from "./theme.js";
 
 export class Toolbar {
-  // actions: {choose(step), follow(on), reducer(id), axis(name), zoom(factor | null)}
+  // actions: {choose(step), follow(on), reducer(id), axis(name), mode(name), whole(on), zoom(factor | null)}
   constructor(actions) {
     this.actions = actions;
     this.steps = [];
@@ -25,17 +26,24 @@ export class Toolbar {
     this.axis = element("select", { "aria-label": "time axis" });
     this.axis.append(element("option", { value: "common" }, "common to all ranks"), element("option", { value: "rank" }, "each rank's own"));
     this.axis.addEventListener("change", () => actions.axis(this.axis.value));
+    this.mode = element("select", { "aria-label": "steps shown" });
+    this.mode.append(...Object.entries(MODES).map(([value, [text]]) => element("option", { value }, text)));
+    this.mode.addEventListener("change", () => actions.mode(this.mode.value));
+    this.whole = element("input", { type: "checkbox" });
+    this.whole.addEventListener("change", () => actions.whole(this.whole.checked));
     const zoom = element("span", { class: "ddp-field ddp-zoom", role: "group", "aria-label": "zoom" });
     zoom.append(
       this.button("−", "zoom out (key −)", () => actions.zoom(1.5)),
-      this.button("+", "zoom in (key +, or Ctrl and wheel; after a click the wheel alone)", () => actions.zoom(1 / 1.5)),
+      this.button("+", "zoom in (key +, or Ctrl and wheel; after a click the wheel alone; or drag along the time axis, or with Shift)", () => actions.zoom(1 / 1.5)),
       this.button("Reset", "show the whole step (key 0, or double click)", () => actions.zoom(null)),
     );
     const selector = element("span", { class: "ddp-field ddp-steps", role: "group", "aria-label": "step selector" });
     selector.append("step ", this.back, this.range, this.forward, this.number, this.held);
     const follow = element("label", { class: "ddp-field" }, this.follow, "follow latest");
     this.node = element("div", { class: "ddp-toolbar", role: "toolbar", "aria-label": "timeline controls" });
-    this.node.append(this.modelLabel, selector, follow, element("label", { class: "ddp-field" }, "0 ms ", this.axis), zoom);
+    const whole = element("label", { class: "ddp-field", title: "from the end of the step before: optimizer, forward, and what the program marked" }, this.whole, "whole step");
+    this.ofTimeline = [element("label", { class: "ddp-field" }, "show ", this.mode), whole, element("label", { class: "ddp-field" }, "0 ms ", this.axis), zoom];
+    this.node.append(this.modelLabel, selector, follow, ...this.ofTimeline);
   }
 
   button(text, title, action) {
@@ -60,8 +68,9 @@ export class Toolbar {
     if (nearest !== undefined) this.actions.choose(nearest);
   }
 
-  // state: {steps, step, follow, reducer, reducers: [[id, title]]}
+  // state: {steps, step, follow, reducer, reducers: [[id, title]], timeline: whether it is on the page}
   draw(state) {
+    for (const node of this.ofTimeline) node.hidden = !state.timeline;
     this.steps = state.steps;
     this.shown = state.step;
     const index = Math.max(state.steps.indexOf(state.step), 0);
@@ -92,5 +101,7 @@ export function makeLegend() {
   );
   items.push(element("li", { title: "from a rank's backward begin until its last computation" }, element("i", { class: "ddp-key ddp-key-backward" }), "backward"));
   items.push(element("li", { title: "from the last computation until every bucket is written back" }, element("i", { class: "ddp-key ddp-key-finalize" }), "finalize"));
+  items.push(element("li", { title: "before the backward: seen with “whole step”, or after panning", class: "ddp-of-whole" }, element("i", { class: "ddp-key ddp-key-forward" }), "forward"));
+  items.push(element("li", { title: "when the device itself was busy with the collective", class: "ddp-of-device" }, element("i", { class: "ddp-key ddp-key-device" }), "on the device"));
   return element("ul", { class: "ddp-legend", "aria-label": "legend" }, ...items);
 }

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import comm
+import numpy as np
 import pytest
 from ipywidgets.widgets.widget import _instances
 
 from ddp_lab.client.timeline import Timeline
-from ddp_lab.widgets import esm
+from ddp_lab.events import DTYPE, Batch, Kind
+from ddp_lab.insight.link_model import LinkModel
+from ddp_lab.widgets import esm, views
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.live import Refresher, receive_while_busy
 from ddp_lab.widgets.messages import BLOCKS
@@ -86,7 +89,7 @@ def test_a_message_holds_every_block(make: Made) -> None:
     Training(3, 4).feed(timeline, 0)
     dashboard: Any = make(timeline)
     (content, (body,)) = next(pair for pair in dashboard.sent if pair[0]["type"] == "steps")
-    sizes = {"R3": 9, "RB4": 48, "RB": 12, "B": 4}
+    sizes = {"R2": 6, "R3": 9, "RB4": 48, "RB": 12, "B": 4}
     assert len(body) == 4 * sum(sizes[shape] for _, shape in BLOCKS)
     assert content["steps"][0]["ranks"] == [0, 1, 2]
     assert content["steps"][0]["complete"] is True
@@ -103,7 +106,7 @@ def test_messages_are_bounded(make: Made) -> None:
     assert max(len(buffers[0]) for content, buffers in dashboard.sent if buffers) < 400_000
     assert 99 in _steps_sent(dashboard)
     assert 0 not in _steps_sent(dashboard)
-    while dashboard._unsent:
+    while dashboard._feed.unsent:
         dashboard.refresh()
     assert sorted(_steps_sent(dashboard)) == list(range(100))
 
@@ -260,3 +263,60 @@ def test_the_module_has_no_imports_left() -> None:
     assert "import {" not in text
     assert text.count("export ") == 1
     assert "export default" in text
+
+
+def test_views_alone(make: Made) -> None:
+    """Each view is a widget of its own, with a picture of its own; an unknown one is refused."""
+    timeline, training = Timeline(), Training(delays={(1, 1): 4.0})
+    for step in range(20):
+        training.feed(timeline, step, 10**12 + step * 10**7)
+    kinds = (views.BucketTimeline, views.GradientSync, views.Overlap, views.Stragglers, views.Buckets, views.Findings)
+    drawn = set()
+    for kind in kinds:
+        one = make(timeline, kind)
+        assert one.tabs == [[kind._name]]
+        drawn.add(one.svg())
+    assert len(drawn) == len(kinds)
+    with pytest.raises(ValueError, match="choose from timeline, sync"):
+        Dashboard(timeline, views=["histogram"])
+
+
+def test_marks_are_sent_with_their_names(make: Made) -> None:
+    """A mark of the program reaches the browser once, with rank, time and name, and again for a page that is opened."""
+    timeline, training = Timeline(), Training()
+    training.feed(timeline, 0, 10**12)
+    timeline.describe(1, {"type": "mark", "index": 0, "name": "epoch", "session": 1})
+    event = np.zeros(1, DTYPE)
+    event["sequence"], event["host_ns"], event["kind"] = 10**6, 5 * 10**9, Kind.MARK
+    event["reducer"] = event["step"] = event["bucket"] = -1
+    timeline.extend(Batch(1, 1, 10**6, 0, event))
+    dashboard: Any = make(timeline)
+    dashboard._refresher.stop()
+    dashboard.refresh()
+    sent = [content["marks"] for content, _ in dashboard.sent if content["type"] == "marks"]
+    assert sent == [[(1, 5.0, "epoch")]]
+    dashboard._feed.resend()
+    dashboard.refresh()
+    assert [content["type"] for content, _ in dashboard.sent].count("marks") == 2
+
+
+def test_what_the_link_needs_for_each_bucket(make: Made) -> None:
+    """With a measured link the browser gets the time that it needs for each bucket, and its limit on the bus."""
+    timeline = Timeline()
+    Training(4, 3).feed(timeline, 0)
+    link = LinkModel(latency_ns=0, ns_per_byte=0.5)
+    dashboard = make(timeline, link=lambda: link)
+    found = dashboard.links["0:0"]
+    assert found["ns"] == [1.5 * 0.5 * 2**20] * 3
+    assert found["limit"] == pytest.approx(2.0)
+
+
+def test_a_bucket_is_asked_about(make: Made) -> None:
+    """The browser's question about a bucket is answered with the times of its gradients."""
+    timeline = Timeline()
+    Training().feed(timeline, 0)
+    dashboard: Any = make(timeline)
+    dashboard._receive(dashboard, {"type": "gradients", "reducer": 0, "step": 0, "bucket": 1}, [])
+    wait_until(lambda: any(content["type"] == "gradients" for content, _ in dashboard.sent), 10, "the answer")
+    (answer,) = [content for content, _ in dashboard.sent if content["type"] == "gradients"]
+    assert [len(row) for row in answer["ms"]] == [4, 4]

@@ -1,0 +1,152 @@
+// A canvas as wide as its container; what was drawn on it answers the pointer and the keyboard.
+
+import { element, readTheme } from "./theme.js";
+import { Tip, spoken } from "./tip.js";
+
+// Makes the canvas so large and returns a pen that draws in pixels of the page.
+export function sizeCanvas(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  const [pixelWidth, pixelHeight] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== pixelWidth || canvas.height !== pixelHeight) {
+    canvas.width = pixelWidth;
+    canvas.height = pixelHeight;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const pen = canvas.getContext("2d");
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return pen;
+}
+
+export class ChartCanvas {
+  // actions: {redraw(), say(text)}
+  constructor(label, actions) {
+    this.actions = actions;
+    this.canvas = element("canvas", { role: "img", "aria-label": label });
+    this.tip = new Tip();
+    const keys = `${label}. Arrow keys: move from value to value. Enter: choose. Escape: leave.`;
+    this.node = element("div", { class: "ddp-chart", tabindex: "0", role: "application", "aria-label": keys }, this.canvas, this.tip.node);
+    this.regions = [];
+    this.cursor = null; // key of the region that the keyboard is at
+    const on = (name, handler) => this.node.addEventListener(name, handler);
+    on("pointermove", (event) => this.move(event));
+    on("pointerleave", () => this.leave());
+    on("click", (event) => this.at(event)?.act?.());
+    on("keydown", (event) => this.key(event));
+    on("blur", () => this.setCursor(null));
+  }
+
+  // What a screen reader says of the whole.
+  label(text) {
+    if (this.canvas.getAttribute("aria-label") !== text) this.canvas.setAttribute("aria-label", text);
+  }
+
+  // Empties the canvas; null while it has no width (its tab is closed).
+  begin(height) {
+    const width = Math.floor(this.node.clientWidth);
+    if (width < 40) return null;
+    const pen = sizeCanvas(this.canvas, width, height);
+    pen.clearRect(0, 0, width, height);
+    this.theme ??= readTheme(this.node);
+    pen.textBaseline = "middle";
+    return { pen, width, height, theme: this.theme };
+  }
+
+  // regions: [{key, x, y, width, height, lines(): [title, [name, value], ...], act?()}], in reading order; the last one wins
+  finish(regions) {
+    this.regions = regions;
+    const found = regions.find((one) => one.key === this.cursor);
+    if (found) {
+      const pen = this.canvas.getContext("2d");
+      pen.strokeStyle = this.theme.accent;
+      pen.lineWidth = 2;
+      pen.strokeRect(found.x - 1, found.y - 1, found.width + 2, found.height + 2);
+    }
+    if (this.pointer) this.showTip();
+  }
+
+  find(x, y) {
+    const inside = (one) => x >= one.x && x < one.x + one.width && y >= one.y && y < one.y + one.height;
+    return this.regions.findLast(inside) ?? null;
+  }
+
+  at(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return this.find(event.clientX - box.left, event.clientY - box.top);
+  }
+
+  move(event) {
+    const box = this.canvas.getBoundingClientRect();
+    this.pointer = { x: event.clientX - box.left, y: event.clientY - box.top };
+    this.showTip();
+  }
+
+  leave() {
+    this.pointer = null;
+    this.tip.hide();
+  }
+
+  showTip() {
+    const { x, y } = this.pointer;
+    const found = this.find(x, y);
+    this.canvas.style.cursor = found?.act ? "pointer" : "default";
+    if (found) this.tip.show(found.lines(), x, y, this.node);
+    else this.tip.hide();
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || !this.regions.length) return;
+    const index = this.regions.findIndex((one) => one.key === this.cursor);
+    const here = this.regions[index];
+    const actions = {
+      ArrowLeft: () => this.go(this.regions[Math.max(index - 1, 0)]),
+      ArrowRight: () => this.go(this.regions[Math.min(index + 1, this.regions.length - 1)]),
+      ArrowUp: () => this.go(here ? this.vertical(here, -1) : this.regions[0]),
+      ArrowDown: () => this.go(here ? this.vertical(here, 1) : this.regions[0]),
+      Home: () => this.go(this.regions[0]),
+      End: () => this.go(this.regions.at(-1)),
+      Enter: () => here?.act?.(),
+      Escape: () => this.setCursor(null),
+    };
+    if (!actions[event.key]) return;
+    event.preventDefault();
+    event.stopPropagation();
+    actions[event.key]();
+  }
+
+  // The region above or below whose middle is nearest.
+  vertical(here, direction) {
+    const beyond = this.regions.filter((one) => (one.y - here.y) * direction > 0.5);
+    const rows = beyond.map((one) => one.y * direction);
+    const next = Math.min(...rows) * direction;
+    const middle = here.x + here.width / 2;
+    const distance = (one) => Math.abs(one.x + one.width / 2 - middle);
+    const inRow = beyond.filter((one) => Math.abs(one.y - next) < 0.5);
+    return inRow.reduce((best, one) => (distance(one) < distance(best) ? one : best), inRow[0]) ?? here;
+  }
+
+  go(region) {
+    this.setCursor(region.key);
+    this.actions.say(spoken(region.lines()));
+  }
+
+  setCursor(key) {
+    this.cursor = key;
+    this.actions.redraw();
+  }
+}
+
+// Round numbers from 0 to `top` for an axis.
+export function roundMarks(top, count = 5) {
+  if (!(top > 0)) return [0];
+  const power = 10 ** Math.floor(Math.log10(top / count));
+  const unit = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= (top / count) * 0.999);
+  return Array.from({ length: Math.floor(top / unit + 1e-9) + 1 }, (_, index) => index * unit);
+}
+
+export function median(values) {
+  const known = values.filter((value) => !Number.isNaN(value)).sort((a, b) => a - b);
+  if (!known.length) return NaN;
+  const middle = known.length >> 1;
+  return known.length % 2 ? known[middle] : (known[middle - 1] + known[middle]) / 2;
+}

@@ -1,0 +1,69 @@
+// Marks of the program (recording.mark), and what a rank did outside its backward.
+
+const MOST = 5000; // marks kept for each rank
+const REST = "optimizer, rest";
+
+export class MarkStore {
+  constructor() {
+    this.byRank = new Map();
+  }
+
+  // marks: [[rank, seconds, name], ...], each rank's in order
+  add(marks) {
+    for (const [rank, at, name] of marks) {
+      if (!this.byRank.has(rank)) this.byRank.set(rank, []);
+      const held = this.byRank.get(rank);
+      held.push({ at, name });
+      if (held.length > MOST) held.splice(0, MOST / 5);
+    }
+  }
+
+  reset() {
+    this.byRank.clear();
+  }
+
+  // [{at, name}] of a rank, in milliseconds of the record's common axis, of first ≤ at < last
+  of(record, row, first, last) {
+    const held = this.byRank.get(record.ranks[row]) ?? [];
+    const found = [];
+    for (let index = held.length - 1; index >= 0; index--) {
+      const at = (held[index].at - record.began) * 1000;
+      if (at < first) break;
+      if (at < last) found.unshift({ at, name: held[index].name });
+    }
+    return found;
+  }
+}
+
+// [{name, begin, end, kind: "other" | "forward"}] from the end of the step before to the backward's begin. A mark names what
+// follows it, until the next mark or event.
+export function outsideSpans(record, row, marks) {
+  const [forwardBegin, forwardEnd, previousEnd] = record.outside.subarray(row * 3, row * 3 + 3);
+  const begin = record.bounds[row * 3];
+  const until = Number.isNaN(forwardBegin) ? begin : forwardBegin;
+  const found = [...named(record, row, marks, previousEnd, until, REST)];
+  if (!Number.isNaN(forwardBegin) && !Number.isNaN(forwardEnd)) {
+    found.push({ name: "forward", begin: forwardBegin, end: forwardEnd, kind: "forward" });
+    found.push(...named(record, row, marks, forwardEnd, begin, "loss, rest"));
+  }
+  return found;
+}
+
+function named(record, row, marks, from, to, first) {
+  if (Number.isNaN(to)) return [];
+  const inside = marks.of(record, row, Number.isNaN(from) ? to - 1e4 : from, to);
+  const points = Number.isNaN(from) ? inside : [{ at: from, name: first }, ...inside];
+  return points.map(({ at, name }, index) => ({ name, begin: at, end: points[index + 1]?.at ?? to, kind: "other" }));
+}
+
+// Where the step begins on the axis: the end of the step before, but an idle time does not squeeze the rest.
+export function wholeBegin(record) {
+  let earliest = 0;
+  record.ranks.forEach((_, row) => {
+    const [forwardBegin, , previousEnd] = record.outside.subarray(row * 3, row * 3 + 3);
+    const forward = Number.isNaN(forwardBegin) ? 0 : forwardBegin;
+    const length = (record.bounds[row * 3 + 2] || 0) - forward;
+    earliest = Math.min(earliest, forward, Number.isNaN(previousEnd) ? 0 : Math.max(previousEnd, forward - 2 * length));
+  });
+  return earliest;
+}

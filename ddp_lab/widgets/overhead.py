@@ -1,0 +1,75 @@
+"""What recording and the dashboard cost, measured while they run."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..client.timeline import Timeline
+from .step_store import BEGIN, END, PREVIOUS_END, StepFrame
+
+__all__ = ["Overhead"]
+
+_WINDOW_SECONDS = 10.0
+_STEPS = 20
+
+
+class Overhead:
+    """Counts events and processor time; `read` is what the browser shows."""
+
+    def __init__(self, timeline: Timeline, event_cost: Callable[[], float | None] | None) -> None:
+        """`event_cost()` measures the cost of one event in ns on a rank, or returns None; it is called once."""
+        self._timeline = timeline
+        self._event_cost = event_cost
+        self._ns: float | None = None
+        self._samples: deque[tuple[float, float]] = deque()  # time, processor time of the dashboard so far
+        self._spent = 0.0
+        self._counts: deque[tuple[int, int]] = deque(maxlen=_STEPS)  # events and last step, all ranks together
+
+    def spend(self, seconds: float) -> None:
+        """Adds processor time of the dashboard."""
+        self._spent += seconds
+
+    def read(self, frames: list[StepFrame]) -> dict[str, Any]:
+        """Returns events a step and rank, ns of an event, ms of a step, and the share of a core that the kernel needs.
+
+        Args:
+            frames: the newest steps of the model that is shown.
+        """
+        now = time.monotonic()
+        self._samples.append((now, self._spent))
+        while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_SECONDS:
+            self._samples.popleft()
+        since, before = self._samples[0]
+        if frames and self._ns is None and self._event_cost is not None:
+            self._ns, self._event_cost = self._event_cost(), None
+        ranks = self._timeline.ranks()
+        self._counts.append((sum(one.events for one in ranks), sum(one.step for one in ranks)))
+        return {
+            "events": self._events_a_step(),
+            "ns": self._ns,
+            "step": _step_ms(frames),
+            "kernel": (self._spent - before) / (now - since) if now - since > 1.0 else None,
+        }
+
+    def _events_a_step(self) -> float | None:
+        """Events of one step of one rank: what came over the last readings, or else in all."""
+        (first, step), (last, newest) = self._counts[0], self._counts[-1]
+        if newest <= step or last <= first:
+            first, step = 0, -len(self._timeline.ranks())
+        return (last - first) / (newest - step) if newest > step and last > first else None
+
+
+def _step_ms(frames: list[StepFrame]) -> float | None:
+    """Median time of a step over ranks and steps; of forward and backward where no two steps follow each other."""
+    whole: list[float] = []
+    for frame in frames:
+        end, previous, begin = frame.bounds_ns[:, END], frame.outside_ns[:, PREVIOUS_END], frame.bounds_ns[:, BEGIN]
+        first = np.where(previous > 0, previous, begin)
+        known = (end > 0) & (first > 0)
+        whole += ((end - first)[known] / 1e6).tolist()
+    return float(np.median(whole)) if whole else None

@@ -1,0 +1,164 @@
+"""What takes the kernel longer than drawing: findings, late places, readiness of each parameter. Only while looked at.
+
+[Note: at most a fiftieth]
+Each round costs some milliseconds (more with many ranks and parameters), so the next one waits fifty times as long, and
+at least a second. What nobody looks at is not computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..client.span_columns import TableView
+from ..client.step_table import STEP_FIELDS
+from ..client.timeline import LatePlace, Timeline
+
+__all__ = ["SlowFacts", "bucket_gradients", "late_places", "readiness"]
+
+_SHARE, _LEAST_SECONDS = 50, 1.0
+_STEPS = 100
+_READINESS_STEPS = 20
+_BEGIN, _END = STEP_FIELDS.index("backward_begin"), STEP_FIELDS.index("backward_end")
+
+
+class SlowFacts:
+    """Keeps what the browser's views need up to date, as far as they are looked at."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._looks: dict[str, tuple[tuple[str, ...], int | None]] = {}  # page -> its views, its model
+        self._next = 0.0
+        self._done: object = None
+
+    def look(self, page: str, views: Sequence[str], reducer: int | None) -> None:
+        """Notes which views a page shows now, and of which model."""
+        self._looks.pop(page, None)
+        if views:
+            self._looks[page] = (tuple(views), reducer)
+        self._next = 0.0
+
+    def update(self, *, force: bool = False) -> dict[str, dict[str, Any]]:
+        """Returns what is new, by the name of the trait that it belongs to.
+
+        Args:
+            force: now, whatever it costs.
+        """
+        wanted = {view for seen, _ in self._looks.values() for view in seen} & {"findings", "stragglers", "buckets"}
+        reducer = next((model for _, model in reversed(self._looks.values()) if model is not None), None)
+        key = (self._timeline.version, reducer, frozenset(wanted))
+        if not wanted or key == self._done or (not force and time.monotonic() < self._next):
+            return {}
+        begin = time.thread_time()
+        chosen = [one for one in self._timeline.reducers() if one.last_step >= 0 and reducer in (None, one.reducer)]
+        if not chosen:
+            return {}
+        made = self._look_at(chosen[-1].reducer, wanted)
+        self._done = key
+        self._next = time.monotonic() + max(_LEAST_SECONDS, _SHARE * (time.thread_time() - begin))
+        return made
+
+    def _look_at(self, reducer: int, wanted: set[str]) -> dict[str, dict[str, Any]]:
+        made: dict[str, dict[str, Any]] = {}
+        views = self._timeline.views(reducer, _STEPS)
+        ended = [one.step[one.steps[:, _END] > 0] for one in views]
+        steps = len(set.intersection(*(set(one.tolist()) for one in ended))) if ended else 0
+        if "findings" in wanted:
+            items = [
+                {"kind": one.kind, "title": one.title, "evidence": one.evidence, "remedy": one.remedy}
+                | {"gain": one.gain_percent, "rank": one.rank, "bucket": one.bucket}
+                for one in self._timeline.findings(reducer, _STEPS)
+            ]
+            made["findings"] = {"reducer": reducer, "steps": steps, "items": items}
+        if "stragglers" in wanted:
+            places = late_places(self._timeline.find_late(reducer, _STEPS))
+            made["late"] = {"reducer": reducer, "steps": steps, "places": places}
+        if "buckets" in wanted:
+            made["readiness"] = {"reducer": reducer, **readiness(views)}
+        return made
+
+
+def late_places(found: Sequence[LatePlace]) -> list[dict[str, Any]]:
+    """Returns late places as the browser shows them."""
+    return [
+        {"rank": one.rank, "where": _where(one), "delay": one.delay_ms, "share": one.share}
+        | {"pattern": one.pattern, "cost": one.cost_percent, "bucket": one.bucket}
+        for one in found
+    ]
+
+
+def _where(one: LatePlace) -> str:
+    if one.parameter is not None:
+        return f"at the gradient of {one.parameter}" + (f" (bucket {one.bucket})" if one.bucket is not None else "")
+    if one.bucket is not None:
+        return f"in bucket {one.bucket}"
+    if one.where == "everywhere":
+        return "in its whole backward"
+    return "before its backward (input data, forward, what the program does between the steps)"
+
+
+def readiness(views: Sequence[TableView]) -> dict[str, Any]:
+    """Returns when each parameter's gradient was ready: medians over ranks and steps, and in what share of them it was.
+
+    Args:
+        views: tables of the ranks of one model; its newest steps under the newest assignment count.
+
+    Returns:
+        ``generation``; ``ready``: ms since the rank's backward began, None for none; ``used``: 0 to 1.
+    """
+    newest = max((int(one.generation.max()) for one in views if len(one.generation)), default=0)
+    parts = []
+    for one in views:
+        rows = np.flatnonzero((one.generation == newest) & (one.steps[:, _END] > 0))[-_READINESS_STEPS:]
+        since = one.gradients[rows] - one.steps[rows, _BEGIN][:, None]
+        parts.append(np.where(one.gradients[rows] > 0, since / 1e6, np.nan))
+    most = max((part.shape[1] for part in parts), default=0)
+    filled = [np.pad(part, ((0, 0), (0, most - part.shape[1])), constant_values=np.nan) for part in parts]
+    values = np.concatenate(filled) if filled else np.zeros((0, 0))
+    used = np.isfinite(values).mean(axis=0) if len(values) else np.zeros(most)
+    ready: list[float | None] = [
+        float(np.nanmedian(column)) if share > 0 else None for column, share in zip(values.T, used, strict=True)
+    ]
+    return {"generation": newest, "ready": ready, "used": used.tolist()}
+
+
+def bucket_gradients(timeline: Timeline, reducer: int, step: int, bucket: int) -> dict[str, Any]:
+    """Returns when each gradient of a bucket was ready in one step.
+
+    Returns:
+        ``type``, ``reducer``, ``step``, ``bucket``, ``generation``; ``ranks``; ``ms``: a list for each rank of ms since
+        its backward began, in the order of the bucket's buffer, None where there was none.
+    """
+    last = max((one.last_step for one in timeline.reducers() if one.reducer == reducer), default=-1)
+    ranks: list[int] = []
+    times: list[list[float | None]] = []
+    generation = 0
+    members: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+    for one in timeline.views(reducer, max(1, last - step + 1)):
+        rows = np.flatnonzero(one.step == step)
+        if not len(rows):
+            continue
+        row = rows[0]
+        if not ranks:
+            generation = int(one.generation[row])
+            members = _members(timeline, reducer, generation, bucket)
+        most = one.gradients.shape[1]
+        at = np.where(members < most, one.gradients[row, np.minimum(members, most - 1)], 0)
+        begin = one.steps[row, _BEGIN]
+        ranks.append(one.rank)
+        times.append([round(float(ns - begin) / 1e6, 4) if ns > 0 else None for ns in at.tolist()])
+    found = {"type": "gradients", "reducer": reducer, "step": step, "bucket": bucket}
+    return {**found, "generation": generation, "ranks": ranks, "ms": times}
+
+
+def _members(timeline: Timeline, reducer: int, generation: int, bucket: int) -> npt.NDArray[np.int64]:
+    try:
+        buckets = timeline.assignment(reducer, generation)["buckets"]
+    except ValueError:
+        return np.zeros(0, np.int64)
+    found: list[int] = next((one["parameters"] for one in buckets if one["bucket"] == bucket), [])
+    return np.asarray(found, np.int64)

@@ -1,0 +1,144 @@
+"""From the timeline's cursor to messages for the browser: steps and marks, each sent once, the newest first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..client.timeline import Timeline
+from ..events import Kind
+from .messages import encode_steps
+from .step_store import StepFrame, StepStore
+
+__all__ = ["StepFeed"]
+
+_MESSAGE_BYTES = 128 << 10
+_KEPT_BYTES = 256 << 10
+_KEPT_MARKS = 20_000
+
+
+class StepFeed:
+    """Reads a timeline and sends what is new; the dashboard holds its lock around every call.
+
+    Attributes:
+        store: the steps that are held.
+        sent_steps, sent_bytes: in all messages; a step that grew between two messages counts twice.
+    """
+
+    def __init__(self, timeline: Timeline, send: Callable[..., None]) -> None:
+        """`send(content, buffers=None)` takes a message to the browser."""
+        self._timeline = timeline
+        self._send = send
+        self._last_steps: dict[int, int] = {}
+        self.sent_steps = self.sent_bytes = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._cursor = 0
+        self.store = StepStore(self.assignment)
+        self.unsent: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._marks: list[tuple[int, float, str]] = []  # rank, seconds, name
+        self._marks_sent = 0
+
+    def take(self) -> None:
+        """Reads the timeline from the cursor on."""
+        steps = {one.reducer: one.last_step for one in self._timeline.reducers()}
+        if any(steps.get(reducer, -2) < step for reducer, step in self._last_steps.items()):
+            self._begin()  # the timeline was cleared
+            self._send({"type": "reset"})
+        self._last_steps = steps
+        chunks, self._cursor, _ = self._timeline.since(self._cursor)
+        self.store.extend(chunks)
+        for frame in self.store.take_dirty():
+            self._mark_unsent(frame)
+        names = self._timeline.mark_names()
+        for rank, events in chunks:
+            for event in events[(events["kind"] == Kind.MARK) & (events["parameter"] >= 0)]:
+                if event["parameter"] < len(names):
+                    self._marks.append((rank, int(event["host_ns"]) / 1e9, names[event["parameter"]]))
+
+    def send(self) -> bool:
+        """Sends the newest steps that fit into one message (the others follow with the next ones), and all marks.
+
+        Returns:
+            Whether there were steps to send.
+        """
+        if self._marks_sent < len(self._marks):
+            self._send({"type": "marks", "marks": self._marks[self._marks_sent :]})
+            del self._marks[:-_KEPT_MARKS]
+            self._marks_sent = len(self._marks)
+        chosen: list[StepFrame] = []
+        size = 0
+        while self.unsent and size < _MESSAGE_BYTES:
+            key, _ = self.unsent.popitem()
+            frame = self.store.frame(*key)
+            if frame is not None:
+                chosen.append(frame)
+                size += frame.times_ns.nbytes
+        if chosen:
+            header, body = encode_steps(reversed(chosen))
+            self._send(header, [body])
+            self.sent_steps += len(chosen)
+            self.sent_bytes += len(body)
+        return bool(chosen)
+
+    def resend(self) -> None:
+        """Sends everything that is held again: a page was opened."""
+        for frame in self.store.frames():
+            self._mark_unsent(frame)
+        self._marks_sent = 0
+        self._send({"type": "forget marks"})
+
+    def newest(self) -> dict[str, Any]:
+        """Returns the last steps of each model as one message, for a page that has no kernel to ask."""
+        chosen: list[StepFrame] = []
+        for reducer in self.store.reducers():
+            size = 0
+            for frame in reversed(self.store.frames(reducer)):
+                size += frame.times_ns.nbytes
+                if size > _KEPT_BYTES and chosen:
+                    break
+                chosen.append(frame)
+        if not chosen:
+            return {}
+        header, body = encode_steps(reversed(chosen))
+        return {"header": header, "body": body}
+
+    def recent(self, number: int) -> list[StepFrame]:
+        """Returns the newest complete steps of the model whose backward began last."""
+        latest = self.store.latest()
+        if latest is None:
+            return []
+        return [one for one in self.store.frames(latest.reducer)[-number:] if one.complete and not one.abandoned]
+
+    def assignment(self, reducer: int, generation: int) -> dict[str, Any] | None:
+        """Returns which parameters the buckets hold, None as long as no rank said so."""
+        try:
+            return self._timeline.assignment(reducer, generation)
+        except ValueError:
+            return None
+
+    def expected(self, reducer: int, generation: int, link: Any) -> dict[str, Any]:
+        """Returns what a link needs for each bucket, alone, in ns, and its limit on the bus in GB/s."""
+        assignment = self.assignment(reducer, generation) or {"buckets": (), "group_ranks": ()}
+        ranks = len(assignment["group_ranks"])
+        sizes = np.array([one["bytes"] for one in assignment["buckets"]], np.float64)
+        if ranks < 2 or not len(sizes):
+            return {}
+        large = 1e9
+        return {
+            "ns": [float(ns) for ns in link.time_ns(sizes, ranks)],
+            "limit": 2 * (ranks - 1) / ranks * large / float(link.time_ns(large, ranks)),
+            "from": f"{link.algorithm} of {ranks} ranks, fitted to {link.fit.points} sizes"
+            if link.fit
+            else link.algorithm,
+        }
+
+    def _mark_unsent(self, frame: StepFrame) -> None:
+        """Notes that the browser lacks this state of a step."""
+        key = (frame.reducer, frame.step)
+        self.unsent[key] = None
+        self.unsent.move_to_end(key)

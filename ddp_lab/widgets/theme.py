@@ -1,0 +1,34 @@
+"""Colours that pictures share with the browser's views (`theme.js`): Okabe-Ito, and Cividis for what has an order."""
+
+from __future__ import annotations
+
+__all__ = ["PHASES", "bucket_colour"]
+
+# What a step consists of, as it is stacked: field of `Breakdown` -> colour and name.
+PHASES: dict[str, tuple[str, str]] = {
+    "other": ("#9aa1a9", "other"),
+    "forward": ("#0072b2", "forward"),
+    "alone": ("#56b4e9", "backward alone"),
+    "hidden": ("#009e73", "hidden communication"),
+    "exposed": ("#d55e00", "exposed communication"),
+}
+_CIVIDIS = (
+    (0, 32, 76),
+    (33, 61, 107),
+    (85, 91, 108),
+    (123, 122, 119),
+    (165, 156, 116),
+    (211, 192, 100),
+    (255, 233, 69),
+)
+
+
+def bucket_colour(bucket: int, buckets: int) -> tuple[str, str]:
+    """Returns the CSS colour of a bucket (dark: launched first) and that of text on it."""
+    at = (0.5 if buckets < 2 else bucket / (buckets - 1)) * (len(_CIVIDIS) - 1)
+    low = min(int(at), len(_CIVIDIS) - 2)
+    red, green, blue = (
+        round(one + (other - one) * (at - low)) for one, other in zip(_CIVIDIS[low], _CIVIDIS[low + 1], strict=True)
+    )
+    light = 0.3 * red + 0.59 * green + 0.11 * blue > 120
+    return f"rgb({red}, {green}, {blue})", "#000" if light else "#fff"

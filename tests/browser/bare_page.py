@@ -1,0 +1,113 @@
+"""A dashboard in a bare page of Chromium: its script, its style and a model that passes messages to the real widget."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from ddp_lab.bench.browser import until
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.widgets import esm
+from ddp_lab.widgets.dashboard import Dashboard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Page
+
+_TRAITS = ("token", "assignments", "ranks", "tabs", "inspection", "notice", "findings", "late", "readiness", "links")
+_TRAITS += ("overhead", "kept")
+_BOOT = """async ({source, style, traits, theme}) => {
+  document.head.insertAdjacentHTML("beforeend", `<style>${style} body { margin: 8px } ${theme}</style>`);
+  const listeners = new Map();
+  const emit = (name, ...args) => { for (const one of listeners.get(name) ?? []) one(...args) };
+  window.model = {
+    data: traits,
+    get(name) { return this.data[name] },
+    on(name, f) { listeners.set(name, (listeners.get(name) ?? new Set()).add(f)) },
+    off(name, f) { listeners.get(name)?.delete(f) },
+    send(content) { window.toKernel(content) },
+  };
+  window.fromKernel = (changed, messages) => {
+    Object.assign(window.model.data, changed);
+    if (Object.keys(changed).length) emit("change");
+    for (const [content, bodies] of messages) {
+      const view = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+      emit("msg:custom", content, bodies.map(view));
+    }
+  };
+  const widget = (await import(URL.createObjectURL(new Blob([source], {type: "text/javascript"})))).default();
+  widget.initialize({model: window.model});
+  window.unmount = widget.render({model: window.model, el: document.body});
+}"""
+DARK = """:root {
+  --jp-ui-font-color1: #e4e4e4; --jp-ui-font-color2: #a8a8a8; --jp-layout-color1: #111; --jp-layout-color2: #242424;
+  --jp-border-color1: #616161; --jp-border-color2: #3a3a3a; --jp-brand-color1: #64b5f6;
+} body { background: #111 }"""
+
+
+class _Recorded(Dashboard):
+    """Keeps what it sends."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.sent: list[tuple[dict[str, Any], Any]] = []
+        super().__init__(*args, **options)
+
+    def send(self, content: Any, buffers: Any = None) -> None:
+        self.sent.append((content, buffers))
+
+
+class BarePage:
+    """A page that shows a dashboard of a timeline."""
+
+    def __init__(self, page: Page, timeline: Timeline, *, theme: str = "", **options: Any) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.dashboard = _Recorded(timeline, **options)
+        self._told: dict[str, Any] = {}
+        self._asked: list[dict[str, Any]] = []
+        page.expose_function("toKernel", lambda message: self._asked.append(message))
+        source = {"source": esm.module_text(), "style": esm.style_text(), "theme": theme}
+        page.evaluate(_BOOT, {**source, "traits": self._changed()})
+
+    def pump(self) -> None:
+        """Passes on what page and kernel have for each other."""
+        while self._asked:
+            self.dashboard._receive(self.dashboard, self._asked.pop(0), [])
+        self.dashboard._tick()
+        sent = [self.dashboard.sent.pop(0) for _ in range(len(self.dashboard.sent))]
+        messages = [[content, [base64.b64encode(body).decode() for body in buffers or ()]] for content, buffers in sent]
+        self.page.evaluate("([changed, messages]) => window.fromKernel(changed, messages)", [self._changed(), messages])
+
+    def until(self, probe: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
+        """Pumps until `probe` returns something true."""
+
+        def pumped() -> Any:
+            self.pump()
+            return probe()
+
+        return until(pumped, seconds, what)
+
+    def open(self, tab: str) -> None:
+        """Opens a tab, as a reader does."""
+        self.page.get_by_role("tab", name=tab).click()
+        self.pump()
+
+    def close(self) -> None:
+        """Ends the dashboard; fails if the page's script had an error."""
+        self.dashboard.close()
+        if self.dashboard.layout is not None:
+            self.dashboard.layout.close()
+        assert self.errors == []
+
+    def _changed(self) -> dict[str, Any]:
+        """Traits that the page has not been told."""
+        found = {}
+        for name in _TRAITS:
+            value = getattr(self.dashboard, name)
+            if name == "kept":
+                value = {}
+            if name not in self._told or self._told[name] != value:
+                found[name] = self._told[name] = value
+        return found

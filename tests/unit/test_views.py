@@ -1,0 +1,223 @@
+"""The numbers and static pictures behind the dashboard's views."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import DTYPE, Kind
+from ddp_lab.widgets import pictures, view_data
+from ddp_lab.widgets.figures import find_step
+from ddp_lab.widgets.model_map import map_cells
+from ddp_lab.widgets.overhead import Overhead
+from ddp_lab.widgets.slow_facts import SlowFacts, bucket_gradients, readiness
+from ddp_lab.widgets.step_store import END, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepStore
+from ddp_lab.widgets.view_figures import figure
+from tests.training_events import Training
+
+VIEWS = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
+
+
+def timeline_of(steps: int = 20, ranks: int = 2, **options: Any) -> Timeline:
+    """Steps of a training of 20 ms each, with a forward."""
+    made, training = Timeline(), Training(ranks, 3, forward_ms=2.5, **options)
+    for step in range(steps):
+        training.feed(made, step, 10**12 + step * 20 * 10**6)
+    return made
+
+
+def model(*names: str, buckets: int = 2) -> dict[str, Any]:
+    """An assignment of parameters of 100, 200, ... bytes to buckets, in turn."""
+    parameters = [{"index": index, "name": name, "bytes": 100 * (index + 1)} for index, name in enumerate(names)]
+    members = [[index for index in range(len(names)) if index % buckets == bucket] for bucket in range(buckets)]
+    return {
+        "module": "Net",
+        "parameters": parameters,
+        "buckets": [{"bucket": bucket, "parameters": one} for bucket, one in enumerate(members)],
+    }
+
+
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    """Other, forward, backward and exposed communication are the step; hidden is part of the backward's computation."""
+    made = timeline_of()
+    found = view_data.breakdown(made)
+    steps = made.steps().groupby("step").median(numeric_only=True)
+    np.testing.assert_allclose(found.total[1:], steps["step_ms"].to_numpy()[1:], rtol=1e-6)
+    np.testing.assert_allclose(found.alone + found.hidden, steps["compute_ms"], rtol=1e-6)
+    np.testing.assert_allclose(found.forward, 2.5, atol=0.01)
+    assert ((found.efficiency > 0) & (found.efficiency < 1)).all()
+
+
+def test_waiting_is_for_the_late_rank() -> None:
+    """Nearly all waiting is for the rank that is delayed, from the bucket on in which it is."""
+    found = view_data.waiting(timeline_of(ranks=3, delays={(2, 1): 4.0}))
+    assert found.cells[2, 1:].sum() > 0.9 * found.cells.sum()
+    assert found.share[2] > 0.6
+    assert found.steps == 20
+
+
+def test_bus_bandwidth_has_the_rings_factor() -> None:
+    """A ring of four ranks moves 1.5 times the buffer's bytes over each link."""
+    found = view_data.sync(timeline_of(ranks=4))
+    np.testing.assert_allclose(found.bus_gb_s, 1.5 * found.algorithm_gb_s)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_picture_is_self_contained(view: str) -> None:
+    """Every view's SVG is well-formed, loads nothing, and its style rules reach nothing but itself."""
+    made = timeline_of(delays={(1, 1): 4.0})
+    frame, assignment = find_step(made, None, None)
+    text = pictures.picture(view, made, frame, assignment)
+    root = ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "href" not in text
+    for style in re.findall(r"<style>(.*?)</style>", text):
+        assert all(rule.startswith(".ddp-picture ") for rule in re.findall(r"(?:^|\})([^{}]+)\{", style))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_figure_is_drawn(view: str) -> None:
+    """Every view is a plotly figure with data, a title, and colours that are names, not numbers on a scale."""
+    made = figure(timeline_of(delays={(1, 1): 4.0}), view)
+    assert made.data
+    assert made.layout.title.text
+    for trace in made.data:
+        colour = getattr(getattr(trace, "marker", None), "color", None)
+        assert colour is None or isinstance(colour, str)
+
+
+def test_figures_say_what_is_missing() -> None:
+    """An unknown view, and one with nothing to show, are errors in words."""
+    with pytest.raises(ValueError, match="choose from timeline, sync"):
+        figure(Timeline(), "histogram")
+    for view in VIEWS:
+        with pytest.raises(ValueError, match=r"no |nothing "):
+            figure(Timeline(), view)
+
+
+def test_the_map_is_as_wide_as_the_bytes() -> None:
+    """A parameter's cell is as wide as its share of the bytes, inside its module's; siblings touch."""
+    cells, depth = map_cells(model("a.weight", "a.bias", "b.c.weight", "b.d.weight"))
+    by_path = {cell.path: cell for cell in cells}
+    assert depth == 4
+    assert by_path["a.weight"].end - by_path["a.weight"].begin == pytest.approx(0.1)
+    assert by_path[""].bucket == -1
+    assert by_path["b.c.weight"].bucket == 0
+    leaves = sorted((cell for cell in cells if cell.parameter >= 0), key=lambda cell: cell.begin)
+    assert [cell.path for cell in leaves] == ["a.weight", "a.bias", "b.c.weight", "b.d.weight"]
+    assert all(one.end == pytest.approx(after.begin) for one, after in itertools.pairwise(leaves))
+    assert all(cell.depth + cell.rows == depth for cell in leaves)
+    for cell in cells:
+        parent = by_path.get(cell.path.rpartition(".")[0])
+        assert parent is None or parent.begin - 1e-9 <= cell.begin <= cell.end <= parent.end + 1e-9
+
+
+def test_modules_around_a_single_one_are_one_cell() -> None:
+    """A chain of modules with one child each takes one row, named by all of them; widths may be equal."""
+    cells, depth = map_cells(model("outer.inner.x.weight", "outer.inner.y.weight"), equal=True)
+    assert [cell.name for cell in cells][:2] == ["Net", "outer.inner"]
+    assert depth == 4
+    assert cells[-1].end - cells[-1].begin == pytest.approx(0.5)
+
+
+def test_readiness_of_each_parameter() -> None:
+    """A parameter's readiness is the median over ranks and steps; one without gradients is unused."""
+    made, training = Timeline(), Training(2, 2)
+    for step in range(5):
+        events = training.step(step, 10**12 + step * 10**8)
+        if step == 0:
+            for rank in range(2):
+                made.describe(rank, training.assignment())
+        for rank, one in enumerate(events):
+            kept = one[(one["kind"] != Kind.GRAD_READY) | (one["parameter"] != 3)]
+            made._enter(rank, None)
+            made._append(rank, kept)
+    found = readiness(made.views(0))
+    assert found["used"] == [1, 1, 1, 0, 1, 1, 1, 1]
+    assert found["ready"][3] is None
+    assert found["ready"][7] == pytest.approx(made.spans().query("bucket == 1").ready_ms.median(), rel=0.01)
+
+
+def test_gradients_of_a_bucket() -> None:
+    """The times of a bucket's gradients are those of its parameters, from each rank's own backward begin."""
+    made = timeline_of(3)
+    found = bucket_gradients(made, 0, 1, 2)
+    assert found["ranks"] == [0, 1]
+    assert [len(row) for row in found["ms"]] == [4, 4]
+    spans = made.spans().query("step == 1 and bucket == 2")
+    assert [row[0] for row in found["ms"]] == pytest.approx(list(spans.first_ready_ms), abs=1e-3)
+    assert bucket_gradients(made, 0, 99, 2)["ranks"] == []
+
+
+def test_what_nobody_looks_at_is_not_computed() -> None:
+    """Findings, late places and readiness are computed for the views that a page shows, once for each state."""
+    made = timeline_of(30, delays={(1, 1): 4.0})
+    facts = SlowFacts(made)
+    assert facts.update() == {}
+    facts.look("page", ["timeline", "sync"], 0)
+    assert facts.update() == {}
+    facts.look("page", ["stragglers"], 0)
+    (place,) = facts.update()["late"]["places"]
+    assert place["rank"] == 1
+    assert "layers.2.weight" in place["where"]
+    assert facts.update(force=True) == {}
+    facts.look("page", ["findings"], 0)
+    assert facts.update()["findings"]["items"][0]["kind"] == "straggler"
+    facts.look("page", [], 0)
+    made.set_status(0, {"state": "idle"})
+    assert facts.update(force=True) == {}
+
+
+def test_the_overhead_counts_events_of_a_step() -> None:
+    """Events of one rank and step, and the step's time, are those that were recorded; the cost is asked for once."""
+    made, training = Timeline(), Training(2, 3, forward_ms=1.0)
+    asked = []
+    store = StepStore(lambda *_: None)
+    for step in range(10):
+        training.feed(made, step, 10**12 + step * 10**7)
+    store.extend(made.since(0)[0])
+    overhead = Overhead(made, lambda: asked.append(1) or 35.0)
+    for _ in range(2):
+        found = overhead.read(store.frames(0))
+    assert found["events"] == len(training.step(0)[0])
+    assert found["ns"] == 35.0
+    assert found["step"] == pytest.approx(10.0, abs=0.5)
+    assert asked == [1]
+
+
+def test_a_step_knows_its_forward_and_the_step_before() -> None:
+    """A frame holds begin and end of the forward, and when each rank ended the step before."""
+    training = Training(2, 3, forward_ms=2.0)
+    store = StepStore(lambda *_: training.assignment())
+    for step in range(2):
+        store.extend(enumerate(training.step(step, 10**12 + step * 10**8)))
+    first, second = store.frames(0)
+    np.testing.assert_array_equal(second.outside_ns[:, PREVIOUS_END], first.bounds_ns[:, END])
+    assert (first.outside_ns[:, PREVIOUS_END] == 0).all()
+    forward = second.outside_ns[:, FORWARD_END] - second.outside_ns[:, FORWARD_BEGIN]
+    np.testing.assert_allclose(forward, 2e6, rtol=0.01)
+
+
+def test_a_forward_alone_is_no_step() -> None:
+    """A forward (perhaps of an evaluation) is not shown; under a new assignment its step follows the backward's."""
+    training = Training(1, 2, forward_ms=2.0)
+    described = {0: training.assignment(), 1: {**Training(1, 3).assignment(), "generation": 1}}
+    store = StepStore(lambda _, generation: described[generation])
+    (events,) = Training(1, 3, forward_ms=2.0).step(0, 10**12)
+    events = events.astype(DTYPE)
+    forward = np.isin(events["kind"], (Kind.FORWARD_BEGIN, Kind.FORWARD_END))
+    events["generation"][~forward] = 1
+    store.extend([(0, events[forward])])
+    assert store.reducers() == []
+    assert store.take_dirty() == []
+    store.extend([(0, events[~forward])])
+    frame = store.latest()
+    assert frame is not None
+    assert (frame.generation, frame.shape) == (1, (1, 3))
+    assert (frame.outside_ns[0, :2] > 0).all()
