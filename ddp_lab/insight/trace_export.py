@@ -35,6 +35,7 @@ _PHASES = (
     ("wait for gradients", "finalize_ns", "backward_end_ns"),
 )
 _BUCKET_PHASES = (("fill", "first_ready_ns", "ready_ns"), ("in line", "ready_ns", "launched_ns"))
+_SHORTEST_LINE_NS = 1_000  # a bucket that is launched at once was in no line
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,9 @@ def _buckets(trace: Trace) -> Iterator[str]:
     }
     _name_threads(trace, rank, threads, named)
     for name, begin, end in _BUCKET_PHASES:
-        yield from _slices(name, rank, threads, spans[begin], spans[end], step=step)
+        least = _SHORTEST_LINE_NS if name == "in line" else 0
+        shown = spans[end] - spans[begin] >= least
+        yield from _slices(name, rank[shown], threads[shown], spans[begin][shown], spans[end][shown], step=step[shown])
     told = {key: spans[key] for key in ("step", "bucket", "bytes", "n_parameters", "hidden_ms", "exposed_ms")}
     yield from _slices("all_reduce", rank, threads, spans["launched_ns"], spans["reduced_ns"], **told)
     on_device = spans["device_end_ns"] > 0
