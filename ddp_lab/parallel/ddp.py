@@ -163,8 +163,6 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
             RuntimeError: the last backward left parameters without a gradient; names them.
         """
         with _record_function("DistributedDataParallel.forward"):
-            if self._use_python_reducer:
-                return self.module(*inputs, **kwargs)
             if self._delay_all_reduce_all_params:
                 return self._finish_delayed(self.module(*inputs, **kwargs))
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
