@@ -6,12 +6,15 @@ autograd sees it, and inductor fuses the collectives of many gradients (into buc
 when the model is wrapped. The C++ reducer is there for questions about the model, but has no hooks: it records and
 averages nothing, buckets are never rebuilt, and unused parameters just bring no gradient. Buffers are not broadcast
 after the construction. A comm hook is called as ``hook(state, (gradient, parameter))``. All of this is as in torch.
+So is it that torch.compile looks into a call of the model: `forward` is the one below, not the class's, which it is
+told to leave alone ([Note: what torch.compile sees]).
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+import types
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,16 +31,22 @@ def is_chosen() -> bool:
 
 
 def install(model: ModelState) -> None:
-    """Takes the reducer's hooks off, and gives each trained parameter one of its own."""
+    """Takes the reducer's hooks off, gives each trained parameter one of its own, and leaves the call to the module."""
     from torch._inductor import config
 
     config._fuse_ddp_communication = True
     config._fuse_ddp_bucket_size = model.bucket_bytes_cap // 2**20
     model.reducer.remove_hooks()
+    model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
     model._python_hooks = [
         parameter.register_post_accumulate_grad_hook(lambda parameter: _average(model, parameter))
         for parameter in model._trained
     ]
+
+
+def forward(self: ModelState, *inputs: Any, **kwargs: Any) -> Any:
+    """Runs the module, and nothing else."""
+    return self.module(*inputs, **kwargs)
 
 
 def _average(model: ModelState, parameter: torch.Tensor) -> None:

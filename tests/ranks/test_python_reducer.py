@@ -53,20 +53,21 @@ def test_the_python_reducer(ranks: Ranks) -> None:
 
 
 def _backward_inside_on_rank(rank: int, size: int, mode: str) -> str:
-    import torch._dynamo
+    from torch._dynamo.testing import CompileCounter
 
     def train(wrap: Any) -> Any:
         torch._dynamo.reset()
+        graphs = CompileCounter()
         with torch._dynamo.config.patch(optimize_ddp=mode, compiled_autograd=True):
             model = wrap(mlp())
 
-            @torch.compile(backend="eager")
+            @torch.compile(backend=graphs)
             def step(x: torch.Tensor) -> None:
                 model(x).square().mean().backward()
 
             for number in range(2):
                 step(samples(rank, number))
-        return state_of(model)
+        return [state_of(model), graphs.frame_count, graphs.op_count]
 
     if mode == "python_reducer":
         same_as_torch(train)
@@ -84,5 +85,6 @@ def _backward_inside_on_rank(rank: int, size: int, mode: str) -> str:
     [("python_reducer", "done"), ("ddp_optimizer", "refused"), ("no_optimization", "refused")],
 )
 def test_a_backward_in_the_compiled_function(ranks: Ranks, mode: str, expected: str) -> None:
-    """Compiled autograd compiles the Python reducer's backward, as torch's, and is refused in the other modes."""
+    """Compiled autograd compiles the Python reducer's backward into as many graphs as with torch's class, and is refused
+    in the other modes."""
     assert ranks(2, _backward_inside_on_rank, mode) == [expected] * 2
