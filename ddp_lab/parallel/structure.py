@@ -195,22 +195,25 @@ def _wait_for_all(model: ModelState, changes: list[str]) -> None:
     keys = [f"ddp_lab/change/{count}/{rank}" for rank in range(dist.get_world_size(group))]
     store = _get_process_group_store(group)
     store.set(keys[dist.get_rank(group)], "; ".join(changes))
+    changed = (
+        f"the parameters of {module_text(model.module)} have changed on rank {dist.get_rank(group)} ({'; '.join(changes)})"
+    )
+
+    def missing() -> str:
+        return ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+
     hint = time.monotonic() + _HINT_SECONDS
     deadline = time.monotonic() + group._get_backend(model.device).options._timeout.total_seconds()
     while not store.check(keys):  # not store.wait(): an interrupt could not end it
-        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        if hint < time.monotonic() < deadline:
-            hint = math.inf
-            warnings.warn(
-                f"The parameters of {module_text(model.module)} have changed on rank {dist.get_rank(group)} "
-                f"({'; '.join(changes)}) and not yet on rank {', '.join(missing)}: waiting for the same change there.",
-                stacklevel=7,
-            )
         if time.monotonic() > deadline:
             raise RuntimeError(
-                f"DDP expects same model across all ranks, but the parameters of {module_text(model.module)} have "
-                f"changed on rank {dist.get_rank(group)} ({'; '.join(changes)}) and not on rank {', '.join(missing)}. "
+                f"DDP expects same model across all ranks, but {changed} and not on rank {missing()}. "
                 "Change them on all ranks between the same two steps."
+            )
+        if time.monotonic() > hint:
+            hint = math.inf
+            warnings.warn(
+                f"DDP waits for the same change on all ranks: {changed} and not yet on rank {missing()}.", stacklevel=7
             )
         time.sleep(_PAUSE_SECONDS)
     _changes_of[group] = count + 1
