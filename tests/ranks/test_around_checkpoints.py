@@ -58,6 +58,38 @@ def test_distributed_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
     ranks(2, _distributed_checkpoint_on_rank, str(tmp_path))
 
 
+def _checkpoint_of(rank: int, size: int, folder: str, load: bool) -> Any:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict as states
+
+    def program(wrap: Any) -> Any:
+        model = wrap(mlp(), bucket_cap_mb=SMALL)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        if not load:
+            _train(model, optimizer, rank, range(2))
+        weights, moments = states.get_state_dict(model, optimizer)
+        held, path = {"model": weights, "optimizer": moments}, Path(folder) / wrap.__module__
+        if not load:
+            dcp.save(held, checkpoint_id=path)
+            return state_of(model)
+        dcp.load(held, checkpoint_id=path)
+        states.set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+        loaded = {name: value.clone() for name, value in state_of(model).items()}
+        _train(model, optimizer, rank, range(2, 4))
+        return loaded, state_of(model)
+
+    return same_as_torch(program)
+
+
+def test_distributed_checkpoint_of_another_world_size(ranks: Ranks, tmp_path: Path) -> None:
+    """What two ranks saved is what one or three load, and training goes on as with torch's class."""
+    saved, _ = ranks(2, _checkpoint_of, str(tmp_path), False)
+    names = [name for name in saved if "gradient" not in name]
+    for size in (1, 3):
+        for loaded, _ in ranks(size, _checkpoint_of, str(tmp_path), True):
+            assert_same({n: v for n, v in loaded.items() if "gradient" not in n}, {n: saved[n] for n in names})
+
+
 def _save_and_load_on_rank(rank: int, size: int, folder: str) -> None:
     from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
