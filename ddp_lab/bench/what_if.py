@@ -4,8 +4,9 @@ Real Gloo ranks train each model with each bucket cap, in turns; the link betwee
 What the simulator gets of all this: the link's times for the smallest and the largest world; the workload of each model
 and world as recorded with one cap, `--base`; and, to calibrate contention, the measured steps of the caps `--fit` for
 all models but the last and for those two worlds. It then predicts every other step: caps, a model and a world of
-which no measured step was used. The median over the rounds is compared with the median of the measured ones. `--mbit`
-trains over a link shaped to so many megabits a second (needs root). Run it on a quiet machine.
+which no measured step was used. A round's workload predicts that round's steps; the median over the rounds counts, so
+that a machine that changes its speed from round to round does less harm. `--mbit` trains over a link shaped to so many
+megabits a second (needs root). Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -142,16 +143,18 @@ def score(cases: Sequence[Case], link: LinkModel, base: float, fit: Sequence[flo
     best: list[dict[str, Any]] = []
     for case, out in zip(cases, unseen, strict=True):
         about = {"model": case.model, "ranks": case.ranks}
-        predicted = _predicted(case, chosen)
-        steps = {cap: float(np.median(times)) for cap, times in case.measured.items()}
+        rounds = _predicted(case, chosen)
+        predicted = {cap: float(np.median(times)) for cap, times in rounds.items()}
+        steps = {cap: float(np.median(times)) for cap, times in _steady(case).items()}
         taken = min(predicted, key=lambda cap: predicted[cap])
         best.append(about | {"cap": taken, "cost": steps[taken] / min(steps.values()) - 1})
         for cap, value in predicted.items():
             if cap != base and (out or cap not in fit):
+                error = float(np.median(np.divide(rounds[cap], case.measured[cap]))) - 1
                 cells.append(
                     about
-                    | {"cap": cap, "measured": steps[cap], "predicted": value, "error": value / steps[cap] - 1}
-                    | {"held_out": out or ["cap"]}
+                    | {"cap": cap, "measured": float(np.median(case.measured[cap])), "predicted": value}
+                    | {"error": error, "held_out": out or ["cap"]}
                 )
     return {
         "link": repr(chosen),
@@ -162,11 +165,17 @@ def score(cases: Sequence[Case], link: LinkModel, base: float, fit: Sequence[flo
     }
 
 
-def _predicted(case: Case, link: LinkModel) -> dict[float, float]:
-    """Cap -> predicted step in ms, median over the rounds."""
+def _predicted(case: Case, link: LinkModel) -> dict[float, list[float]]:
+    """Cap -> predicted step of each round in ms."""
     tried = [Configuration(cap) for cap in case.measured]
-    rounds = [simulate_many(one, tried, link).step_ns / 1e6 for one in case.rounds]
-    return dict(zip(case.measured, np.median(rounds, axis=0).tolist(), strict=True))
+    rounds = [(simulate_many(one, tried, link).step_ns / 1e6).tolist() for one in case.rounds]
+    return dict(zip(case.measured, map(list, zip(*rounds, strict=True)), strict=True))
+
+
+def _steady(case: Case) -> dict[float, list[float]]:
+    """The measured steps as if all rounds had been equally fast: multiples of each round's mean over the caps."""
+    table = np.array(list(case.measured.values()))
+    return dict(zip(case.measured, (table / table.mean(axis=0)).tolist(), strict=True))
 
 
 def _errors(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, float]:

@@ -13,7 +13,7 @@ halving_doubling    2 log2(n)           2 (n - 1) / n  Thakur, Rabenseifner, Gro
                                                        communication operations in MPICH (2005)
 tree                2 log2(n)           2              Sanders, Speck, Träff: Two-tree algorithms for full bandwidth
                                                        broadcast, reduction and scan (2009); NCCL since 2.4
-one_host            2 (n - 1)           2 (n - 1)      the ring, where all ranks' bytes pass the same cores: n ranks send
+one_host            2 (n - 1)           2 (n - 1)      the ring, where all ranks' bytes pass the same cores: n send
                                                        2 (n - 1) / n each
 ==================  ==================  =============  ==========================================================
 
@@ -58,7 +58,7 @@ def traffic(algorithm: str, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a model fits what was measured.
+    """How well the formula fits what was measured, before any correction by size.
 
     Attributes:
         points: how many sizes (of how many ranks) it was fitted to, after the median over repetitions.
@@ -208,9 +208,9 @@ class LinkModel:
             terms[:, 0] = 0
         overhead, latency, per_byte = _robust(terms, time)
         made = cls(latency, per_byte, overhead, algorithm, lanes=lanes)
-        if per_size:
-            made = replace(made, correction=_correction(size, time / _predict(made, size, ranks)))
-        return replace(made, fit=_goodness(_predict(made, size, ranks), time))
+        predicted = _predict(made, size, ranks)
+        correction = _correction(size, time / predicted) if per_size else ()
+        return replace(made, correction=correction, fit=_goodness(predicted, time))
 
 
 def _medians(points: Iterable[Point]) -> tuple[_Floats, npt.NDArray[np.int64], _Floats]:
