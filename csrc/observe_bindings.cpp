@@ -17,18 +17,18 @@ namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// [(norm, checksum)] of each bucket, or None while the gradients are changing.
-py::object inspect_gradients(const Observation& observation) {
-  const auto gradients = observation.gradients();
-  if (!gradients) return py::none();
-  Observation::Inspections found;
-  {
-    const py::gil_scoped_release no_gil;
-    for (const auto& bucket : *gradients) found.push_back(inspect(bucket));
-  }
-  py::list list;
-  for (const Inspection& one : found) list.append(py::make_tuple(one.norm, one.checksum));
-  return list;
+void set_inspection_callback(Observation& observation, py::object callback) {
+  const std::shared_ptr<py::object> held(new py::object(std::move(callback)), [](py::object* object) {
+    const py::gil_scoped_acquire gil;
+    delete object;
+  });
+  const py::gil_scoped_release no_gil;
+  observation.set_inspection_callback([held](std::int64_t step, const Observation::Inspections& found) {
+    const py::gil_scoped_acquire gil;
+    py::list list;
+    for (const Inspection& one : found) list.append(py::make_tuple(one.norm, one.checksum));
+    (*held)(step, list);
+  });
 }
 
 std::shared_ptr<Observation> make(const std::shared_ptr<c10d::Reducer>& reducer, std::vector<at::Tensor> parameters,
@@ -52,13 +52,17 @@ void bind_observation(py::module_& module) {
       .def("stop", &Observation::stop, NoGil())
       .def("read_buckets", &Observation::read_buckets, "For each bucket its parameters' indices.", py::arg("rebuilt"),
            NoGil())
-      .def("set_process_group_index", &Observation::set_process_group_index, py::arg("index"))
+      .def("update", &Observation::update, py::arg("process_group_index"), py::arg("static_graph"), NoGil())
       .def("begin_forward", &Observation::begin_forward, py::arg("sync"), NoGil())
       .def("end_forward", &Observation::end_forward, py::arg("outputs"), py::arg("sync"), NoGil())
       .def("on_gradient", &Observation::on_gradient, py::arg("parameter"), NoGil())
-      .def("step", &Observation::step)
-      .def("generation", &Observation::generation)
-      .def("inspect", &inspect_gradients);
+      .def("step", &Observation::step, NoGil())
+      .def("generation", &Observation::generation, NoGil())
+      // Of torch's buckets nobody else can tell when they hold averages: a request waits for the next backward's end.
+      .def("inspect_averages", [](const Observation&) { return py::none(); })
+      .def("request_inspection", &Observation::request_inspection, py::arg("from_step"))
+      .def("inspection_pending", &Observation::inspection_pending)
+      .def("set_inspection_callback", &set_inspection_callback, py::arg("callback"));
 }
 
 }  // namespace ddp_lab

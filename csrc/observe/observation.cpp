@@ -1,7 +1,6 @@
 #include "observe/observation.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -10,6 +9,7 @@
 #include <unordered_map>
 
 #include "record/recorder.h"
+#include "reduce/output_hook.h"
 
 namespace ddp_lab {
 
@@ -43,7 +43,7 @@ void Observation::start() {
           if (const auto observation = self.lock()) observation->on_gradient(i);
           return outputs;
         },
-        [](torch::autograd::CompiledNodeArgs&) {}));
+        [](torch::autograd::CompiledNodeArgs&) { refuse_compiled_autograd(); }));
     auto& hooks = node->post_hooks();
     std::rotate(hooks.begin(), hooks.end() - 1, hooks.end());
     hooks_.emplace_back(std::move(node), key);
@@ -96,9 +96,10 @@ Observation::Assignment Observation::read_buckets(bool rebuilt) {
   return assignment;
 }
 
-void Observation::set_process_group_index(std::int32_t index) {
+void Observation::update(std::int32_t process_group_index, bool static_graph) {
   const Lock lock(mutex_);
-  identity_.process_group_index = index;
+  identity_.process_group_index = process_group_index;
+  identity_.static_graph = static_graph;
 }
 
 void Observation::begin_forward(bool sync) {
@@ -139,7 +140,7 @@ void Observation::end_forward(const std::vector<at::Tensor>& outputs, bool sync)
   }
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
-    output.register_hook([self = weak_from_this(), arm = arm_](const at::Tensor&) {
+    OutputHook::add(output, [self = weak_from_this(), arm = arm_] {
       if (const auto observation = self.lock()) observation->on_output_gradient(arm);
     });
   }
@@ -258,13 +259,14 @@ void Observation::end_of_task(int task, std::uint64_t arm) {
 }
 
 void Observation::end_of_backward(std::uint64_t arm) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   if (!armed_ || arm != arm_ || launches_.size() < buckets_.size()) return;
   armed_ = false;
   if (identity_.static_graph && expected_.empty()) expected_ = arrivals_;
   for (const SeenLaunch& launch : launches_) note_reduced(launch);
   recorder().record(event(Kind::kBackwardEnd));
   ++step_;
+  inspect_if_asked(lock);
 }
 
 std::int64_t Observation::step() const {
@@ -277,15 +279,25 @@ std::uint16_t Observation::generation() const {
   return generation_;
 }
 
-std::optional<std::vector<std::vector<at::Tensor>>> Observation::gradients() const {
+void Observation::set_inspection_callback(std::function<void(std::int64_t, const Inspections&)> callback) {
   const Lock lock(mutex_);
-  if (armed_ && backward_begin_ != 0) return std::nullopt;
-  std::vector<std::vector<at::Tensor>> found;
+  inspection_callback_ = std::move(callback);
+}
+
+// On a thread of the backward: no other may look at gradients, see [Note: inspecting gradients].
+void Observation::inspect_if_asked(Lock& lock) {
+  const std::int64_t step = step_ - 1;
+  if (step < inspect_from_ || !inspection_callback_) return;
+  inspect_from_ = kNoInspection;
+  Inspections found;
   for (const Bucket& bucket : buckets_) {
-    found.emplace_back();
-    for (const std::size_t parameter : bucket.parameters) found.back().push_back(parameters_[parameter].grad());
+    std::vector<at::Tensor> gradients;
+    for (const std::size_t parameter : bucket.parameters) gradients.push_back(parameters_[parameter].grad());
+    found.push_back(inspect(gradients));
   }
-  return found;
+  const auto callback = inspection_callback_;
+  lock.unlock();  // it takes the GIL, whose holder may want the lock
+  callback(step, found);
 }
 
 Event Observation::event(Kind kind, std::int64_t host_ns) const {

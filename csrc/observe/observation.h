@@ -4,7 +4,10 @@
 // known from the order in which autograd calls back. Nothing that torch computes or communicates is changed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,7 +48,8 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
 
   // Reads anew what torch's buckets are; `rebuilt`: as a new generation. Not during a backward.
   Assignment read_buckets(bool rebuilt);
-  void set_process_group_index(std::int32_t index);
+  // What the model may have changed since: another group, a graph that was declared static.
+  void update(std::int32_t process_group_index, bool static_graph);
 
   void begin_forward(bool sync);
   // The tensors that forward returned; `sync`: their backward will be synchronised.
@@ -57,11 +61,14 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
 
   std::int64_t step() const;
   std::uint16_t generation() const;
-  // Gradients by bucket; nothing while a backward changes them.
-  std::optional<std::vector<std::vector<at::Tensor>>> gradients() const;
+  // At the end of the first backward from step `from` on, `callback(step, inspections)` is called there.
+  void request_inspection(std::int64_t from) noexcept { inspect_from_ = from; }
+  bool inspection_pending() const noexcept { return inspect_from_ != kNoInspection; }
+  void set_inspection_callback(std::function<void(std::int64_t, const Inspections&)> callback);
 
  private:
-  using Lock = std::lock_guard<std::mutex>;
+  using Lock = std::unique_lock<std::mutex>;
+  static constexpr std::int64_t kNoInspection = std::numeric_limits<std::int64_t>::max();
 
   struct Bucket {
     std::vector<std::size_t> parameters;
@@ -79,6 +86,7 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
   void end_of_task(int task, std::uint64_t arm);
   void end_of_backward(std::uint64_t arm);
   bool is_complete(std::size_t parameter);
+  void inspect_if_asked(Lock& lock);
   void note_ready(std::size_t bucket, std::int64_t now);
   std::optional<SeenLaunch> launch_next();
   Event event(Kind kind, std::int64_t host_ns = 0) const;
@@ -102,6 +110,8 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
   std::int64_t backward_begin_ = 0;
   std::uint16_t generation_ = 0;
   bool armed_ = false;  // the next backward is synchronised
+  std::function<void(std::int64_t, const Inspections&)> inspection_callback_;
+  std::atomic<std::int64_t> inspect_from_{kNoInspection};
 };
 
 }  // namespace ddp_lab

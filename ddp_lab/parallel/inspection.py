@@ -10,14 +10,16 @@ from . import recording
 
 if TYPE_CHECKING:
     from .model_state import ModelState
+    from .observe import Observation
 
-__all__ = ["inspect_gradients", "install", "live_models", "request_inspection"]
+__all__ = ["inspect_gradients", "install", "install_observed", "live_models", "request_inspection"]
 
 # A model that has done nothing for so long is not between two steps of a running loop.
 _IDLE_SECONDS = 1.0
 _NEVER = 2**63 - 1
 
 _live: weakref.WeakSet[ModelState] = weakref.WeakSet()
+_observed: weakref.WeakSet[Observation] = weakref.WeakSet()
 
 
 def live_models() -> list[ModelState]:
@@ -36,6 +38,16 @@ def inspect_gradients(model: ModelState) -> list[dict[str, Any]]:
 def install(model: ModelState) -> None:
     """Counts the model among the living, and makes its reducer report here when it has carried out a request."""
     _live.add(model)
+    _report_here(model)
+
+
+def install_observed(model: Observation) -> None:
+    """The same for a model of torch's class: requests reach it, but it is none of `live_models`."""
+    _observed.add(model)
+    _report_here(model)
+
+
+def _report_here(model: ModelState | Observation) -> None:
     reducer_id = model.reducer_id
     model.reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
 
@@ -48,7 +60,7 @@ def request_inspection(reducer_id: int, step: int) -> None:
     Raises:
         KeyError: there is no such model in this process.
     """
-    models = {model.reducer_id: model for model in live_models()}
+    models: dict[int, ModelState | Observation] = {model.reducer_id: model for model in (*_observed, *live_models())}
     if reducer_id not in models:
         raise KeyError(f"no living model has reducer id {reducer_id}; there are {list(models)}")
     model = models[reducer_id]
@@ -60,7 +72,7 @@ def request_inspection(reducer_id: int, step: int) -> None:
     _watch(weakref.ref(model), at_step)
 
 
-def _watch(reference: weakref.ref[ModelState], at_step: int) -> None:
+def _watch(reference: weakref.ref[ModelState | Observation], at_step: int) -> None:
     """Carries out a pending request as soon as no backward has ended for `_IDLE_SECONDS`."""
 
     def look() -> None:
@@ -78,7 +90,7 @@ def _watch(reference: weakref.ref[ModelState], at_step: int) -> None:
         timer.start()
 
 
-def _inspect_now(model: ModelState) -> bool:
+def _inspect_now(model: ModelState | Observation) -> bool:
     found = model.reducer.inspect_averages()
     if found is None:
         return False

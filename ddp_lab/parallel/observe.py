@@ -21,7 +21,7 @@ from torch._C._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from .. import native
-from . import recording, records, verify
+from . import inspection, recording, records, verify
 from .ddp import DistributedDataParallel
 from .outputs import find_tensors
 
@@ -37,6 +37,7 @@ class Observation:
 
     Attributes:
         reducer_id: the number of the model in events.
+        reducer: the C++ side of the observation; torch's reducer is the model's.
     """
 
     def __init__(self, model: TorchDDP) -> None:
@@ -46,7 +47,7 @@ class Observation:
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self.reducer_id = verify.agree([], model.process_group, model.device, collective=False)
-        self.core = _C.Observation(
+        self.reducer = _C.Observation(
             reducer=model.reducer,
             parameters=self._parameters,
             reducer_id=self.reducer_id,
@@ -54,13 +55,13 @@ class Observation:
             static_graph=model.static_graph,
         )
         self._rebuilt = model._has_rebuilt_buckets
-        self._assignment: list[list[int]] = self.core.read_buckets(rebuilt=False)
+        self._assignment: list[list[int]] = self.reducer.read_buckets(rebuilt=False)
         self._described = self._what_is_described(model)
         self._handles: list[Any] = []
 
     def start(self, model: TorchDDP) -> None:
         """Adds the hooks."""
-        self.core.start()
+        self.reducer.start()
         hooks = _ForwardHooks(self)
         self._handles = [
             model.register_forward_pre_hook(hooks.before, prepend=True),
@@ -72,7 +73,7 @@ class Observation:
 
     def remove(self) -> None:
         """Takes all hooks away; the model goes on as if it had never been observed. A second call does nothing."""
-        self.core.stop()
+        self.reducer.stop()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -91,7 +92,7 @@ class Observation:
         self.remove()
 
     def _what_is_described(self, model: TorchDDP) -> tuple[object, ...]:
-        return (model._has_rebuilt_buckets, len(model._comm_hooks), model.process_group)
+        return (model._has_rebuilt_buckets, len(model._comm_hooks), model.static_graph, model.process_group)
 
     def describe_if_changed(self, model: TorchDDP) -> None:
         """Tells the timeline of buckets that torch has rebuilt, of a comm hook, and of another process group."""
@@ -101,8 +102,8 @@ class Observation:
         self._described = now
         if model._has_rebuilt_buckets != self._rebuilt:
             self._rebuilt = model._has_rebuilt_buckets
-            self._assignment = self.core.read_buckets(rebuilt=True)
-        self.core.set_process_group_index(verify.process_group_index(model.process_group))
+            self._assignment = self.reducer.read_buckets(rebuilt=True)
+        self.reducer.update(verify.process_group_index(model.process_group), model.static_graph)
         self._describe(model)
 
     def _describe(self, model: TorchDDP) -> None:
@@ -111,8 +112,8 @@ class Observation:
             dict(zip(self._names, self._parameters, strict=True)),
             model.process_group,
             reducer=self.reducer_id,
-            generation=self.core.generation(),
-            first_step=self.core.step(),
+            generation=self.reducer.generation(),
+            first_step=self.reducer.step(),
             module=type(model.module).__name__,
             rebuilt=self._rebuilt,
             options=_options(model),
@@ -124,12 +125,12 @@ class Observation:
         index = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         told: Callable[..., Any] = model._fire_reducer_autograd_hook
         numbers = [index.get(id(parameter)) for parameter in model._module_parameters]
-        core = self.core
+        reducer = self.reducer
 
         def tell(number: int, *unused: Any) -> Any:
             known = numbers[number]
             if known is not None:
-                core.on_gradient(known)
+                reducer.on_gradient(known)
             return told(number, *unused)
 
         model._fire_reducer_autograd_hook = tell  # type: ignore[method-assign]
@@ -147,13 +148,13 @@ class _ForwardHooks:
     def before(self, model: TorchDDP, inputs: Any) -> None:
         """Before forward."""
         if self._observation is not None and torch.is_grad_enabled():
-            self._observation.core.begin_forward(model.require_backward_grad_sync)
+            self._observation.reducer.begin_forward(model.require_backward_grad_sync)
 
     def after(self, model: TorchDDP, inputs: Any, output: Any) -> None:
         """After forward, whose beginning may have rebuilt the buckets."""
         if self._observation is not None and torch.is_grad_enabled():
             self._observation.describe_if_changed(model)
-            self._observation.core.end_forward(find_tensors(output), model.require_backward_grad_sync)
+            self._observation.reducer.end_forward(find_tensors(output), model.require_backward_grad_sync)
 
 
 def observe(model: TorchDDP) -> Observation:
@@ -169,7 +170,8 @@ def observe(model: TorchDDP) -> Observation:
 
     Raises:
         TypeError: it is none, or our class, which records by itself.
-        ValueError: its gradients are averaged by torch.compile (``optimize_ddp="python_reducer"``), where no bucket is.
+        ValueError: its gradients are averaged without buckets: by torch.compile (``optimize_ddp="python_reducer"``), or
+            all of them delayed (``delay_all_reduce_named_params``).
 
     Example:
         >>> model = torch.nn.parallel.DistributedDataParallel(net)
@@ -182,15 +184,13 @@ def observe(model: TorchDDP) -> Observation:
             f"observe() expects a torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
             "pass what wraps the model"
         )
-    if model._use_python_reducer:
-        raise ValueError(
-            "this model's gradients are averaged by torch.compile (optimize_ddp='python_reducer'), which has no "
-            "buckets: nothing can be observed"
-        )
+    if (reason := _without_buckets(model)) is not None:
+        raise ValueError(f"this model's gradients are averaged {reason}, without buckets: nothing can be observed")
     if model not in _observations:
         made = Observation(model)
         made.start(model)
         _observations[model] = made
+        inspection.install_observed(made)
     return _observations[model]
 
 
@@ -204,7 +204,7 @@ class EveryModel:
         @functools.wraps(built)
         def build(model: TorchDDP, *args: Any, **kwargs: Any) -> None:
             built(model, *args, **kwargs)
-            if not isinstance(model, DistributedDataParallel) and not model._use_python_reducer:
+            if not isinstance(model, DistributedDataParallel) and _without_buckets(model) is None:
                 observe(model)
 
         TorchDDP.__init__ = build  # type: ignore[method-assign,assignment]
@@ -212,6 +212,15 @@ class EveryModel:
     def remove(self) -> None:
         """Gives torch's class its constructor back."""
         TorchDDP.__init__ = self._before  # type: ignore[method-assign]
+
+
+def _without_buckets(model: TorchDDP) -> str | None:
+    """How a model's gradients are averaged if torch's reducer does not do it."""
+    if getattr(model, "_use_python_reducer", False):
+        return "by torch.compile (optimize_ddp='python_reducer')"
+    if not hasattr(model, "reducer"):
+        return "by delay_all_reduce_named_params"
+    return None
 
 
 def observe_every_model() -> EveryModel:

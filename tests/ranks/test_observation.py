@@ -1,0 +1,213 @@
+"""What `observe()` returns: how long it lasts, what it survives, what it refuses; and what its events are good for."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+import ddp_lab
+from ddp_lab.events import Kind
+from tests.ranks.compare import mlp, samples
+from tests.ranks.conftest import Ranks
+from tests.ranks.observing import CAP_MB, check_backwards, recorded, train
+
+
+def _timeline(rank: int, size: int) -> Any:
+    model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
+    observation = ddp_lab.observe(model)
+    assert ddp_lab.observe(model) is observation
+    _, events, _ = recorded(lambda: train(model, rank, 6))
+    return events, ddp_lab.recording.descriptions(0)[0], observation.reducer_id
+
+
+def test_a_timeline_tells_as_much_as_of_our_class(ranks: Ranks) -> None:
+    """From observed ranks a timeline makes complete spans with hidden and exposed times, and a summary."""
+    from ddp_lab.events import Batch
+
+    timeline = ddp_lab.Timeline()
+    found = ranks(2, _timeline)
+    numbers = {number for _, _, number in found}
+    assert len(numbers) == 1
+    for rank, (events, descriptions, _) in enumerate(found):
+        for description in descriptions:
+            timeline.describe(rank, description | {"session": 1})
+        timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
+    spans = timeline.spans(numbers.pop())
+    assert spans["complete"].all()
+    assert len(spans) > 2 * 6
+    assert np.isfinite(spans[["hidden_ms", "exposed_ms", "ready_ms", "reduced_ms"]]).all().all()
+    assert "Sequential" in timeline.summary()
+
+
+def _removed(rank: int, size: int) -> None:
+    model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
+    observation = ddp_lab.observe(model)
+    train(model, rank, 1)
+    observation.remove()
+    observation.remove()
+    _, events, _ = recorded(lambda: train(model, rank, 2))
+    assert len(events) == 0
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    with ddp_lab.observe(model):
+        _, events, _ = recorded(lambda: train(model, rank, 2))
+    assert (events["kind"] == Kind.BACKWARD_END).sum() == 2
+
+
+def _freed(rank: int, size: int) -> None:
+    model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
+    observation = ddp_lab.observe(model)
+    train(model, rank, 2)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    observation.remove()
+
+
+def test_remove_leaves_nothing(ranks: Ranks) -> None:
+    """After remove() nothing is recorded and no hook is left; observing again works."""
+    ranks(2, _removed)
+
+
+def test_a_model_that_is_observed_can_be_freed(ranks: Ranks) -> None:
+    """Neither the observation nor what it returned keeps the model alive."""
+    ranks(2, _freed)
+
+
+def _copied(rank: int, size: int) -> None:
+    model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
+    ddp_lab.observe(model)
+    train(model, rank, 2)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        _, events, _ = recorded(lambda twin=twin: train(twin, rank, 2))
+        assert len(events) == 0
+    _, events, _ = recorded(lambda: train(model, rank, 2))
+    assert len(events)
+
+
+def test_copies_are_not_observed(ranks: Ranks) -> None:
+    """An observed model can be copied and pickled; the copies train, unobserved."""
+    ranks(2, _copied)
+
+
+def _with_an_error(rank: int, size: int) -> None:
+    model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
+    ddp_lab.observe(model)
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise RuntimeError("from the test")
+
+    def fail_once() -> None:
+        train(model, rank, 2)
+        handle = next(model.parameters()).register_hook(fail)
+        with pytest.raises(RuntimeError, match="from the test"):
+            train(model, rank, 1)
+        handle.remove()
+        with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+            model(samples(rank, 0))
+
+    _, events, _ = recorded(fail_once)
+    assert (events["kind"] == Kind.BACKWARD_END).sum() == 2
+    assert events[events["kind"] == Kind.ABANDONED]["step"].tolist() == [2]
+    dist.barrier()
+
+
+def test_a_backward_that_fails_is_abandoned(ranks: Ranks) -> None:
+    """An exception in a backward reads as in our events; what torch then says is torch's."""
+    ranks(2, _with_an_error)
+
+
+def _two_models(rank: int, size: int) -> None:
+    models = [TorchDDP(mlp(), bucket_cap_mb=CAP_MB) for _ in range(2)]
+    numbers = [ddp_lab.observe(model).reducer_id for model in models]
+
+    def train_both() -> None:
+        for step in range(3):
+            x = samples(rank, step)
+            outputs = [model(x) for model in models]
+            (outputs[0].square().mean() + outputs[1].square().mean()).backward()
+
+    _, events, descriptions = recorded(train_both)
+    for number in numbers:
+        own = [one for one in descriptions if one.get("reducer") == number]
+        first = [one for one in ddp_lab.recording.descriptions(0)[0] if one.get("reducer") == number]
+        check_backwards(events[events["reducer"] == number], [*first, *own])
+
+
+def test_models_that_share_a_backward_are_told_apart(ranks: Ranks) -> None:
+    """Two observed models in one backward: each launch belongs to its own."""
+    ranks(2, _two_models)
+
+
+def _every_model(rank: int, size: int) -> None:
+    from ddp_lab.parallel.observe import observe_every_model
+
+    every = observe_every_model()
+    try:
+        _, events, _ = recorded(lambda: train(TorchDDP(mlp()), rank, 2))
+        _, of_ours, _ = recorded(lambda: train(ddp_lab.DistributedDataParallel(mlp()), rank, 2))
+    finally:
+        every.remove()
+    assert (events["kind"] == Kind.BACKWARD_END).sum() == 2
+    assert (of_ours["kind"] == Kind.BACKWARD_END).sum() == 2
+    _, events, _ = recorded(lambda: train(TorchDDP(mlp()), rank, 2))
+    assert len(events) == 0
+
+
+def test_every_model_of_a_program_can_be_observed(ranks: Ranks) -> None:
+    """observe_every_model() reaches models that are wrapped later, until it is removed."""
+    ranks(2, _every_model)
+
+
+def _refused(rank: int, size: int) -> None:
+    with pytest.raises(TypeError, match=r"ddp_lab\.DistributedDataParallel records by itself"):
+        ddp_lab.observe(ddp_lab.DistributedDataParallel(mlp()))
+    with pytest.raises(TypeError, match="got Sequential: pass what wraps the model"):
+        ddp_lab.observe(mlp())  # type: ignore[arg-type]
+    net = mlp()
+    net[0].bias.requires_grad_(False)
+    trained = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+    delayed = TorchDDP(net, delay_all_reduce_named_params=trained, param_to_hook_all_reduce=net[0].weight)
+    with pytest.raises(ValueError, match="by delay_all_reduce_named_params, without buckets"):
+        ddp_lab.observe(delayed)
+
+
+def test_other_models_are_refused(ranks: Ranks) -> None:
+    """observe() says which class it expects."""
+    ranks(2, _refused)
+
+
+def _inspected(rank: int, size: int) -> Any:
+    from ddp_lab.parallel.ddp import request_inspection
+
+    model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
+    observation = ddp_lab.observe(model)
+    train(model, rank, 2)
+    known = ddp_lab.recording.descriptions(0)[1]
+    request_inspection(observation.reducer_id, 3)
+    for step in range(3):
+        model.zero_grad()
+        model(samples(rank, step)).square().mean().backward()
+        if step == 1:  # the model's step 3
+            gradients = [p.grad.clone() for p in model.parameters()]
+    (found,) = [one for one in ddp_lab.recording.descriptions(known)[0] if one["type"] == "inspection"]
+    assert (found["reducer"], found["step"]) == (observation.reducer_id, 3)
+    norm = sum(bucket["norm"] ** 2 for bucket in found["buckets"]) ** 0.5
+    assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-5)
+    return found["buckets"]
+
+
+def test_gradients_can_be_inspected_on_request(ranks: Ranks) -> None:
+    """A request is carried out at the end of the step that it names; checksums are equal on all ranks."""
+    first, second = ranks(2, _inspected)
+    assert first == second
