@@ -24,6 +24,7 @@ _PUBLIC = {
     "RankFailure": "errors",
     "ScheduleError": "errors",
     "Timeline": "client.timeline",
+    "compare": "client.compare",
     "current_cluster": "client.cluster",
     "data_parallel": "parallel.data_parallel",
     "install": "parallel.install",
@@ -43,6 +44,7 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
     "RankFailure",
     "ScheduleError",
     "Timeline",
+    "compare",
     "current_cluster",
     "data_parallel",
     "install",
@@ -56,6 +58,7 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
 if TYPE_CHECKING:
     from .client.cell_run import CellResult
     from .client.cluster import Cluster, current_cluster
+    from .client.compare import compare
     from .client.timeline import Timeline
     from .errors import CellError, ClusterError, DdpLabError, ExtensionError, RankFailure, ScheduleError
     from .parallel import recording

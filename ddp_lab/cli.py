@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib
+import json
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
 
 _NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
+_SLOWER = 3  # exit code of `compare`
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
@@ -35,6 +37,7 @@ BENCHMARKS = {
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",
     "step": "training step: our DistributedDataParallel against torch's, and torch's against itself",
+    "trace": "how long Timeline.to_perfetto takes",
     "what-if": "predicted steps against measured ones, over bucket caps, models and worlds",
     "widget": "dashboard updates per second as seen in Chromium",
 }
@@ -128,7 +131,7 @@ def lab(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Prints what a saved timeline shows and writes its figure as one HTML page."""
+    """Prints what a saved timeline shows and writes one HTML page."""
     from .client.timeline import Timeline
 
     source = Path(arguments.file)
@@ -137,9 +140,27 @@ def report(arguments: argparse.Namespace) -> int:
     timeline = Timeline.load(source)
     print(timeline.summary())
     page = Path(arguments.output or source.with_suffix(".html"))
-    timeline.figure().write_html(page, include_plotlyjs=True)
+    timeline.report(page)
     print(f"wrote {page}")
     return 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Says how two recorded runs differ; exit code 3 if the second one's step is clearly slower by the threshold."""
+    from .client.compare import compare as compare_runs
+
+    try:
+        compared = compare_runs(*arguments.files)
+    except (FileNotFoundError, ValueError) as error:
+        raise DdpLabError(str(error)) from error
+    print(compared)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(compared.as_dict(arguments.threshold), indent=2) + "\n")
+    return _SLOWER if compared.is_slower(arguments.threshold) else 0
+
+
+def _percent(text: str) -> float:
+    return float(text.removesuffix("%"))
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -164,6 +185,19 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("file", help="what `lab.timeline.save(path)` wrote")
     made.add_argument("--output", help="the HTML page to write (beside FILE)")
     made.set_defaults(call=report)
+
+    made = commands.add_parser(
+        "compare",
+        help="say how two recorded runs differ",
+        description="Compares per phase, rank and bucket, with 95 % intervals over the steps. Exit code 0: B's step is "
+        "not clearly slower than A's by the threshold; 3: it is; 1: the runs can't be compared.",
+    )
+    made.add_argument("files", nargs=2, metavar="RUN", help="A and B: files of `timeline.save(path)`, or run folders")
+    made.add_argument(
+        "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="of the step, e.g. 5%% (%(default)s %%)"
+    )
+    made.add_argument("--json", metavar="FILE", help="write all differences here")
+    made.set_defaults(call=compare)
 
     made = commands.add_parser(
         "bench",

@@ -177,6 +177,7 @@ class Timeline(TimelineModel):
             late=self.find_late(chosen.reducer, last_steps, minimum_ms=max(1.0, 0.1 * typical)),
             assignments={g: self.assignment(chosen.reducer, g) for g in chosen.generations},
             dropped=sum(rank.dropped for rank in self.ranks()),
+            findings=self.findings(chosen.reducer),
         )
         return timeline_words.summary(facts)
 
@@ -228,6 +229,19 @@ class Timeline(TimelineModel):
         target = Path(path)
         with target.open("w", encoding="utf-8") as file:
             trace_export.write(file, trace)
+        return target
+
+    def report(self, path: str | os.PathLike[str], reducer: int | None = None) -> Path:
+        """Writes one HTML page that needs no network: findings in words first, figures and tables after.
+
+        Args:
+            path: where to.
+            reducer: which model; None for the most recently active.
+        """
+        from ..widgets import report
+
+        target = Path(path)
+        target.write_text(report.page(self, reducer), encoding="utf-8")
         return target
 
     def figure(self, view: str = "timeline", **options: Any) -> Any:

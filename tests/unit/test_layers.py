@@ -49,6 +49,7 @@ LAYERS: dict[str, tuple[str, int]] = {
 }
 # Imports inside a function that reach upwards on purpose: module -> what it may import there, and why.
 LAZY_UPWARD = {
+    ("client.timeline", "widgets.report"),  # Timeline.report()
     ("client.timeline", "widgets.view_figures"),  # Timeline.figure(): plotly is loaded when a figure is asked for
 }
 
