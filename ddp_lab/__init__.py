@@ -24,6 +24,7 @@ _PUBLIC = {
     "RankFailure": "errors",
     "ScheduleError": "errors",
     "Timeline": "client.timeline",
+    "attach": "client.attached",
     "compare": "client.compare",
     "current_cluster": "client.cluster",
     "data_parallel": "parallel.data_parallel",
@@ -44,6 +45,7 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
     "RankFailure",
     "ScheduleError",
     "Timeline",
+    "attach",
     "compare",
     "current_cluster",
     "data_parallel",
@@ -56,6 +58,7 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
 ]
 
 if TYPE_CHECKING:
+    from .client.attached import attach
     from .client.cell_run import CellResult
     from .client.cluster import Cluster, current_cluster
     from .client.compare import compare

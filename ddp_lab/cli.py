@@ -1,4 +1,4 @@
-"""The `ddp-lab` command: run the demo, open the lab, measure."""
+"""The `ddp-lab` command: run the demo, open the lab, record any script, report, measure."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ BENCHMARKS = {
     "construct": "the constructor: our DistributedDataParallel against torch's",
     "events": "cost of recording an event, and its way to the client",
     "memory": "peak memory of gradients and buckets: ours against torch's",
+    "observe": "training step of torch's own DistributedDataParallel: observed against not observed",
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",
     "step": "training step: our DistributedDataParallel against torch's, and torch's against itself",
@@ -130,18 +131,24 @@ def lab(arguments: argparse.Namespace) -> int:
     )
 
 
-def report(arguments: argparse.Namespace) -> int:
-    """Prints what a saved timeline shows and writes one HTML page."""
-    from .client.timeline import Timeline
+def run(arguments: argparse.Namespace) -> int:
+    """Runs a training script under torch's elastic agent, records it and reports; the script's exit code."""
+    code: int = importlib.import_module(".launch.agent", __package__).main(arguments.options)
+    return code
 
-    source = Path(arguments.file)
-    if not source.is_file():
-        raise DdpLabError(f"{source} does not exist; `lab.timeline.save({source.name!r})` writes such a file")
-    timeline = Timeline.load(source)
-    print(timeline.summary())
-    page = Path(arguments.output or source.with_suffix(".html"))
-    timeline.report(page)
-    print(f"wrote {page}")
+
+def report(arguments: argparse.Namespace) -> int:
+    """Merges what ranks recorded, says in words what it shows, and writes it as one HTML page."""
+    from .launch import reports
+
+    source = Path(arguments.files[0])
+    beside = source / "report.html" if source.is_dir() else source.with_suffix(".html")
+    try:
+        reports.show(arguments.files, Path(arguments.output or beside), partial=arguments.partial)
+    except FileNotFoundError as error:
+        raise DdpLabError(f"{error}; `ddp-lab run` writes such a folder, `lab.timeline.save(path)` a file") from error
+    except ValueError as error:
+        raise DdpLabError(str(error)) from error
     return 0
 
 
@@ -181,9 +188,23 @@ def _parser() -> argparse.ArgumentParser:
     made = commands.add_parser("lab", help="open JupyterLab with the notebooks and tutorials")
     made.set_defaults(call=lab, takes_options=True)
 
-    made = commands.add_parser("report", help="say and draw what a saved timeline shows")
-    made.add_argument("file", help="what `lab.timeline.save(path)` wrote")
-    made.add_argument("--output", help="the HTML page to write (beside FILE)")
+    made = commands.add_parser("run", help="run any training script as torchrun does, recorded, and report")
+    made.set_defaults(call=run, takes_options=True)
+
+    made = commands.add_parser(
+        "report",
+        help="say and draw what was recorded",
+        description="Merges the files of all ranks of one run, says in words what they show, and writes a page.",
+    )
+    made.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a folder of `ddp-lab run`, journals of its ranks, or what `lab.timeline.save(path)` and "
+        "`ddp_lab.recording.save(path)` wrote",
+    )
+    made.add_argument("--output", help="the HTML page to write (beside the first FILE)")
+    made.add_argument("--partial", action="store_true", help="report although files of some ranks are missing")
     made.set_defaults(call=report)
 
     made = commands.add_parser(
@@ -215,8 +236,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. A `DdpLabError` is one line on stderr and exit code 1."""
     given = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
-    # `lab` and `bench NAME` hand on every further option, --help too.
-    keep = {"lab": 1, "bench": 2}.get(given[0], len(given)) if given else 0
+    # `lab`, `run` and `bench NAME` hand on every further option, --help too.
+    keep = {"lab": 1, "run": 1, "bench": 2}.get(given[0], len(given)) if given else 0
     if given and given[0] == "bench" and (len(given) < 2 or given[1].startswith("-")):
         keep = len(given)
     arguments = parser.parse_args(given[:keep])

@@ -44,7 +44,7 @@ def _block(step: Step, count: int) -> float:
     return statistics.median(times)
 
 
-def _rank_zeros(value: int) -> int:
+def rank_zeros(value: int) -> int:
     """Rank 0's number, on all ranks: what depends on a clock must not differ between them."""
     told = torch.tensor([value])
     dist.broadcast(told, 0)
@@ -60,7 +60,7 @@ def _compare(steps: dict[str, Step], until: float) -> ratios.Build:
     """Lets the contestants take turns until about this time (of `time.monotonic`)."""
     warm = {who: [_block(step, 1) for _ in range(_WARM_UP)] for who, step in steps.items()}
     usual = statistics.median(times[-1] for times in warm.values()) / 1e3
-    count = _rank_zeros(max(1, int(_BLOCK_S / usual)))
+    count = rank_zeros(max(1, int(_BLOCK_S / usual)))
     names = list(steps)
     times: ratios.Build = {who: [] for who in CONTESTANTS}
     begin, turn, turns = time.monotonic(), 0, 2
@@ -70,7 +70,7 @@ def _compare(steps: dict[str, Step], until: float) -> ratios.Build:
         turn += 1
         if turn == 2:
             a_turn = (time.monotonic() - begin) / turn
-            turns = _rank_zeros(max(3, round((until - begin) / a_turn)))
+            turns = rank_zeros(max(3, round((until - begin) / a_turn)))
     return times
 
 

@@ -8,6 +8,7 @@ back. Everything is bounded, and what was lost is counted and shown.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from ..insight import findings, trace_export
 from ..insight.facts import Facts, Finding
 from ..insight.workload import Workload
+from ..journal import SUFFIX
 from . import diagnosis, span_columns, timeline_files, timeline_words, what_if, workloads
 from .gradient_columns import gradient_columns
 from .span_columns import Columns
@@ -190,13 +192,27 @@ class Timeline(TimelineModel):
         return timeline_files.write(Path(path), timeline_files.Saved(chunks, described, ranks))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Timeline:
-        """Reads what `save` wrote (or `ddp_lab.recording.save`, for one rank).
+    def load(
+        cls, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, partial: bool = False
+    ) -> Timeline:
+        """Reads what `save` wrote, or merges what ranks wrote.
+
+        Args:
+            path: a file of `save`; or files of ranks (of `ddp_lab.recording.save`, or journals of `ddp-lab run`), or a
+                folder that holds such files: then they are merged, and clocks of several hosts are aligned.
+            partial: ranks without a file are no error.
 
         Raises:
-            ValueError: it is no such file, or of another schema version.
+            FileNotFoundError: a file is missing.
+            ValueError: a file is no recording, or of another schema version; two are of the same rank, or of different
+                runs; a rank has none.
         """
-        saved = timeline_files.read(Path(path))
+        files = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(file) for file in path]
+        if len(files) != 1 or files[0].is_dir() or files[0].suffix == SUFFIX:
+            from .recorded_runs import read_run
+
+            return read_run(files, partial=partial).timeline
+        saved = timeline_files.read(files[0])
         made = cls(max_events=max(1_000_000, sum(len(events) for _, events in saved.chunks)))
         for number, about in saved.ranks.items():
             made._enter(number, 0)

@@ -57,6 +57,14 @@ def test_events_arrive_while_the_cell_runs(lab: Lab, tmp_path: Path) -> None:
     wait_until(lambda: _complete(lab) == [0, 0, 1, 1], 10, "the second step")
 
 
+def test_torchs_own_class_can_be_observed(lab: Lab) -> None:
+    """In cells, observe() puts the steps of torch's class on the timeline."""
+    lab.run(MODEL.replace("ddp_lab.", "torch.nn.parallel.") + "\nddp_lab.observe(model)")
+    lab.run("step()\nstep()")
+    assert _complete(lab) == [0, 0, 1, 1]
+    assert "Sequential" in lab.timeline.summary()
+
+
 def _complete(lab: Lab) -> list[int]:
     if not lab.timeline.reducers():
         return []

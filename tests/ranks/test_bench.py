@@ -1,4 +1,4 @@
-"""The commands `ddp-lab bench step | memory | construct`, on as little as they can measure."""
+"""The commands `ddp-lab bench step | observe | memory | construct`, on as little as they can measure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench import construct, memory, recording_cost, step
+from ddp_lab.bench import construct, memory, observe, recording_cost, step
 from ddp_lab.bench.workloads import MODES
 
 
@@ -38,6 +38,21 @@ def test_recording() -> None:
     assert 10 < found["conv_net"]["events"] < 100
     assert found["conv_net"]["ns"] > 0
     assert "conv_net" in recording_cost.table(found)
+
+
+def test_observe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench observe` times one model in turns, observed, not, and not again, and prints what it writes."""
+    path = tmp_path / "observe.json"
+    asked = "--workloads conv_net --modes plain static_graph --sets 1 --builds 2 --seconds 1"
+    assert observe.main([*asked.split(), "--json", str(path)]) == 0
+    table = capsys.readouterr().out
+    found = json.loads(path.read_text())["cells"]
+    assert [cell["mode"] for cell in found] == ["plain", "static_graph"]
+    for cell in found:
+        for build in cell["sets"][0]:
+            assert len({len(times) for times in build.values()}) == 1
+            assert min(min(times) for times in build.values()) > 0
+        assert f"{cell['ours / torch']:.3f}" in table
 
 
 def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

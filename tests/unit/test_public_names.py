@@ -29,6 +29,7 @@ def test_public_names_are_frozen() -> None:
         "RankFailure",
         "ScheduleError",
         "Timeline",
+        "attach",
         "compare",
         "current_cluster",
         "data_parallel",

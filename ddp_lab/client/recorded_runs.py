@@ -1,0 +1,221 @@
+"""Many files of a run become one timeline: `ddp-lab report FILE…`, `Timeline.load([...])`, and the end of a run.
+
+A rank that was restarted has a file for each of its processes. Ranks on one host share a clock; those of another host
+are moved onto the first rank's, see [Note: buckets as barriers].
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..events import Batch, Kind
+from ..insight.clocks import ClockOffset, Moments, clock_offset
+from . import recorded_files
+from .rank_sets import label_of
+from .recorded_files import Recording
+from .timeline import Timeline
+
+__all__ = ["RecordedRun", "read_run"]
+
+_TIMES = ("host_ns", "device_begin_ns", "device_end_ns")
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Files of one run, merged.
+
+    Attributes:
+        timeline: of all its ranks.
+        notices: sentences on what a reader of the timeline should know: who is missing, who was killed, how the clocks
+            were aligned.
+    """
+
+    timeline: Timeline
+    notices: tuple[str, ...]
+
+
+def read_run(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
+    """Merges files that ranks wrote.
+
+    Args:
+        paths: files, or folders that hold them.
+        partial: ranks without a file are said in a notice, and are no error.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is no recording or of another schema version; two are of the same rank, or of different
+            runs; a rank of a model has none.
+    """
+    files = recorded_files.find_files([Path(path) for path in paths])
+    if len(files) == 1 and not recorded_files.is_journal(files[0]):
+        return _saved_run(files[0], partial=partial)
+    recordings: list[Recording] = []
+    notices = []
+    for path in files:
+        try:
+            recordings += recorded_files.read(path)
+        except ValueError as error:
+            if not partial:
+                raise
+            notices.append(f"left out: {error}")
+    if not recordings:
+        raise ValueError("; ".join(notices) or "there is nothing to read")
+    _check_ranks(recordings)
+    missing = _missing(recordings)
+    if missing:
+        text = (
+            f"there is no file of {label_of(missing)}, which took part: the {len(files)} given are of "
+            f"{label_of({one.rank for one in recordings})}"
+        )
+        if not partial:
+            raise ValueError(f"{text}. Give all ranks' files, or ask for a part (--partial, partial=True)")
+        notices.append(text)
+    notices += _early_ends(recordings)
+    recordings, said = _on_one_clock(recordings)
+    timeline = _merge(recordings)
+    if not timeline.reducers():
+        notices.append(
+            "no DistributedDataParallel was built in the processes that were recorded, so there is nothing to show "
+            "(a model on one process needs none; a program that starts its ranks itself is not reached)"
+        )
+    return RecordedRun(timeline, (*notices, *said))
+
+
+_GOOD_ENDS = ("finished", "saved")
+
+
+def _early_ends(recordings: Sequence[Recording]) -> list[str]:
+    """Who did not finish, those with an error first: torch's agent kills the others then."""
+    early = [one for one in recordings if one.how not in _GOOD_ENDS]
+    early.sort(key=lambda one: (one.restart, one.how == "killed", one.rank))
+    return [f"rank {one.rank} ended early: {one.how}" for one in early]
+
+
+def _saved_run(path: Path, *, partial: bool) -> RecordedRun:
+    """One saved timeline: merged already."""
+    timeline = Timeline.load(path)
+    present = {rank.rank for rank in timeline.ranks()}
+    missing = {rank for model in timeline.reducers() for rank in model.ranks} - present
+    text = f"{path} holds {label_of(present)} alone, without {label_of(missing)}" if missing else ""
+    if missing and not partial:
+        raise ValueError(f"{text}. Give all ranks' files, or ask for a part (--partial, partial=True)")
+    return RecordedRun(timeline, (text,) if missing else ())
+
+
+def _check_ranks(recordings: Sequence[Recording]) -> None:
+    """Refuses files that can't be of one run."""
+    known: dict[tuple[int, int], Recording] = {}
+    runs: dict[str, Recording] = {}
+    for one in recordings:
+        other = known.setdefault((one.rank, one.restart), one)
+        if other is not one:
+            raise ValueError(f"two files are of rank {one.rank}: {other.path} and {one.path}. Give one of them")
+        if one.run:
+            runs.setdefault(one.run, one)
+    if len(runs) > 1:
+        first, second = list(runs.values())[:2]
+        raise ValueError(
+            f"{first.path} (rank {first.rank}) and {second.path} (rank {second.rank}) are of different runs, "
+            f"{first.run} and {second.run}: give the files of one"
+        )
+
+
+def _missing(recordings: Iterable[Recording]) -> set[int]:
+    """Ranks that took part, by what the others say, and have no file."""
+    expected: set[int] = set()
+    present: set[int] = set()
+    for one in recordings:
+        present.add(one.rank)
+        expected |= set(range(one.world_size or 0))
+        for description in one.descriptions:
+            expected |= set(description.get("group_ranks", ()))
+    return expected - present
+
+
+# ---- clocks ---------------------------------------------------------------------------------------------
+
+
+def _on_one_clock(recordings: Sequence[Recording]) -> tuple[list[Recording], list[str]]:
+    """Moves the times of other hosts onto the clock of the first rank; what was done, in words."""
+    first = min(recordings, key=lambda one: one.rank)
+    clocks: dict[str, list[Recording]] = defaultdict(list)
+    for one in recordings:
+        clocks[one.clock or first.clock].append(one)
+    if len(clocks) == 1:
+        return list(recordings), []
+    reference = _moments(clocks[first.clock])
+    moved, said = list(clocks[first.clock]), []
+    for clock, members in clocks.items():
+        if clock == first.clock:
+            continue
+        offset = clock_offset(reference, _moments(members))
+        said.append(_clock_text(first.host, members, offset))
+        moved += [_shifted(one, offset.ns) for one in members] if offset else members
+    return moved, said
+
+
+def _clock_text(first: str, members: Sequence[Recording], offset: ClockOffset | None) -> str:
+    who = f"{label_of({one.rank for one in members})} on {members[0].host}"
+    if offset is None:
+        return f"no bucket was reduced both on {first} and by {who}: the times of the two hosts can't be compared"
+    return (
+        f"{who}: {offset.ns / 1e6:+.3f} ms put them on the clock of {first}, give or take "
+        f"{offset.uncertain_ns / 1e6:.3f} ms (from {offset.buckets} collectives)"
+    )
+
+
+def _moments(recordings: Sequence[Recording]) -> Moments:
+    """Last launch and first completion of each bucket among ranks of one clock."""
+    launched = _by_key(recordings, Kind.BUCKET_LAUNCHED, np.maximum)
+    reduced = _by_key(recordings, Kind.BUCKET_REDUCED, np.minimum)
+    keys, a, b = np.intersect1d(launched[0], reduced[0], assume_unique=True, return_indices=True)
+    return Moments(keys, launched[1][a], reduced[1][b])
+
+
+def _by_key(
+    recordings: Sequence[Recording], kind: Kind, pick: np.ufunc
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Keys (restart, reducer, step and bucket in one number), ascending, and the time that `pick` picks for each."""
+    keys, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for one in recordings:
+        for batch in one.batches:
+            chosen = batch.events[batch.events["kind"] == kind]
+            model = (one.restart << 12) + chosen["reducer"].astype(np.int64)
+            keys.append((model << 44) + (chosen["step"] << 12) + chosen["bucket"])
+            times.append(chosen["host_ns"].astype(np.int64))
+    every_key, every_time = np.concatenate(keys), np.concatenate(times)
+    order = np.argsort(every_key, kind="stable")
+    found, starts = np.unique(every_key[order], return_index=True)
+    return found, pick.reduceat(every_time[order], starts) if len(found) else every_time
+
+
+def _shifted(recording: Recording, by: int) -> Recording:
+    batches = []
+    for batch in recording.batches:
+        events = batch.events.copy()
+        for name in _TIMES:
+            events[name][events[name] != 0] += by
+        batches.append(replace(batch, events=events))
+    return replace(recording, batches=batches)
+
+
+# ---- merging --------------------------------------------------------------------------------------------
+
+
+def _merge(recordings: Sequence[Recording]) -> Timeline:
+    timeline = Timeline(max_events=max(1_000_000, sum(len(b.events) for one in recordings for b in one.batches)))
+    for one in sorted(recordings, key=lambda one: (one.restart, one.rank)):
+        session = one.restart + 1
+        status = {"state": one.how, "pid": one.pid, "host": one.host, "session": session}
+        timeline.set_status(one.rank, status)
+        for description in one.descriptions:
+            timeline.describe(one.rank, {**description, "session": session})
+        for batch in one.batches:
+            timeline.extend(Batch(one.rank, session, batch.first, batch.dropped, batch.events))
+    return timeline

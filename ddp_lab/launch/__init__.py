@@ -1,0 +1,1 @@
+"""`ddp-lab run`: any DDP script under torch's elastic agent, recorded."""

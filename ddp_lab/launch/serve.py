@@ -1,0 +1,118 @@
+"""`ddp-lab run --serve`: the journals of this host's ranks, while they grow, for `ddp_lab.attach`.
+
+[Note: attaching to a run]
+The process that runs torch's agent listens on one port. Who attaches asks, 20 times a second, for what the journals
+hold beyond what it has; the answer is made from the files alone. So the ranks know nothing of it, a slow or dead client
+costs them nothing, whoever attaches late gets what was recorded before, and one port is enough for a tunnel. The
+connection is CurveZMQ's: the token holds the server's public key and the one client key that is let in. It stands in a
+file that only the user can read.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from .. import journal
+
+__all__ = ["JournalServer"]
+
+INVITATION = "attach.json"
+
+_log = logging.getLogger(__name__)
+
+
+class JournalServer:
+    """Answers who holds the token, on a thread, until `close`.
+
+    Args:
+        folder: of the journals; the address and the token are written to a file in it.
+        address: ``"host:port"``, or a host alone: then the system picks the port.
+
+    Attributes:
+        address: ``"host:port"`` on which it listens.
+        invitation: the file.
+    """
+
+    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
+        self._folder = folder
+        server_public, server_secret = zmq.curve_keypair()
+        client_public, client_secret = zmq.curve_keypair()
+        self._admitted = z85.decode(client_public)
+        self._context = zmq.Context(io_threads=1)
+        # Before the other binds: from then on libzmq asks it about every connection of this context.
+        self._gate = self._context.socket(zmq.REP)
+        self._gate.linger = 0
+        self._gate.bind("inproc://zeromq.zap.01")
+        self._door = self._context.socket(zmq.ROUTER)
+        self._door.linger = 0
+        self._door.setsockopt(zmq.MAXMSGSIZE, 1 << 20)
+        self._door.curve_server = True
+        self._door.curve_secretkey = server_secret
+        self._door.zap_domain = b"ddp_lab"
+        host, _, port = address.rpartition(":") if ":" in address else (address, "", "")
+        self._door.bind(f"tcp://{host}:{port or '*'}")
+        bound = self._door.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = f"{host}:{bound.rpartition(':')[2]}"
+        token = base64.urlsafe_b64encode(z85.decode(server_public) + z85.decode(client_secret)).decode()
+        self.invitation = self._invite(token)
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="ddp_lab-serve", daemon=True)
+        self._thread.start()
+
+    def _invite(self, token: str) -> Path:
+        path = self._folder / INVITATION
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump({"address": self.address, "token": token}, file)
+        return path
+
+    def close(self) -> None:
+        """Ends the thread, closes the port and takes the invitation away."""
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        self._context.term()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self.invitation.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._wake_read, self._gate, self._door):
+            poller.register(source, zmq.POLLIN)
+        try:
+            while self._wake_read not in (ready := dict(poller.poll())):
+                if self._gate in ready:
+                    self._admit()
+                if self._door in ready:
+                    self._answer()
+        except Exception as error:
+            _log.error("no one can attach any more: %s", error, exc_info=error)
+            raise
+        finally:
+            self._gate.close()
+            self._door.close()
+
+    def _admit(self) -> None:
+        question = self._gate.recv_multipart()
+        admitted = question[5:] == [b"CURVE", self._admitted]
+        status = [b"200", b"OK"] if admitted else [b"400", b"unknown key"]
+        self._gate.send_multipart([*question[:2], *status, b"", b""])
+
+    def _answer(self) -> None:
+        peer, question = self._door.recv_multipart()
+        asked = json.loads(question)
+        pieces = journal.news(self._folder, {name: tuple(place) for name, place in asked["have"].items()})
+        heads = [{"name": one.name, "life": one.life, "offset": one.offset} for one in pieces]
+        reply = [peer, json.dumps({"pieces": heads}).encode(), *(one.data for one in pieces)]
+        try:
+            self._door.send_multipart(reply, zmq.NOBLOCK)
+        except zmq.Again:  # it does not read; it will ask again
+            return

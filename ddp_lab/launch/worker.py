@@ -1,0 +1,93 @@
+"""What torch's agent starts on each rank: records, and runs the user's program as if it had been started itself.
+
+`python -m ddp_lab.launch.worker --folder DIR [--observe] [--module] PROGRAM [ARGUMENTS]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import journal
+from .journal_writer import KEEP_EVENTS, JournalWriter
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the program; what it raises is raised."""
+    parser = argparse.ArgumentParser(prog="python -m ddp_lab.launch.worker")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--observe", action="store_true")
+    parser.add_argument("--module", action="store_true")
+    parser.add_argument("program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args(argv)
+    path = journal.path_of(given.folder, _number("RANK"), _number("TORCHELASTIC_RESTART_COUNT"))
+    writer = JournalWriter(path, _me(), keep_events=max(100_000, KEEP_EVENTS // _number("LOCAL_WORLD_SIZE", 1)))
+    how = "finished"
+    try:
+        _reach_models(observe=given.observe)
+        _run(given.program, given.arguments, module=given.module)
+    except SystemExit as end:
+        how = "finished" if end.code in (None, 0) else f"exit code {end.code}"
+        raise
+    except KeyboardInterrupt:
+        how = "interrupted"
+        raise
+    except BaseException as error:
+        how = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        writer.close(how)
+
+
+def _number(name: str, default: int = 0) -> int:
+    return int(os.environ.get(name, default))
+
+
+def _me() -> dict[str, object]:
+    """What is known of this rank from torch's agent."""
+    return {
+        "rank": _number("RANK"),
+        "world_size": _number("WORLD_SIZE", 1),
+        "restart": _number("TORCHELASTIC_RESTART_COUNT"),
+        "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),
+    }
+
+
+def _reach_models(*, observe: bool) -> None:
+    """Has every model that the program wraps record: ours in the place of torch's class, or torch's observed."""
+    if observe:
+        from ..parallel.observe import observe_every_model
+
+        observe_every_model()
+    else:
+        from ..parallel.install import install
+
+        install()
+
+
+def _run(program: str, arguments: Sequence[str], *, module: bool) -> None:
+    """Runs a script, or with `module` what ``python -m`` would, as ``__main__``."""
+    if module:
+        sys.argv = [program, *arguments]
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return
+    path = os.path.abspath(program)
+    sys.argv = [program, *arguments]
+    sys.path[0] = os.path.dirname(path)
+    # Stays in sys.modules: what the program leaves behind (threads, what it registered with atexit) may look for it.
+    main_module = types.ModuleType("__main__")
+    vars(main_module).update(__file__=program, __builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = main_module
+    exec(compile(Path(path).read_bytes(), program, "exec"), vars(main_module))
+
+
+if __name__ == "__main__":
+    main()

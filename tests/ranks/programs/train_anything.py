@@ -1,0 +1,67 @@
+"""A script that knows nothing of ddp_lab. Arguments: what happens (see `main`), and how many steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Pickled by reference to ``__main__`` for workers that are spawned."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(10, generator=torch.Generator().manual_seed(index))
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+
+
+def main(what: str, steps: int) -> None:
+    restarted = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) > 0
+    if restarted:  # Gloo would read the addresses of the ranks before
+        path = os.path.join(tempfile.gettempdir(), "ddp_lab-test-" + os.environ["TORCHELASTIC_RUN_ID"])
+        size = int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=int(os.environ["RANK"]), world_size=size)
+    else:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    count = {"no model": 0, "two models": 2}.get(what, 1)
+    models = [DistributedDataParallel(build(), bucket_cap_mb=0.002) for _ in range(count)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    loader = torch.utils.data.DataLoader(
+        Rows(),
+        8,
+        num_workers=1 if what == "workers" else 0,
+        multiprocessing_context="spawn" if what == "workers" else None,
+    )
+    batches = list(loader)
+    for step in range(steps):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(batches[(step + rank) % len(batches)]).square().mean().backward()
+            optimizer.step()
+        if step == 5 and rank == 1 and not restarted:
+            if what in ("raises", "restarts"):
+                raise RuntimeError("the data is broken")
+            if what == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0:
+        weights = torch.cat([p.flatten() for model in models for p in model.parameters()]) if models else torch.zeros(1)
+        print("weights:", weights.double().sum().item().hex(), "as", __name__, os.path.basename(__file__), sys.argv[1:])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
