@@ -9,6 +9,7 @@ import pytest
 
 from ddp_lab.client import what_if, workloads
 from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import Kind
 from ddp_lab.insight.calibrate import Measured, calibrated, errors
 from ddp_lab.insight.link_model import LinkModel
 from ddp_lab.insight.simulate import Configuration, simulate
@@ -132,6 +133,26 @@ def test_an_unused_parameter_is_ready_with_its_bucket() -> None:
             recorder.backward(step, (step + 1) * 18 * MS, buckets, 10.0, generation=1)
         timeline.extend(recorder.batch())
     assert timeline.workload().ready_ns[0, :2].tolist() == [8e6, 8e6]
+
+
+def test_on_devices_readiness_is_the_devices() -> None:
+    """With device spans a bucket is ready at the device's launch; the last rank tells the collective's time."""
+    timeline = Timeline()
+    for rank, late in enumerate((0, 2)):
+        timeline.describe(rank, described())
+        recorder = Recorder(rank)
+        for step in range(9):
+            begin = (step + 1) * 30 * MS
+            recorder.backward(step, begin, BUCKETS[0], 10.0, generation=1)
+            for bucket, (first, last) in enumerate([(4 + late, 9), (12 + late, 17)]):
+                times = {"device_begin_ns": begin + first * MS, "device_end_ns": begin + last * MS}
+                of_bucket = {"step": step, "reducer": 0, "process_group": 0, "bucket": bucket, "generation": 1}
+                recorder.record(Kind.DEVICE_SPAN, begin + 20 * MS, **of_bucket, **times)
+        timeline.extend(recorder.batch())
+    found = timeline.workload()
+    assert found.ready_ns.tolist() == [[12e6, 8e6, 4e6, 2e6], [14e6, 10e6, 6e6, 3e6]]
+    assert found.computed_ns.tolist() == [12e6, 14e6]
+    assert set(workloads.all_reduces(timeline)) == {(2 * MIB, 3e6, 2), (MIB, 3e6, 2)}
 
 
 def test_calibration_finds_the_slowdowns() -> None:
