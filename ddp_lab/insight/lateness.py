@@ -4,11 +4,11 @@
 On a busy machine every rank is interrupted now and then, for as long as the system's scheduler lets another process
 run: some milliseconds, at any place. Three rules tell a cause from such accidents; one of them has to hold.
 
-- Steady: the excess is there in most steps and hardly varies. Its lower quartile is at least the threshold, and at
-  least three times its spread (the median absolute deviation, scaled to a standard deviation). Accidents spread as
-  widely as they are long.
-- Never absent: the excess is at least the threshold in nine of ten steps, however it varies beyond that. Not for the
-  arrival at the backward, before which a whole forward may be disturbed.
+- Steady: the excess is positive in nine of ten steps and hardly varies. Its lower quartile is at least the threshold,
+  and at least three times its spread (the median absolute deviation, scaled to a standard deviation). Accidents spread
+  as widely as they are long.
+- Never absent: the excess is at least 1.5 times the threshold in nine of ten steps, however it varies beyond that. Not
+  for the arrival at the backward, before which a whole forward may be disturbed.
 - Repeated: in some steps the excess is larger than what is usual elsewhere: than 1.5 times the place's own negative
   excess (accidents of the other ranks), and than 3 times the 90th percentile of all accidents at other places, if
   there are any to speak of. That so many steps were hit by chance has a probability below 10⁻⁵.
@@ -26,7 +26,7 @@ __all__ = ["follows", "never_absent", "repeated", "spread", "steady"]
 _Values = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
 
-_SPREADS, _NEGATIVE, _ACCIDENTS = 3.0, 1.5, 3.0
+_SPREADS, _NEVER, _NEGATIVE, _ACCIDENTS = 3.0, 1.5, 1.5, 3.0
 _FEW_ACCIDENTS = 0.005  # share of all other times; below it they set no threshold
 _CHANCE = 1e-5
 _CORRELATED = 0.7
@@ -49,14 +49,14 @@ def steady(excess: _Values, minimum: float) -> bool:
     known = excess[np.isfinite(excess)]
     if not len(known):
         return False
-    lower = float(np.quantile(known, 0.25))
-    return lower >= max(minimum, _SPREADS * float(spread(known)))
+    lowest, lower = (float(value) for value in np.quantile(known, [0.1, 0.25]))
+    return lowest > 0 and lower >= max(minimum, _SPREADS * float(spread(known)))
 
 
 def never_absent(excess: _Values, minimum: float) -> bool:
-    """Whether a rank is late by at least `minimum` in nine of ten steps; arguments as those of `steady`."""
+    """Whether a rank is late by 1.5 times `minimum` in nine of ten steps; arguments as those of `steady`."""
     known = excess[np.isfinite(excess)]
-    return len(known) >= _FEWEST_STEPS and float(np.quantile(known, 0.1)) >= minimum
+    return len(known) >= _FEWEST_STEPS and float(np.quantile(known, 0.1)) >= _NEVER * minimum
 
 
 def repeated(excess: _Values, elsewhere: _Values, minimum: float) -> _Flags:

@@ -84,11 +84,11 @@ def test_missing_times_and_other_orders() -> None:
 
 
 def _busy(seed: int, ranks: int = 2, steps: int = 20, places: int = 24) -> tuple[np.ndarray, np.ndarray]:
-    """Backwards of 0.2 ms a place on a busy machine: one time in twelve another process runs for 2 to 8 ms."""
+    """Backwards of 0.2 ms a place on a busy machine: one time in sixteen another process runs for 2 to 8 ms."""
     random = np.random.default_rng(seed)
     begin = np.arange(1, steps + 1) * 40 * MS + random.exponential(1.5 * MS, (ranks, steps)).astype(np.int64)
     own = random.normal(0.2, 0.02, (ranks, steps, places)) * MS
-    own += (random.random(own.shape) < 1 / 12) * random.uniform(2, 8, own.shape) * MS
+    own += (random.random(own.shape) < 1 / 16) * random.uniform(2, 8, own.shape) * MS
     return begin, (begin[:, :, None] + np.cumsum(own, axis=2)).astype(np.int64)
 
 
