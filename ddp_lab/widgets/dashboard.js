@@ -7,7 +7,7 @@ import { OverheadLine } from "./overhead.js";
 import { Panels } from "./panels.js";
 import { StepStore } from "./store.js";
 import { Tabs } from "./tabs.js";
-import { element, setText } from "./theme.js";
+import { element, readTheme, setText } from "./theme.js";
 import { TimelineView } from "./timeline_view.js";
 import { Toolbar } from "./toolbar.js";
 
@@ -108,7 +108,7 @@ class View {
     this.changed = () => this.schedule();
     this.store.listeners.add(this.changed);
     this.model.on("change", this.changed);
-    this.tick = setInterval(() => this.refreshTheme(), 1000);
+    this.tick = setInterval(() => this.everySecond(), 1000);
     this.schedule();
   }
 
@@ -117,6 +117,17 @@ class View {
     this.detail.dots.chart.theme = null;
     this.panels.forgetTheme();
     this.schedule();
+  }
+
+  // A theme that no attribute announces, and what changes without a message; the pictures stay as they are.
+  everySecond() {
+    if (!this.inView) return;
+    const begin = performance.now();
+    const theme = JSON.stringify(readTheme(this.root));
+    if (this.seenTheme !== undefined && theme !== this.seenTheme) this.refreshTheme();
+    this.seenTheme = theme;
+    this.drawFooter();
+    this.busy += performance.now() - begin;
   }
 
   unmount() {
@@ -198,8 +209,7 @@ class View {
     const notice = this.model.get("notice");
     this.notice.hidden = !notice;
     setText(this.notice, notice);
-    this.ranks.draw(this.panels.has("timeline") ? this.model.get("ranks") : []);
-    this.overhead.draw(this.model.get("overhead"), this.busy);
+    this.drawFooter();
     this.drawTabs();
     if (record === null) return;
     this.looked();
@@ -218,6 +228,11 @@ class View {
     const info = this.bucket === null ? undefined : this.describe(record, this.bucket);
     this.detail.draw(record, this.bucket, info, inspection, this.gradients(record));
     this.label(record);
+  }
+
+  drawFooter() {
+    this.ranks.draw(this.panels.has("timeline") ? this.model.get("ranks") : []);
+    this.overhead.draw(this.model.get("overhead"), this.busy);
   }
 
   drawTabs() {

@@ -27,7 +27,7 @@ function recording(found) {
   const events = `recording ${Math.round(found.events).toLocaleString("en")} events a step and rank`;
   if (!found.ns) return `${events} (the cost of one was not measured here)`;
   const cost = `${events} × ${found.ns.toFixed(0)} ns`;
-  return found.step > 0 ? `${cost} = ${significant((found.events * found.ns) / (found.step * 1e4))} % of the step (${significant(found.step)} ms)` : cost;
+  return found.step > 0 ? `${cost} = ${Number(((found.events * found.ns) / (found.step * 1e4)).toPrecision(2))} % of the step (${significant(found.step)} ms)` : cost;
 }
 
 function share(name, value) {

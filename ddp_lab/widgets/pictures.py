@@ -85,7 +85,7 @@ def _sync(timeline: Timeline, reducer: int) -> str:
         Series("the first rank waits for the last one", "waiting", found.late_ms),
         Series("all-reduce, once all have launched", "reducing", found.all_reduce_ms),
     ]
-    notes = [f"{one:.2g} GB/s on the bus" if one == one else "" for one in found.bus_gb_s.tolist()]
+    notes = [f"{one:.2g} GB/s (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
     title = "Gradient sync: medians over the steps"
     return _framed(charts.rows([f"bucket {one}" for one in found.bucket], series, notes, title), title, series)
 
@@ -139,7 +139,7 @@ def _framed(inner: str, title: str, series: Sequence[Series] = ()) -> str:
     """Puts a chart, which takes its colours from classes, on a white sheet with its title, legend and style."""
     box = re.search(r'viewBox="0 0 (\d+) (\d+)"', inner)
     assert box is not None
-    width, height = max(int(box[1]), 480), int(box[2])
+    width, height = max(int(box[1]), round(7.6 * len(title))), int(box[2])
     top = 30 + (20 if series else 0)
     placed = re.sub(r"^<svg [^>]*>", f"<svg x='8' y='{top}' width='{box[1]}' height='{box[2]}' {box[0]}>", inner)
     legend, x = "", 10.0

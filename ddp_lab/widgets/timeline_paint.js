@@ -156,7 +156,7 @@ function paintProgramMarks(pen, record, layout, band, view) {
   pen.font = `600 10px ${view.theme.font}`;
   marks.forEach(({ at, name }, index) => {
     const x = layout.scale.x(at - zero);
-    const next = index + 1 < marks.length ? layout.scale.x(marks[index + 1].at - zero) : Infinity;
+    const next = index + 1 < marks.length ? layout.scale.x(marks[index + 1].at - zero) : view.first === null ? Infinity : band.end;
     const wide = pen.measureText(name).width + 6;
     pen.fillStyle = view.theme.ink;
     pen.fillRect(x, band.y + 1, 1, layout.group - 2);

@@ -78,8 +78,9 @@ export class TimelineView {
   automaticWindow(record, live) {
     const [first] = this.steps;
     const begin = this.whole ? wholeBegin(first.record) : 0;
-    const [earliest, latest] = this.steady(record, live && this.steps.length === 1);
-    return [Math.min(earliest, begin), latest + this.steps.at(-1).shift];
+    const [earliest, steady] = this.steady(record, live && this.steps.length === 1);
+    const ends = this.steps.map(({ record: one, shift }) => shift + Math.max(0, ...one.bounds.filter((value) => !Number.isNaN(value))) * 1.02);
+    return [Math.min(earliest, begin), Math.max(steady + this.steps.at(-1).shift, ...ends)];
   }
 
   // The step drawn at a pixel: the last one that begins before it.

@@ -116,7 +116,7 @@ def sync_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: i
     if not len(found.bucket):
         raise ValueError("no bucket has been reduced on every rank")
     made = go.Figure()
-    rates = [f"{one:.2g} GB/s on the bus" if one == one else "" for one in found.bus_gb_s.tolist()]
+    rates = [f"{one:.2g} GB/s (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
     names = [f"bucket {one}" for one in found.bucket.tolist()]
     for name, values, colour, text in (
         ("the first rank waits for the last one", found.late_ms, "#e69f00", None),
@@ -126,7 +126,8 @@ def sync_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: i
         bar = {"orientation": "h", "x": values, "y": names, "marker": {"color": colour}, "text": text}
         made.add_bar(name=name, textposition="outside", hovertemplate=about, **bar)
     _style(made, "Gradient sync: medians over the steps", "ms", None, max(280, 170 + 22 * len(names)))
-    made.update_layout(barmode="stack")
+    longest = float(np.nanmax(found.late_ms + found.all_reduce_ms))
+    made.update_layout(barmode="stack", xaxis={"range": [0, 1.2 * longest]})  # room for the text
     made.update_yaxes(autorange="reversed", automargin=True)
     return made
 
@@ -155,12 +156,13 @@ def buckets_figure(
     made = go.Figure(
         go.Icicle(
             ids=ids,
-            labels=[one.name if one.bucket < 0 else f"{one.name} · {one.bucket}" for one in cells],
+            labels=[one.name if one.parameter < 0 else f"{one.name} · {one.bucket}" for one in cells],
             parents=[_parent(one.path, set(ids)) for one in cells],
             values=[one.end - one.begin for one in cells],
             branchvalues="total",
             tiling={"orientation": "v"},
-            marker={"colors": [colour for colour, _ in looks], "line": {"width": 1}},
+            marker={"colors": [colour for colour, _ in looks], "line": {"width": 1, "color": _GREY}},
+            leaf={"opacity": 1},
             textfont={"color": [ink for _, ink in looks]},
             customdata=["several buckets" if one.bucket < 0 else f"bucket {one.bucket}" for one in cells],
             hovertemplate="%{id}<br>%{customdata}<br>%{percentRoot:.1%} of the model<extra></extra>",
@@ -193,6 +195,7 @@ def findings_figure(timeline: Timeline, *, reducer: int | None = None, last_step
         )
     )
     _style(made, "Findings: estimated gain of each change of its own", "% of the step", None, 160 + 64 * len(found))
+    made.update_xaxes(range=[0, 1.15 * max(one.gain_percent for one in found)])
     made.update_yaxes(autorange="reversed", automargin=True)
     return made
 
