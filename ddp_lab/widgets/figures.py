@@ -9,6 +9,7 @@ from ..client.timeline import Timeline
 from .gradient_sync import gradient_sync
 from .layout import Part, spans_of
 from .step_store import BEGIN, FINALIZE, Float64, StepFrame, StepStore
+from .whole_step import phases
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -27,12 +28,21 @@ _LOOK: dict[Part, tuple[str, str, str]] = {
 }
 
 
+_PHASES = {
+    "other": ("rgba(154, 161, 169, 0.35)", "between the steps"),
+    "forward": ("#6fa8d6", "forward"),
+    "backward": ("#c8c8c8", "backward"),
+    "finalize": ("rgba(0, 0, 0, 0)", "finalize"),
+}
+
+
 def timeline_figure(
     timeline: Timeline,
     step: int | None = None,
     *,
     reducer: int | None = None,
     ranks: Sequence[int] | None = None,
+    whole: bool = False,
     width: int | None = None,
 ) -> go.Figure:
     """Returns the bucket timeline of one step: a row for each rank and bucket, milliseconds from left to right.
@@ -42,6 +52,7 @@ def timeline_figure(
         step: which step; None for the newest that is complete.
         reducer: which model; None for the most recently active.
         ranks: which ranks; None for all.
+        whole: from the end of the step before: with a row for each rank's forward, backward and what lies between.
         width: pixels; None for the width of the page.
 
     Raises:
@@ -73,7 +84,9 @@ def timeline_figure(
             },
         )
     _mark_backwards(figure, frame, rows)
-    _style(figure, frame, rows, assignment.get("module"), width)
+    if whole:
+        _add_phases(figure, frame, rows, timeline.marks())
+    _style(figure, frame, rows, assignment.get("module"), width, whole)
     return figure
 
 
@@ -96,7 +109,8 @@ def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tupl
     chosen = wanted[-1].reducer if wanted else -1
     newest = wanted[-1].last_step if wanted else -1
     # Without a step, the last few are enough to find one that every rank has completed.
-    first, last = (max(0, newest - 50), newest) if step is None else (step, step)
+    # The step before says when this one began.
+    first, last = (max(0, newest - 50), newest) if step is None else (step - 1, step)
     chosen_events = (
         (rank, events[(events["reducer"] == chosen) & (events["step"] >= first) & (events["step"] <= last)])
         for rank, events in chunks
@@ -161,9 +175,38 @@ def _mark_backwards(figure: go.Figure, frame: StepFrame, rows: Sequence[int]) ->
     )
 
 
-def _style(figure: go.Figure, frame: StepFrame, rows: Sequence[int], module: str | None, width: int | None) -> None:
+def _add_phases(
+    figure: go.Figure, frame: StepFrame, rows: Sequence[int], marks: Sequence[tuple[int, int, str]]
+) -> None:
+    """Adds a row for each rank: forward, backward, finalize, and what the program does between the steps."""
+    found = [(frame.ranks[row], one) for row in rows for one in phases(frame, row, marks)]
+    for kind, (colour, name) in _PHASES.items():
+        chosen = [(rank, one) for rank, one in found if one.kind == kind]
+        figure.add_bar(
+            name=name,
+            showlegend=False,  # the bars bear their names
+            orientation="h",
+            y=[f"rank {rank}" for rank, _ in chosen],
+            base=[one.begin for _, one in chosen],
+            x=[one.end - one.begin for _, one in chosen],
+            text=[one.name for _, one in chosen],
+            textposition="inside",
+            insidetextanchor="start",
+            customdata=[f"rank {rank}: {one.name} {one.end - one.begin:.2f} ms" for rank, one in chosen],
+            hovertemplate="%{customdata}<extra></extra>",
+            width=0.7,
+            marker={"color": colour, "line": {"width": 1, "color": _GREY}},
+        )
+
+
+def _style(
+    figure: go.Figure, frame: StepFrame, rows: Sequence[int], module: str | None, width: int | None, whole: bool
+) -> None:
     """Sets axes and a look that reads on light and dark pages."""
-    order = [_row(frame, row, bucket) for row in rows for bucket in range(frame.shape[1])]
+    order: list[str] = []
+    for row in rows:
+        order += [f"rank {frame.ranks[row]}"] if whole else []
+        order += [_row(frame, row, bucket) for bucket in range(frame.shape[1])]
     title = f"{module}: step {frame.step}" if module else f"step {frame.step}"
     axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GREY}
     figure.update_layout(
@@ -172,7 +215,11 @@ def _style(figure: go.Figure, frame: StepFrame, rows: Sequence[int], module: str
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": _GREY},
-        xaxis={**axis, "title": "milliseconds since the first rank's backward began", "rangemode": "tozero"},
+        xaxis={
+            **axis,
+            "title": "milliseconds since the first rank's backward began",
+            "rangemode": "normal" if whole else "tozero",
+        },
         yaxis={**axis, "categoryorder": "array", "categoryarray": order, "autorange": "reversed"},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "font": {"size": 11}},
         height=max(280, min(1_400, 170 + 18 * len(order))),

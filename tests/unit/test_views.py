@@ -19,6 +19,7 @@ from ddp_lab.widgets.overhead import Overhead
 from ddp_lab.widgets.slow_facts import SlowFacts, bucket_gradients, readiness
 from ddp_lab.widgets.step_store import END, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepStore
 from ddp_lab.widgets.view_figures import figure
+from ddp_lab.widgets.whole_step import phases
 from tests.training_events import Training
 
 VIEWS = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
@@ -90,6 +91,22 @@ def test_each_figure_is_drawn(view: str) -> None:
     for trace in made.data:
         colour = getattr(getattr(trace, "marker", None), "color", None)
         assert colour is None or isinstance(colour, str)
+
+
+def test_the_phases_of_a_whole_step_touch() -> None:
+    """From the end of the step before to the end of the backward nothing is left out; marks name what follows them."""
+    made = timeline_of(3)
+    frame, _ = find_step(made, 2, None)
+    begin = int(frame.outside_ns[0, PREVIOUS_END])
+    found = phases(frame, 0, [(0, begin + 10**6, "optimizer"), (1, begin + 10**6, "other rank's"), (0, 5, "long ago")])
+    names = [one.name for one in found]
+    assert names[:3] == ["optimizer, rest", "optimizer", "forward"]
+    assert names[-2:] == ["backward", "finalize"]
+    assert all(one.end == pytest.approx(after.begin) for one, after in itertools.pairwise(found))
+    assert found[0].end - found[0].begin == pytest.approx(1.0)
+    whole = figure(made, step=2, whole=True)
+    assert {"rank 0", "rank 1"} <= set(whole.layout.yaxis.categoryarray)
+    assert min(min(trace.base) for trace in whole.data if trace.type == "bar" and trace.base) < -2.5
 
 
 def test_figures_say_what_is_missing() -> None:
