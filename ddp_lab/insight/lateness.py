@@ -7,8 +7,8 @@ run: some milliseconds, at any place. Three rules tell a cause from such acciden
 - Steady: the excess is positive in nine of ten steps and hardly varies. Its lower quartile is at least the threshold,
   and at least three times its spread (the median absolute deviation, scaled to a standard deviation). Accidents spread
   as widely as they are long.
-- Never absent: the excess is at least 1.5 times the threshold in nine of ten steps, however it varies beyond that. Not
-  for the arrival at the backward, before which a whole forward may be disturbed.
+- Never absent: the excess is at least the threshold, and at least 1.5 ms, in nine of ten steps, however it varies
+  beyond that. Not for the arrival at the backward, before which a whole forward may be disturbed.
 - Repeated: in some steps the excess is larger than what is usual elsewhere: than 1.5 times the place's own negative
   excess (accidents of the other ranks), and than 3 times the 90th percentile of all accidents at other places, if
   there are any to speak of. That so many steps were hit by chance has a probability below 10⁻⁵.
@@ -26,7 +26,8 @@ __all__ = ["follows", "never_absent", "repeated", "spread", "steady"]
 _Values = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
 
-_SPREADS, _NEVER, _NEGATIVE, _ACCIDENTS = 3.0, 1.5, 1.5, 3.0
+_SPREADS, _NEGATIVE, _ACCIDENTS = 3.0, 1.5, 3.0
+_NEVER_BELOW_NS = 1.5e6  # what a system that is overloaded for the whole run may add to one place of one rank
 _FEW_ACCIDENTS = 0.005  # share of all other times; below it they set no threshold
 _CHANCE = 1e-5
 _CORRELATED = 0.7
@@ -54,9 +55,9 @@ def steady(excess: _Values, minimum: float) -> bool:
 
 
 def never_absent(excess: _Values, minimum: float) -> bool:
-    """Whether a rank is late by 1.5 times `minimum` in nine of ten steps; arguments as those of `steady`."""
+    """Whether a rank is late by `minimum`, and by 1.5 ms, in nine of ten steps; arguments as for `steady`, in ns."""
     known = excess[np.isfinite(excess)]
-    return len(known) >= _FEWEST_STEPS and float(np.quantile(known, 0.1)) >= _NEVER * minimum
+    return len(known) >= _FEWEST_STEPS and float(np.quantile(known, 0.1)) >= max(minimum, _NEVER_BELOW_NS)
 
 
 def repeated(excess: _Values, elsewhere: _Values, minimum: float) -> _Flags:
