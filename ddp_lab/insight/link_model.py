@@ -37,6 +37,7 @@ __all__ = ["ALGORITHMS", "Fit", "LinkModel", "Point", "hops", "traffic"]
 
 ALGORITHMS = ("ring", "tree", "halving_doubling", "one_host", "hierarchical")
 Point = tuple[float, float, int]  # bytes, nanoseconds, ranks
+_CLEARLY_BETTER = 0.5  # share of what a ring leaves unexplained; noise alone favours any of them
 _Floats = npt.NDArray[np.float64]
 
 
@@ -180,8 +181,8 @@ class LinkModel:
 
         Args:
             points: (bytes, nanoseconds, ranks) of each measurement; at least two different sizes.
-            algorithm: one of `ALGORITHMS` but not "hierarchical"; None: the one whose formula fits best, of those the
-                first where times of a single world can't tell.
+            algorithm: one of `ALGORITHMS` but not "hierarchical"; None: "ring", unless another formula leaves less than
+                half as much unexplained (times of a single world can't tell them apart).
             per_size: keep what is left of the error at each measured size as `correction`.
             lanes: see the class.
 
@@ -191,8 +192,10 @@ class LinkModel:
         points = list(points)
         if algorithm is None:
             tried = [cls.fitted(points, algorithm=one, per_size=False, lanes=lanes) for one in ALGORITHMS[:-1]]
-            best = max(tried, key=lambda one: round(one.fit.r2, 6) if one.fit else 0.0)
-            return cls.fitted(points, algorithm=best.algorithm, per_size=per_size, lanes=lanes)
+            unexplained = [1 - one.fit.r2 if one.fit else 1.0 for one in tried]
+            best = int(np.argmin(unexplained))
+            chosen = ALGORITHMS[best if unexplained[best] < _CLEARLY_BETTER * unexplained[0] else 0]
+            return cls.fitted(points, algorithm=chosen, per_size=per_size, lanes=lanes)
         if algorithm == "hierarchical":
             raise ValueError("fit the links inside a node and between nodes one by one, then build a LinkModel of both")
         size, ranks, time = _medians(points)
