@@ -14,6 +14,7 @@
 
 #include "bindings.h"
 #include "hook_bindings.h"
+#include "live_bindings.h"
 #include "reduce/reducer.h"
 
 namespace py = pybind11;
@@ -275,6 +276,7 @@ void bind_reducer(py::module_& module) {
       .def("set_inspection_callback", &set_inspection_callback, py::arg("callback"));
   bind_torch_names(reducer);
   bind_joining(reducer);
+  bind_live(reducer);
 }
 
 }  // namespace ddp_lab

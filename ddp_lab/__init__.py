@@ -31,7 +31,7 @@ _PUBLIC = {
     "install": "parallel.install",
     "observe": "parallel.observe",
 }
-_MODULES = {"recording": "parallel.recording"}
+_MODULES = {"faults": "faults", "recording": "parallel.recording", "rehearsal": "parallel.live.rehearsal"}
 
 __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the rest)
     "CellError",
@@ -51,13 +51,16 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
     "data_parallel",
     "install",
     "observe",
+    "faults",
     "recording",
+    "rehearsal",
     "__version__",
     "load_ipython_extension",
     "unload_ipython_extension",
 ]
 
 if TYPE_CHECKING:
+    from . import faults
     from .client.attached import attach
     from .client.cell_run import CellResult
     from .client.cluster import Cluster, current_cluster
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from .parallel.data_parallel import DataParallel, data_parallel
     from .parallel.ddp import DistributedDataParallel
     from .parallel.install import install
+    from .parallel.live import rehearsal
     from .parallel.observe import observe
 
 

@@ -117,7 +117,11 @@ void Reducer::find_unused(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::on_grad_ready(std::size_t parameter) {
   const std::int64_t now = now_ns();
-  const Lock lock(mutex_);
+  const Lock lock = enter();
+  if (armed_ && dropped_ == static_cast<std::int64_t>(parameter)) {
+    dropped_ = -1;
+    return;
+  }
   try {
     if (!take_notice(parameter, now)) return;
     copy_in(parameter);
@@ -153,6 +157,7 @@ bool Reducer::take_notice(std::size_t parameter, std::int64_t now) {
   recorder().record(fact);
   BucketTimes& times = *buckets_[place.bucket]->times;
   if (times.first_ready == 0) times.first_ready = now;
+  reached(Point::kGradReady, parameter);
   return mode_ != Mode::kWhole;
 }
 
@@ -214,6 +219,7 @@ void Reducer::mark_ready(std::size_t parameter) {
     ready.bytes = bucket.bytes();
     bucket.times->ready = ready.host_ns;
     recorder().record(ready);
+    reached(Point::kBucketReady, place.bucket);
   }
   for (std::size_t b = range.begin; b < range.end; ++b) launch(b);
   if (!range.empty() && schedule_.all_launched() && flushes() && !hook_) used_.start(*group_);
@@ -244,6 +250,7 @@ void Reducer::launch(std::size_t index) {
         note_reduced(*times, fact);
       },
       /*uses_future=*/span != nullptr);
+  reached(Point::kLaunched, index);
 }
 
 void Reducer::finalize(Lock& lock) {
@@ -297,6 +304,7 @@ void Reducer::copy_out(std::size_t index) {
   const bool skipped = !launched_[index].future;
   const at::Tensor reduced = skipped ? at::Tensor() : wait_for(launched_[index], hook_.get(), bucket, index);
   note_reduced(*bucket.times, fact);
+  reached(Point::kReduced, index, /*locked=*/false);
   if (skipped) return;
   look_for_error(reduced);
   if (shadow_) return bucket.note_average(reduced, false, step_);

@@ -5,10 +5,11 @@
 // mark_ready -> launch -> comm hook or all_reduce -> finalize (end of the backward, waits in bucket order) -> copy_out.
 // Beside it: reducer_setup.cpp (hooks, buckets, process group), reducer_backward.cpp (where a backward begins and
 // ends), reducer_join.cpp (backwards that no gradient brings), manual_end.cpp (backwards that the caller ends),
-// reducer_state.cpp (questions and settings).
+// reducer_live.cpp (pauses, and what else happens while training runs), reducer_state.cpp (questions and settings).
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -22,6 +23,7 @@
 
 #include "record/event.h"
 #include "reduce/autograd_node.h"
+#include "reduce/breakpoints.h"
 #include "reduce/bucket.h"
 #include "reduce/bucket_schedule.h"
 #include "reduce/comm_hook.h"
@@ -79,6 +81,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     StepTimes times;
   };
 
+  // Where the backward stands, or the last one stood.
+  struct Stage {
+    std::int64_t step = 0;
+    std::uint16_t generation = 0;
+    bool in_flight = false, finalizing = false;
+    std::vector<Times> buckets;        // 0 for what has not happened
+    std::vector<std::size_t> missing;  // parameters whose gradient has not arrived, in bucket order
+    std::optional<Breakpoints::Pause> pause;
+  };
+
   Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group, ReducerOptions options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
@@ -129,7 +141,19 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void abandon();
   bool in_flight() const;  // a gradient has arrived, and the backward has not been finalized
 
+  // See [Note: pausing a backward]. `check` is called now and then during a pause, and may throw.
+  Breakpoints& breakpoints() noexcept { return breakpoints_; }
+  void set_pause_check(std::function<void()> check);
+  Stage stage() const;
+  // In the next synchronised backward the reducer does not hear of this gradient: see [Note: a rehearsal].
+  void drop_next(std::size_t parameter);
+  // How many synchronised backwards have ended: equal on all ranks, unlike step(), which counts broken ones.
+  std::int64_t finished() const;
+  void set_finished(std::int64_t finished);
+
   void set_comm_hook(HookPointer hook);
+  // The plain average again. The thread that trains, between two backwards.
+  void clear_comm_hook();
   void set_builtin_hook(c10d::BuiltinCommHookType kind);
   // The comm hook, or the sum over the ranks, of a bucket that the caller made.
   FuturePointer run_comm_hook(std::unique_ptr<GradBucket> bucket);
@@ -230,6 +254,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void await_end();        // manual_end.cpp
   void release_buffers();  // lazy_buffers.cpp
 
+  // reducer_live.cpp
+  void reached(Point point, std::size_t index, bool locked = true) {
+    if (breakpoints_.any()) stop(point, index, locked);
+  }
+  void stop(Point point, std::size_t index, bool locked);
+  Lock enter();
+
   int divisor();
   bool skips(std::size_t bucket) const;
   DeviceSpans* spans_of(const Bucket& bucket);
@@ -242,6 +273,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::int32_t group_index_;
   HookPointer hook_;
   std::function<void(std::int64_t, const Inspections&)> inspection_callback_;
+
+  Breakpoints breakpoints_;
+  std::function<void()> pause_check_ = [] {};
+  std::condition_variable_any resumed_;
 
   std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
   std::vector<std::pair<c10::Device, std::unique_ptr<DeviceSpans>>> spans_;
@@ -281,6 +316,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::uint64_t epoch_ = 0;     // grows when what forwards have returned no longer counts
   std::uint64_t given_up_ = 0;  // the arm of which abandon() was called
   std::int64_t step_ = 0;
+  std::int64_t finished_ = 0;
+  std::int64_t dropped_ = -1;  // the parameter whose next gradient is not heard of
   std::int64_t iteration_ = 0;
   std::int64_t joined_iteration_ = 0;  // the last one that ranks without inputs shadow
   std::int64_t backward_begin_ = 0;
@@ -294,6 +331,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool manual_ = false;    // see [Note: a backward that the caller ends]
   bool awaiting_ = false;  // the backward is over, and end_manually() has not been called
   bool busy_ = false;      // between the begin of a forward and the end of its backward
+  bool stopped_ = false;   // a thread pauses, and holds the place of the backward without the mutex
   bool rebuilt_ = false;
   bool shadow_ = false;
   bool root_by_output_ = false;

@@ -29,7 +29,7 @@ bool accumulates(const Captures& captures) {
 // avg(avg(g1) + g2) = avg(g1 + g2). Inside no_sync() nothing is armed anew, since the user has asked for it; inside
 // join() it is refused, because ranks that have run out of inputs take part in one backward for each forward.
 void Reducer::on_output_gradient(std::uint64_t epoch) {
-  const Lock lock(mutex_);
+  const Lock lock = enter();
   if (hooks_.empty() || epoch != epoch_ || finalizing_ || !gradients_wanted()) return;
   if (awaiting_) fail(messages::not_ended(where()));
   if (!armed_) {
@@ -121,7 +121,7 @@ void Reducer::drop_failed_tasks() {
 }
 
 void Reducer::end_of_task(int task, std::uint64_t arm) {
-  Lock lock(mutex_);
+  Lock lock = enter();
   TORCH_CHECK(arm != given_up_, messages::given_up({step_ - 1, group_->getRank(), options_.module}));
   if (arm != arm_) return;
   std::erase_if(tasks_, [&](const Task& known) { return known.id == task; });
@@ -206,6 +206,7 @@ void Reducer::finish_backward() {
   used_.reset();
   remaining_ranks_.reset();
   futures_.clear();
+  ++finished_;
   const std::int64_t step = step_++;
   if (step < inspect_from_ || !inspection_callback_) return;
   inspect_from_ = kNoInspection;
@@ -213,6 +214,7 @@ void Reducer::finish_backward() {
 }
 
 void Reducer::abandon() {
+  breakpoints_.end("the backward was given up (abandon_backward) while it paused at a breakpoint");
   const Lock lock(mutex_);
   if (finalizing_) return;  // the thread that waits does it, as soon as its wait fails
   if (in_flight_) given_up_ = arm_;

@@ -192,6 +192,13 @@ void Reducer::set_comm_hook(HookPointer hook) {
   hook_ = std::move(hook);
 }
 
+void Reducer::clear_comm_hook() {
+  HookPointer old;  // let go outside the lock: that may need the GIL
+  const Lock lock(mutex_);
+  TORCH_CHECK(!in_flight_, "a comm hook can't be taken away during a backward");
+  old.swap(hook_);
+}
+
 void Reducer::set_builtin_hook(c10d::BuiltinCommHookType kind) {
   const Lock lock(mutex_);
   set_comm_hook(make_builtin_hook(kind, group_));

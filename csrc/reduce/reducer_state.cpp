@@ -52,7 +52,7 @@ FuturePointer Reducer::run_comm_hook(std::unique_ptr<GradBucket> bucket) {
   CommHook* hook = nullptr;
   {
     const Lock lock(mutex_);
-    hook = hook_.get();  // set once
+    hook = hook_.get();  // replaced by the thread that trains alone
   }
   return hook ? hook->run(std::move(bucket)) : run_all_reduce(*bucket);
 }

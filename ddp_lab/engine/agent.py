@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from IPython.core import interactiveshell
 
+from ..parallel.live import breakpoints
 from . import await_runner, cell, groups
 
 __all__ = ["Agent"]
@@ -220,6 +221,7 @@ class Agent:
             if self._freed is None:
                 self._freed, self._freed_by = cell_id, by
             groups.free()
+            breakpoints.release("the cell is to end on this rank")
         self._report()
 
 

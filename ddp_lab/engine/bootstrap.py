@@ -34,10 +34,10 @@ def preload() -> None:
     """Imports what a rank needs besides torch; called once, before the ranks are forked."""
     from .. import native
     from ..parallel import ddp
-    from . import agent, telemetry, warm_up
+    from . import agent, live, telemetry, warm_up
 
     native.load()
-    del agent, ddp, telemetry, warm_up
+    del agent, ddp, live, telemetry, warm_up
 
 
 def prepare() -> dict[str, Any]:
@@ -72,7 +72,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     import ddp_lab
 
-    from . import warm_up
+    from . import live, warm_up
     from .agent import Agent
     from .telemetry import Telemetry
 
@@ -87,6 +87,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     _rank.agent.install(shell.kernel)
     _rank.telemetry.on_control("inspect", _inspect)
     _rank.telemetry.on_control("event_cost", _event_cost)
+    live.install(_rank.telemetry)
     _rank.telemetry.start()
     _open_default_group(spec)
     shell.user_ns.update(

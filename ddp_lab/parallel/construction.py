@@ -70,6 +70,7 @@ class Construction(ModelState):
         self._ddp_sink_clone = False
         self._delayed = None
         self._order_follower = None
+        self._live = self._reconfigured = None
         self._comm_hooks = []
 
     def _agree(self, survey: structure.Survey, *, collective: bool) -> int:
@@ -139,6 +140,7 @@ class Construction(ModelState):
         self.device = self._module_parameters[0].device
         self.device_type = self.device.type
         self._make_reducer(survey, generation=old.generation() + 1, step=old.step())
+        self.reducer.set_finished(old.finished())
         for hook, state in self._comm_hooks:
             comm_hooks.attach(self.reducer, hook, state)
         optimizer_in_backward.attach_reducer(self)

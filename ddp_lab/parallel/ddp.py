@@ -27,6 +27,8 @@ from .comm_hooks import attach, check_hook, hook_name, warn_if_late
 from .construction import Construction
 from .delayed import DelayedParameters
 from .inspection import live_models, request_inspection
+from .live import reconfigure
+from .live.model import LiveModel
 from .manual_end import ManualEnd
 from .order import BucketOrder
 from .outputs import find_tensors
@@ -37,7 +39,9 @@ from .torch_names import TorchNames
 __all__ = ["DistributedDataParallel", "live_models", "request_inspection"]
 
 
-class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, TorchNames, ManualEnd, TorchDDP):
+class DistributedDataParallel(
+    Construction, BucketOrder, BufferSync, LiveModel, Pickling, TorchNames, ManualEnd, TorchDDP
+):
     """Trains one model on several ranks: each backward leaves the ranks' average in `param.grad`.
 
     A drop-in for `torch.nn.parallel.DistributedDataParallel`: same signature, same gradients. Gradients are
@@ -205,6 +209,8 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
             if not self._step_agreed:
                 self._agree_on_step()
             self.logger.begin_iteration(self)
+        if self._live is not None:
+            self._live.before_forward(self, sync)
         if self.reducer.begin_forward(sync):
             self._rebuild()
             self.reducer.begin_forward(sync)
@@ -262,13 +268,13 @@ class DistributedDataParallel(Construction, BucketOrder, BufferSync, Pickling, T
             raise RuntimeError("sync_gradients() was called during a backward: call it when backward() has returned")
         if not structure.unchanged(self):
             structure.adapt(self)
+        if self._live is not None:
+            self._live.look(self)
         self.reducer.synchronize()
 
     def _agree_on_step(self) -> None:
-        """After a failure ranks may have counted differently many backwards: they go on from the same number."""
-        step = torch.tensor([self.reducer.step()], dtype=torch.int64, device=self.device)
-        dist.all_reduce(step, op=dist.ReduceOp.MAX, group=self.process_group)
-        self.reducer.set_step(int(step.item()))
+        """After a failure: the ranks go on from the same step, with the same configuration."""
+        reconfigure.settle(self)
         self._step_agreed = True
 
     # -- comm hooks

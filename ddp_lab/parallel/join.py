@@ -58,6 +58,8 @@ class DDPJoinHook(JoinHook):
         """Takes part in one iteration of the ranks that still train."""
         model = self._model
         _, sync, grad, *_ = _settle(_meet(model, active=False, sync=False))
+        if grad and sync and model._live is not None:
+            model._live.look(model)
         if grad:
             model._rebuild_if_due(bool(sync))
         if model._check_sync_bufs_pre_fwd():

@@ -21,6 +21,7 @@ __all__ = ["Pickling"]
 
 # Built anew for the copy
 _OWN = ("process_group", "reducer", "logger", "_survey", "_seen", "_idle_seen", "reducer_id", "device_mesh")
+_OWN_LIVE = ("_live", "_reconfigured")
 
 
 class Pickling(ModelState):
@@ -29,7 +30,7 @@ class Pickling(ModelState):
     def __getstate__(self) -> dict[str, Any]:
         self._check_default_group()
         state = copy.copy(self.__dict__)
-        for name in _OWN:
+        for name in _OWN + _OWN_LIVE:
             state.pop(name, None)
         # a property; older releases look for the entry
         state["broadcast_buffers"] = self.forward_sync_buffers
@@ -44,6 +45,7 @@ class Pickling(ModelState):
         self.__dict__.setdefault("lazy_bucket_allocation", False)
         broadcast = self.__dict__.pop("broadcast_buffers", True)
         self.__dict__.setdefault("forward_sync_buffers", broadcast)
+        self._live = self._reconfigured = None
         hooks, self._comm_hooks = self._comm_hooks, []
         if hooks:
             warnings.warn(

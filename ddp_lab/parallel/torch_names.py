@@ -123,6 +123,8 @@ class TorchNames(ModelState):
         self._assignment = self._first_assignment()
         self._has_rebuilt_buckets = False
         self._step_agreed = False
+        if self._live is not None:  # what was decided in the old group's store is lost
+            self._live.pending = None
         self.reducer.update_process_group(
             self.process_group, verify.process_group_index(self.process_group), self._assignment
         )

@@ -13,6 +13,7 @@ LAYERS: dict[str, tuple[str, int]] = {
     "": ("any", 0),
     "errors": ("shared", 0),
     "events": ("shared", 0),
+    "faults": ("shared", 0),
     "journal": ("shared", 0),
     "bucketing": ("shared", 0),
     "insight": ("shared", 1),

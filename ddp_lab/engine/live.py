@@ -1,0 +1,124 @@
+"""Control messages about models that train: changes, faults, pauses. Answered while a cell runs.
+
+Each is ``{"op": "live", "do": ..., "reducers": {rank: this rank's number of the model}, ...}``; what they do is in
+`ddp_lab.parallel.live`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch.distributed as dist
+
+from .. import faults
+from ..parallel.inspection import live_models
+from ..parallel.live import breakpoints, happening, rehearsal, state
+from ..parallel.live.change import Change, check
+
+if TYPE_CHECKING:
+    from ..parallel.model_state import ModelState
+
+__all__ = ["answer", "install"]
+
+_Message = Mapping[str, Any]
+
+
+class _Channel(Protocol):
+    rank: int
+
+    def on_control(self, op: str, handler: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None: ...
+    def flush(self, cell: str | None = None) -> bool: ...
+
+
+def install(channel: _Channel) -> None:
+    """Answers the client's messages on this channel; called once in the life of a rank."""
+    channel.on_control("live", lambda message: answer(channel.rank, message))
+    happening.before_death.append(channel.flush)
+
+
+def answer(rank: int, message: _Message) -> Mapping[str, Any] | None:
+    """Carries out one message and returns the reply."""
+    do = message["do"]
+    if do in _ALL_MODELS:
+        return _ALL_MODELS[do](message)
+    model = _model(int(message["reducers"][str(rank)]))
+    return _ONE_MODEL[do](model, message)
+
+
+def _model(reducer: int) -> ModelState:
+    for model in live_models():
+        if model.reducer_id == reducer:
+            return model
+    raise KeyError(f"no living model of ddp_lab's class has reducer id {reducer}")
+
+
+def _check(model: ModelState, message: _Message) -> None:
+    check(model, Change(**message["change"]))
+
+
+def _prepare(model: ModelState, message: _Message) -> None:
+    decides = dist.get_rank(model.process_group) == 0
+    state.prepare(model, message["name"], Change(**message["change"]), decides=decides)
+
+
+def _withdraw(model: ModelState, message: _Message) -> dict[str, Any]:
+    return {"withdrawn": state.withdraw(model, message["name"])}
+
+
+def _status(model: ModelState, message: _Message) -> dict[str, Any]:
+    return state.status(model, message["name"])
+
+
+def _inject(model: ModelState, message: _Message) -> dict[str, Any]:
+    return {"number": rehearsal.inject(model, faults.from_dict(message["fault"]))}
+
+
+def _set_breakpoints(model: ModelState, message: _Message) -> None:
+    breakpoints.set_breakpoints(model, message["points"], message["parameters"], message["buckets"])
+
+
+def _go_on(model: ModelState, message: _Message) -> dict[str, Any]:
+    return {"was_paused": breakpoints.go_on(model, message["until"])}
+
+
+def _stage(model: ModelState, message: _Message) -> dict[str, Any]:
+    return breakpoints.stage(model)
+
+
+def _faults(message: _Message) -> dict[str, Any]:
+    return {"faults": [fault for model in live_models() for fault in rehearsal.active(model)]}
+
+
+def _clear_faults(message: _Message) -> None:
+    for model in live_models():
+        rehearsal.end(model, message.get("number"))
+
+
+def _hold(message: _Message) -> None:
+    breakpoints.hold_timeouts()
+
+
+def _resume(message: _Message) -> None:
+    """Breakpoints of all models are taken away, and pauses end."""
+    for model in live_models():
+        breakpoints.clear(model)
+    breakpoints.restore_timeouts()
+
+
+_ONE_MODEL: dict[str, Callable[[ModelState, _Message], Mapping[str, Any] | None]] = {
+    "check": _check,
+    "prepare": _prepare,
+    "withdraw": _withdraw,
+    "status": _status,
+    "inject": _inject,
+    "breakpoints": _set_breakpoints,
+    "go on": _go_on,
+    "stage": _stage,
+}
+_ALL_MODELS: dict[str, Callable[[_Message], Mapping[str, Any] | None]] = {
+    "faults": _faults,
+    "clear faults": _clear_faults,
+    "hold": _hold,
+    "resume": _resume,
+}

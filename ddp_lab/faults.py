@@ -1,0 +1,156 @@
+"""Faults for a rehearsal: what can go wrong with a rank, a layer or a link, made to happen on purpose.
+
+Plain records, for both sides of the wire: `Cluster.inject` sends one to its rank, `ddp_lab.rehearsal` makes it happen
+there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["DeadRank", "DroppedGradient", "Fault", "SlowLayer", "SlowLink", "SlowRank", "from_dict", "to_dict"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What all faults have in common.
+
+    Attributes:
+        rank: the (global) rank that it happens on.
+    """
+
+    rank: int
+
+    def text(self) -> str:
+        """A few words for a mark on the timeline, without the rank: a mark knows it."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raises `ValueError` if it makes no sense."""
+        if self.rank < 0:
+            raise ValueError(f"rank must not be negative, got {self.rank}")
+
+
+@dataclass(frozen=True)
+class SlowRank(Fault):
+    """Each forward of the rank takes longer: a slower device, or slower input.
+
+    Attributes:
+        seconds: by how much.
+    """
+
+    seconds: float
+
+    def text(self) -> str:
+        return f"slow rank: {_ms(self.seconds)} in each forward"
+
+    def check(self) -> None:
+        super().check()
+        _check_seconds("seconds", self.seconds)
+
+
+@dataclass(frozen=True)
+class SlowLayer(Fault):
+    """The gradient of one parameter, and all that come after it, are late on the rank.
+
+    Attributes:
+        parameter: its qualified name in the module.
+        seconds: by how much.
+    """
+
+    parameter: str
+    seconds: float
+
+    def text(self) -> str:
+        return f"slow layer: {_ms(self.seconds)} before the gradient of '{self.parameter}'"
+
+    def check(self) -> None:
+        super().check()
+        _check_seconds("seconds", self.seconds)
+
+
+@dataclass(frozen=True)
+class SlowLink(Fault):
+    """Each bucket of the rank waits before its collective starts, as if it had to pass a slow link first.
+
+    What it is not: a link that is slow in the middle of a collective. The buckets of this rank pass one after the
+    other, each once; the collective follows, at its own speed, and all ranks wait for it. The computation goes on.
+
+    Attributes:
+        latency_seconds: for each bucket.
+        mb_per_second: 10⁶ bytes a second; None: any number of them.
+    """
+
+    latency_seconds: float = 0.0
+    mb_per_second: float | None = None
+
+    def text(self) -> str:
+        rate = "" if self.mb_per_second is None else f" and {self.mb_per_second:g} MB/s"
+        return f"slow link: {_ms(self.latency_seconds)}{rate} before each collective"
+
+    def check(self) -> None:
+        super().check()
+        _check_seconds("latency_seconds", self.latency_seconds)
+        if self.mb_per_second is not None and not self.mb_per_second > 0:
+            raise ValueError(f"mb_per_second must be positive, got {self.mb_per_second}")
+
+
+@dataclass(frozen=True)
+class DroppedGradient(Fault):
+    """In one backward the gradient of a parameter does not count on the rank: what a forgotten branch does.
+
+    The next forward raises what it raises then ("Expected to have finished reduction ..."), on all ranks. A program
+    that enters another collective before that forward waits in it for ranks that wait for the bucket, as it would in
+    earnest. With `find_unused_parameters` the parameter counts as unused on that rank instead.
+
+    Attributes:
+        parameter: its qualified name in the module.
+    """
+
+    parameter: str
+
+    def text(self) -> str:
+        return f"dropped gradient of '{self.parameter}'"
+
+
+@dataclass(frozen=True)
+class DeadRank(Fault):
+    """The rank's process is killed (SIGKILL) at its next forward."""
+
+    def text(self) -> str:
+        return "this rank dies"
+
+
+_KINDS: dict[str, type[Fault]] = {
+    kind.__name__: kind for kind in (SlowRank, SlowLayer, SlowLink, DroppedGradient, DeadRank)
+}
+
+
+def to_dict(fault: Fault) -> dict[str, Any]:
+    """The fault as JSON can hold it."""
+    return {"kind": type(fault).__name__, **asdict(fault)}
+
+
+def from_dict(made: dict[str, Any]) -> Fault:
+    """What `to_dict` was given.
+
+    Raises:
+        ValueError: there is no such fault, or it makes no sense.
+    """
+    values = dict(made)
+    kind = values.pop("kind", None)
+    if kind not in _KINDS:
+        raise ValueError(f"there is no fault {kind!r}: choose one of {', '.join(_KINDS)}")
+    fault = _KINDS[kind](**values)
+    fault.check()
+    return fault
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:g} ms"
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if not 0 <= seconds < 86_400:
+        raise ValueError(f"{name} must be between 0 and a day, got {seconds}")

@@ -1,0 +1,213 @@
+"""A change of a model's buckets or comm hook: as it is asked for, and as rank 0 has decided it for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..arguments import MEBIBYTE, BucketCaps
+from ..bucketing import assign_buckets
+from . import hooks
+
+if TYPE_CHECKING:
+    from ..model_state import ModelState
+
+__all__ = ["Change", "Decision", "apply", "check", "decide", "held_order", "may_still_rebuild"]
+
+ORDERS = ("ready", "registration", "reversed")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to be different. None: as it is.
+
+    Attributes:
+        bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
+        first_bucket_mb: cap of the bucket that is launched first.
+        bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
+        order: ``"ready"`` (as rank 0's gradients became ready last), ``"registration"``, ``"reversed"``, or the names
+            of all trained parameters.
+        comm_hook: a name, see `ddp_lab.parallel.live.hooks`; ``"none"`` for the plain average.
+    """
+
+    bucket_cap_mb: float | None = None
+    first_bucket_mb: float | None = None
+    bucket_cap_mb_list: Sequence[float] | None = None
+    order: str | Sequence[str] | None = None
+    comm_hook: str | None = None
+
+    def text(self) -> str:
+        """JSON, the same for equal changes."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def words(self) -> str:
+        """For a mark on the timeline."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if not isinstance(given.get("order", ""), str):
+            given["order"] = "as given"
+        return "reconfigured: " + ", ".join(f"{name}={value}" for name, value in given.items())
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A change with everything settled that ranks might see differently.
+
+    Attributes:
+        caps: the caps in bytes; None: as they are.
+        order: indices of all trained parameters in the order of the buckets; None: as they are.
+        generation: of the assignment that `order` was decided for.
+        comm_hook: a name; None: as it is.
+        words: for the mark.
+    """
+
+    caps: BucketCaps | None
+    order: list[int] | None
+    generation: int
+    comm_hook: str | None
+    words: str
+
+    def text(self) -> str:
+        """JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> Decision:
+        """What `text` returned."""
+        made = json.loads(text)
+        if made["caps"] is not None:
+            made["caps"] = BucketCaps(**{**made["caps"], "each": tuple(made["caps"]["each"])})
+        return cls(**made)
+
+
+def check(model: ModelState, change: Change) -> None:
+    """Refuses what can't be done to this model, before anything has been done on any rank.
+
+    Raises:
+        ValueError: the change makes no sense.
+        RuntimeError: this model's can't be changed.
+    """
+    if model._use_python_reducer or model._delay_all_reduce_all_params:
+        raise RuntimeError("this model has no buckets of ours to change")
+    _check_caps(change)
+    _order_of(model, change)
+    hooks.check(model, change.comm_hook)
+    caps, order = _caps_of(model, change), held_order(model)
+    made = _assigned(model, caps or model._caps, order) if caps else model._assignment
+    hooks.check_buckets(model, change.comm_hook, len(made))
+
+
+def _check_caps(change: Change) -> None:
+    several = change.bucket_cap_mb_list
+    if several is not None and (change.bucket_cap_mb is not None or change.first_bucket_mb is not None):
+        raise ValueError("give bucket_cap_mb_list alone: it says the cap of every bucket")
+    if several is not None and not len(several):
+        raise ValueError("bucket_cap_mb_list must hold at least one cap")
+    for cap in (change.bucket_cap_mb, change.first_bucket_mb, *(several or ())):
+        if cap is not None and not cap > 0:
+            raise ValueError(f"a bucket's cap must be positive, got {cap} MiB")
+    if change == Change():
+        raise ValueError("nothing was given that is to be changed")
+
+
+def _caps_of(model: ModelState, change: Change) -> BucketCaps | None:
+    small_last = model._caps.small_last
+    if change.bucket_cap_mb_list is not None:
+        each = tuple(int(cap * MEBIBYTE) for cap in change.bucket_cap_mb_list)
+        return BucketCaps(max(each), max(each), each, small_last)
+    if change.bucket_cap_mb is None and change.first_bucket_mb is None:
+        return None
+    others = model._caps.others if change.bucket_cap_mb is None else int(change.bucket_cap_mb * MEBIBYTE)
+    first = others if change.first_bucket_mb is None else int(change.first_bucket_mb * MEBIBYTE)
+    return BucketCaps(first, others, (), small_last)
+
+
+def _order_of(model: ModelState, change: Change) -> list[int] | None:
+    count = len(model._names)
+    if change.order is None:
+        return None
+    if isinstance(change.order, str):
+        if change.order not in ORDERS:
+            raise ValueError(f"order={change.order!r}: choose one of {', '.join(ORDERS)}, or give all names")
+        if change.order == "ready":
+            ready = [int(index) for index in model.reducer.ready_order()]
+            return ready if sorted(ready) == list(range(count)) else held_order(model)
+        return list(range(count)) if change.order == "registration" else list(reversed(range(count)))
+    if sorted(change.order) != sorted(model._names):
+        missing = sorted(set(model._names) - set(change.order))
+        unknown = sorted(set(change.order) - set(model._names))
+        raise ValueError(
+            f"order must name each of the {count} trained parameters once (missing: {missing[:5]}, unknown: "
+            f"{unknown[:5]})"
+        )
+    place = {name: index for index, name in enumerate(model._names)}
+    return [place[name] for name in change.order]
+
+
+def held_order(model: ModelState) -> list[int]:
+    """The parameters in the order of the present buckets."""
+    return [index for bucket in model._assignment for index in bucket]
+
+
+def decide(model: ModelState, change: Change) -> Decision:
+    """What all ranks are to do; by one rank for all, since only its order of readiness can count."""
+    return Decision(
+        caps=_caps_of(model, change),
+        order=_order_of(model, change),
+        generation=int(model.reducer.generation()),
+        comm_hook=change.comm_hook,
+        words=change.words(),
+    )
+
+
+def may_still_rebuild(model: ModelState) -> bool:
+    """Whether the buckets will be assigned in the order of readiness after the first backward."""
+    ordered = not model.find_unused_parameters or model.static_graph
+    return ordered and not model._has_rebuilt_buckets
+
+
+def apply(model: ModelState, decision: Decision) -> None:
+    """Carries it out; communicates nothing. Between two backwards, on the thread that trains.
+
+    Raises:
+        RuntimeError: the last backward is unfinished.
+    """
+    if model.reducer.in_flight():
+        model.reducer.begin_forward(True)  # discards a backward that failed; raises if it is only unfinished
+    if decision.caps is not None:
+        model._caps = decision.caps
+        model.bucket_bytes_cap = decision.caps.others
+        model.bucket_bytes_cap_list = list(decision.caps.each)
+        model.bucket_bytes_cap_default = decision.caps.first < decision.caps.others
+    if decision.comm_hook is not None:
+        hooks.replace(model, decision.comm_hook)
+    hooks.forget_buckets(model)
+    if may_still_rebuild(model):  # and will take the new caps then
+        model._describe_assignment()
+    elif decision.caps is None and decision.order is None:
+        model.reducer.rebuild(model._assignment)
+        model._describe_assignment()
+    else:
+        # An order that was decided for other parameters, or before the buckets have followed a drift, is out of date:
+        # on all ranks alike, since all have the same generation.
+        known = decision.order is not None and decision.generation == model.reducer.generation()
+        model._reassign(decision.order if known and decision.order is not None else held_order(model))
+
+
+def _assigned(model: ModelState, caps: BucketCaps, order: list[int]) -> list[list[int]]:
+    return assign_buckets(
+        model._sizes, model._keys, caps.rebuilt(), order, alone=model._sparse, small_last=caps.small_last
+    )
+
+
+def describe(model: ModelState) -> dict[str, Any]:
+    """What a model has now, in the words of a change."""
+    caps = model._caps
+    return {
+        "bucket_cap_mb": caps.others / MEBIBYTE,
+        "first_bucket_mb": (caps.each[0] if caps.each else caps.first) / MEBIBYTE,
+        "bucket_cap_mb_list": [cap / MEBIBYTE for cap in caps.each] or None,
+        "comm_hook": hooks.name_of(model),
+        "buckets": len(model._assignment),
+    }

@@ -1,0 +1,191 @@
+"""Other bucket caps, another order or comm hook while training runs.
+
+[Note: a change while training runs]
+Ranks must change between the same two backwards: buckets and hooks decide which collectives a backward enters. The
+client can reach each rank at any moment, but no two at the same step. So:
+
+1. Each rank but the group's rank 0 is told of the change and answers; from then on it looks into the group's store
+   before each synchronised forward.
+2. Then rank 0 is told. Before its next synchronised forward, after n backwards say, it decides (an order of readiness
+   is its own) and writes to the store: "after n + 1 backwards, this".
+3. Each rank carries it out before its first synchronised forward after n + 1 backwards.
+
+No rank comes too late: to have finished its backward number n + 1 it has waited for rank 0's buckets of the same
+backward, which rank 0 launched after that forward, and so after what it wrote was in the store (it reads it back: a
+write alone returns before the store has it). This holds for whatever waits for all ranks in each backward; hooks that
+do not are refused, see [Note: replacing a comm hook]. Backwards are counted as they end (`Reducer::finished`):
+forwards under no_sync don't count and don't look, forwards without a backward change nothing, a backward that an
+exception ended counts on no rank. A rank that has run out of inputs looks before each backward that it shadows.
+Forwards inside a backward (checkpointing) do not look. Carrying out communicates nothing.
+
+If training pauses or its cell ends meanwhile, the flags stay and the next forwards go on where these stopped. As long
+as rank 0 has not decided the change can be withdrawn, first there. A rejoin drops it; if it came when only some ranks
+had changed, `settle`, in the first forward with the new group, brings the others to the same configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_process_group_store
+
+from .. import recording
+from . import change as changes
+from .change import Change, Decision
+
+if TYPE_CHECKING:
+    from ..model_state import ModelState
+
+__all__ = ["Applied", "Pending", "apply_now", "settle"]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The last change that a model has gone through on this rank.
+
+    Attributes:
+        name: of the request; empty for `model.reconfigure`.
+        number: how many changes this was, 1 for the first; equal on all ranks.
+        step: index of the first backward with it.
+        after: how many backwards had ended before.
+        generation: of the assignment that it made.
+        text: the decision.
+    """
+
+    name: str
+    number: int
+    step: int
+    after: int
+    generation: int
+    text: str
+
+
+class Pending:
+    """A change that this rank has been told of.
+
+    Args:
+        name: of the request, unique in the life of the group's store.
+        change: what is asked for.
+        decides: this is rank 0 of the model's group.
+    """
+
+    def __init__(self, name: str, change: Change, *, decides: bool) -> None:
+        self.name = name
+        self.change = change
+        self.at: int | None = None
+        self._decides = decides
+        self._decision: Decision | None = None
+        self._gate = threading.Lock()  # the thread that trains looks, that of the client withdraws
+        self._withdrawn = False
+
+    def withdraw(self) -> bool:
+        """Drops it, unless it is decided; returns whether it was dropped."""
+        with self._gate:
+            if self.at is None:
+                self._withdrawn = True
+            return self._withdrawn
+
+    def look(self, model: ModelState) -> bool:
+        """Before a synchronised forward; returns whether there is nothing more to do."""
+        with self._gate:
+            if self._withdrawn:
+                return True
+            if self._decision is None:
+                self._find_out(model)
+            due = self.at is not None and model.reducer.finished() >= self.at
+        if due and self._decision is not None:
+            _carry_out(model, self._decision, self.name)
+        return due
+
+    def _find_out(self, model: ModelState) -> None:
+        store = _get_process_group_store(model.process_group)
+        key = f"ddp_lab/live/{model.reducer_id}/{self.name}"
+        if self._decides:
+            if changes.may_still_rebuild(model):
+                return
+            self._decision = changes.decide(model, self.change)
+            self.at = model.reducer.finished() + 1
+            store.set(key, f"{self.at} {self._decision.text()}")
+            store.check([key])  # answered when the store has it
+        elif store.check([key]):
+            at, text = store.get(key).decode().split(" ", 1)
+            self.at, self._decision = int(at), Decision.of(text)
+
+
+def apply_now(model: ModelState, change: Change) -> None:
+    """See `DistributedDataParallel.reconfigure`."""
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError("reconfigure() was called during a backward: call it when backward() has returned")
+    changes.check(model, change)
+    _check_alike(model, change)
+    decision = changes.decide(model, change)
+    if decision.order is not None:
+        order = torch.tensor(decision.order, dtype=torch.int64, device=model.device)
+        dist.broadcast(order, group=model.process_group, group_src=0)
+        decision.order[:] = order.tolist()
+    _carry_out(model, decision, "")
+
+
+def _check_alike(model: ModelState, change: Change) -> None:
+    digest = hashlib.sha256(change.text().encode()).digest()[:8]
+    mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], dtype=torch.int64, device=model.device)
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(model.process_group))]
+    dist.all_gather(rows, mine, group=model.process_group)
+    different = [str(rank) for rank, row in enumerate(rows) if int(row) != int(rows[0])]
+    if different:
+        raise RuntimeError(
+            f"reconfigure() was called with other arguments on rank {', '.join(different)} of the model's group than "
+            "on its rank 0: nothing was changed"
+        )
+
+
+def _carry_out(model: ModelState, decision: Decision, name: str) -> None:
+    changes.apply(model, decision)
+    model._reconfigured = Applied(
+        name=name,
+        number=1 + (model._reconfigured.number if model._reconfigured else 0),
+        step=int(model.reducer.step()),
+        after=int(model.reducer.finished()),
+        generation=int(model.reducer.generation()),
+        text=decision.text(),
+    )
+    recording.mark(decision.words)
+
+
+def settle(model: ModelState) -> None:
+    """After a failure ranks may have counted differently many backwards, and not all have made the last change.
+
+    They go on from the same numbers, with the newest configuration.
+    """
+    number = model._reconfigured.number if model._reconfigured else 0
+    mine = [model.reducer.step(), model.reducer.finished(), number, -number, model.reducer.generation()]
+    step, finished, newest, oldest, generation = _maximum(model, mine)
+    model.reducer.set_step(step)
+    model.reducer.set_finished(finished)
+    if newest == -oldest:
+        return
+    rank = dist.get_rank(model.process_group)
+    (source,) = _maximum(model, [rank if number == newest else -1])
+    decision = _broadcast_text(model, model._reconfigured.text if model._reconfigured else "", source)
+    if number == newest:
+        return
+    _carry_out(model, Decision.of(decision), "")
+    model.reducer.set_generation(generation - 1)
+    model._update_process_group(model.process_group)  # back to the first buckets, those of the new caps
+
+
+def _maximum(model: ModelState, numbers: list[int]) -> list[int]:
+    most = torch.tensor(numbers, dtype=torch.int64, device=model.device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=model.process_group)
+    return [int(number) for number in most.tolist()]
+
+
+def _broadcast_text(model: ModelState, text: str, source: int) -> str:
+    held: list[Any] = [text]
+    dist.broadcast_object_list(held, group=model.process_group, group_src=source, device=model.device)
+    return str(held[0])

@@ -1,0 +1,320 @@
+"""A backward pauses where it is told to, shows where it stands, goes on as asked, and can always be ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.leftovers import wait_until
+from tests.ranks.conftest import Ranks
+
+POINTS = ("gradient_ready", "bucket_ready", "launched", "reduced")
+
+
+def _model(**arguments: Any) -> Any:
+    from ddp_lab import DistributedDataParallel
+
+    torch.manual_seed(3)
+    net = nn.Sequential(*[nn.Linear(5, 5) for _ in range(3)])
+    model = DistributedDataParallel(net, bucket_cap_mb=1e-4, **arguments)
+    for step in range(2):
+        _step(model, dist.get_rank(), step)
+    return model
+
+
+def _step(model: Any, rank: int, step: int) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(torch.randn(3, 5, generator=torch.Generator().manual_seed(rank + 10 * step))).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def _paused(model: Any) -> dict[str, Any]:
+    """The stage of a model once it pauses."""
+    from ddp_lab.parallel.live import breakpoints
+
+    wait_until(lambda: breakpoints.stage(model)["paused"] is not None, 20, "a pause")
+    return breakpoints.stage(model)
+
+
+def _beside(act: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Runs `act` on a thread, as the client's requests are; what it returned or raised is put into the list."""
+    seen: list[Any] = []
+
+    def run() -> None:
+        try:
+            seen.append(act())
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            seen.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, seen
+
+
+def _walk_on_rank(rank: int, size: int, options: dict[str, Any]) -> list[tuple[str, Any, str]] | None:
+    from ddp_lab.parallel.live import breakpoints
+
+    model = _model(**options)
+    plain = _step(model, rank, 5)
+    walked: list[tuple[str, Any, str]] = []
+
+    def walk() -> None:
+        while True:
+            stage = _paused(model)
+            paused = stage["paused"]
+            assert stage["in_flight"]
+            walked.append((paused["point"], paused.get("parameter", paused.get("bucket")), _short(stage)))
+            last = paused["point"] == "reduced" and paused["bucket"] == len(model._assignment) - 1
+            if last:
+                breakpoints.clear(model)
+                return
+            _go_on(model, "event")
+
+    if rank == 0:
+        breakpoints.set_breakpoints(model, ["gradient_ready"], parameters=["2.bias"])
+        thread, seen = _beside(walk)
+        stepped = _step(model, rank, 5)
+        thread.join()
+        assert seen == [None]
+    else:
+        stepped = _step(model, rank, 5)
+    assert all(torch.equal(a, b) for a, b in zip(plain, stepped, strict=True))
+    assert breakpoints.stage(model)["paused"] is None
+    return walked if rank == 0 else None
+
+
+def _go_on(model: Any, until: str) -> None:
+    """Lets a paused model go on, and waits until it pauses again."""
+    from ddp_lab.parallel.live import breakpoints
+
+    before = _since(model)
+    assert breakpoints.go_on(model, until)
+    wait_until(lambda: _since(model) not in (None, before), 20, f"the next {until}")
+
+
+def _since(model: Any) -> int | None:
+    from ddp_lab.parallel.live import breakpoints
+
+    paused = breakpoints.stage(model)["paused"]
+    return None if paused is None else paused["since_ns"]
+
+
+def _short(stage: dict[str, Any]) -> str:
+    return " ".join(f"{bucket['state']}:{bucket['arrived']}" for bucket in stage["buckets"])
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}], ids=str)
+def test_every_event_in_its_order(ranks: Ranks, options: dict[str, Any]) -> None:
+    """From event to event one rank shows each gradient and bucket in order, with what has become of each bucket."""
+    walked = ranks(2, _walk_on_rank, options)[0]
+    points = [(point, what) for point, what, _ in walked]
+    expected: list[tuple[str, Any]] = []
+    for bucket, layer in enumerate((2, 1, 0)):
+        expected += [("gradient_ready", f"{layer}.bias"), ("gradient_ready", f"{layer}.weight")]
+        expected += [("bucket_ready", bucket), ("launched", bucket)]
+    expected += [("reduced", bucket) for bucket in range(3)]
+    assert points == expected
+    stages = {(point, what): stage for point, what, stage in walked}
+    assert stages["gradient_ready", "2.bias"] == "pending:0 pending:0 pending:0"
+    assert stages["gradient_ready", "2.weight"] == "pending:1 pending:0 pending:0"
+    assert stages["bucket_ready", 0] == "ready:2 pending:0 pending:0"
+    assert stages["launched", 0].endswith("pending:0 pending:0")
+    assert stages["launched", 0].split(":")[0] in ("launched", "reduced")
+    assert stages["bucket_ready", 2].endswith("ready:2")
+    assert stages["reduced", 2] == "reduced:2 reduced:2 reduced:2"
+
+
+def _buckets_on_rank(rank: int, size: int) -> list[Any]:
+    """Bucket by bucket on both ranks, and only bucket 2 at first."""
+    from ddp_lab.parallel.live import breakpoints
+
+    model = _model()
+    seen: list[Any] = []
+
+    def control() -> None:
+        seen.append(_paused(model)["paused"]["bucket"])
+        for _ in range(3):  # into the next steps
+            _go_on(model, "bucket")
+            seen.append(_paused(model)["paused"]["bucket"])
+        _go_on(model, "breakpoint")
+        seen.append((_paused(model)["paused"]["bucket"], breakpoints.stage(model)["step"]))
+        breakpoints.clear(model)
+
+    breakpoints.set_breakpoints(model, ["bucket_ready"], buckets=[2])
+    thread, errors = _beside(control)
+    for step in range(4):
+        _step(model, rank, step)
+    thread.join()
+    assert errors == [None]
+    return seen
+
+
+def test_from_bucket_to_bucket(ranks: Ranks) -> None:
+    """A breakpoint at one bucket, then on to each next bucket, then to the breakpoint again, on both ranks."""
+    for seen in ranks(2, _buckets_on_rank):
+        assert seen == [2, 0, 1, 2, (2, 4)]
+
+
+def _free_on_rank(rank: int, size: int, point: str) -> None:
+    """While rank 0 pauses, everything that other threads ask is answered at once."""
+    from ddp_lab.parallel.live import breakpoints
+
+    model = _model()
+    if rank == 0:
+        breakpoints.set_breakpoints(model, [point])
+
+        def look() -> float:
+            _paused(model)
+            begin = time.monotonic()
+            assert model.reducer.step() == 2
+            assert model.reducer.in_flight()
+            model.reducer.request_inspection(100)
+            model.reducer.inspect_averages()
+            model.buckets()
+            ended = time.monotonic() - begin
+            breakpoints.clear(model)
+            return ended
+
+        thread, seen = _beside(look)
+    _step(model, rank, 0)
+    if rank == 0:
+        thread.join()
+        assert isinstance(seen[0], float)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_pause_stops_nobody_else(ranks: Ranks, point: str) -> None:
+    """During a pause at any point other threads can ask the model everything."""
+    ranks(2, _free_on_rank, point)
+
+
+ENDS = ("release", "abandon", "signal")
+
+
+def _end_on_rank(rank: int, size: int, point: str, how: str) -> str:
+    """Both ranks pause and are ended; the next steps are as if nothing had been."""
+    from ddp_lab.parallel.live import breakpoints
+
+    model = _model()
+    plain = _step(model, rank, 5)
+    breakpoints.set_breakpoints(model, [point])
+
+    def end() -> None:
+        _paused(model)
+        if how == "release":
+            breakpoints.release("on purpose")
+        elif how == "abandon":
+            model.abandon_backward()
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread, errors = _beside(end)
+    with pytest.raises(KeyboardInterrupt if how == "signal" else RuntimeError) as caught:
+        _step(model, rank, 5)
+    thread.join()
+    assert errors == [None]
+    breakpoints.clear(model)
+    # buckets were launched on all ranks or on none: the group is whole
+    again = _step(model, rank, 5)
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("point", ["gradient_ready", "bucket_ready"])
+def test_a_pause_can_be_ended(ranks: Ranks, point: str, how: str) -> None:
+    """A release, abandon_backward() or Ctrl-C ends a pause with an exception, and the model trains on afterwards."""
+    for message in ranks(2, _end_on_rank, point, how):
+        if how == "release":
+            assert "paused at a breakpoint was ended there: on purpose" in message
+        elif how == "abandon":
+            assert "given up (abandon_backward)" in message
+
+
+def _timeouts_on_rank(rank: int, size: int) -> None:
+    """With a group whose timeout is a second, rank 1 waits for rank 0 for two."""
+    from ddp_lab.parallel.live import breakpoints
+
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
+    model = _model(process_group=group)
+    backend = group._get_backend(torch.device("cpu"))
+    breakpoints.hold_timeouts()
+    breakpoints.hold_timeouts()  # changes nothing more
+    assert backend.options._timeout > timedelta(days=1)
+    dist.barrier()
+    if rank == 0:
+        breakpoints.set_breakpoints(model, ["bucket_ready"], buckets=[1])
+
+        def wait() -> None:
+            _paused(model)
+            begin = time.monotonic()
+            wait_until(lambda: time.monotonic() - begin > 2, 10, "more than the timeout")
+            breakpoints.clear(model)
+
+        thread, errors = _beside(wait)
+    _step(model, rank, 0)
+    if rank == 0:
+        thread.join()
+        assert errors == [None]
+    breakpoints.restore_timeouts()
+    assert backend.options._timeout == timedelta(seconds=1)
+    _step(model, rank, 1)
+
+
+def test_no_timeout_fires(ranks: Ranks) -> None:
+    """While timeouts are held a rank waits longer for one that pauses than its group's timeout; then as before."""
+    ranks(2, _timeouts_on_rank)
+
+
+def _join_on_rank(rank: int, size: int) -> int:
+    """A rank without inputs pauses in the backward that it shadows."""
+    from ddp_lab.parallel.live import breakpoints
+
+    model = _model()
+    seen: list[Any] = []
+    with model.join():
+        for step in range(1 if rank == 1 else 3):
+            _step(model, rank, step)
+        if rank == 1:
+            breakpoints.set_breakpoints(model, ["launched"], buckets=[1])
+            thread, seen = _beside(lambda: (_paused(model)["paused"]["bucket"], breakpoints.clear(model))[0])
+    if rank == 1:
+        thread.join()
+        assert seen == [1]
+    return int(model.reducer.finished())
+
+
+def test_a_rank_without_inputs_pauses(ranks: Ranks) -> None:
+    """Breakpoints hold in the backwards that a joined rank shadows."""
+    assert ranks(2, _join_on_rank) == [5, 5]
+
+
+def _wrong_on_rank(rank: int, size: int) -> None:
+    from ddp_lab.parallel.live import breakpoints
+
+    model = _model()
+    with pytest.raises(ValueError, match="there is no point 'ready'"):
+        breakpoints.set_breakpoints(model, ["ready"])
+    with pytest.raises(ValueError, match=r"did you mean '0\.bias'"):
+        breakpoints.set_breakpoints(model, ["gradient_ready"], parameters=["0.bais"])
+    with pytest.raises(ValueError, match="there is no bucket 7"):
+        breakpoints.set_breakpoints(model, ["bucket_ready"], buckets=[7])
+    with pytest.raises(ValueError, match="choose one of"):
+        breakpoints.go_on(model, "epoch")
+    assert not breakpoints.go_on(model, "event")
+    _step(model, rank, 0)
+
+
+def test_points_that_are_not(ranks: Ranks) -> None:
+    """Unknown points, parameters and buckets are refused; without a pause there is nothing to go on from."""
+    ranks(2, _wrong_on_rank)
