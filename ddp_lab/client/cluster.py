@@ -17,6 +17,7 @@ from ..errors import CellError, ClusterError
 from . import namespace
 from .cell_run import CellOptions, CellResult, CellRun
 from .devices import place
+from .live_control import LiveControl
 from .membership import Membership, RankRecord
 from .outputs import Board
 from .startup import Processes, Progress, ignore
@@ -34,7 +35,7 @@ _BACKENDS = ("auto", "nccl", "gloo", "shm", "mpi")
 _current: Cluster | None = None
 
 
-class Cluster:
+class Cluster(LiveControl):
     """Ranks on this machine: one per GPU, or CPU ranks where there is none.
 
     Use it as a context manager in scripts; in notebooks `%cluster start` makes one. All processes end with this

@@ -1,0 +1,303 @@
+"""What the client can do to models that train: reconfigure them, break things on purpose, pause and step through.
+
+All of it goes over the control channel, and works while a cell runs; the rank side is `ddp_lab.parallel.live`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ClusterError
+from ..faults import Fault, to_dict
+from ..insight.before_after import BeforeAfter, before_after
+from .live_records import Reconfigured, StepState
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+    from .wire import Wire
+
+__all__ = ["LiveControl"]
+
+_ANSWER_SECONDS = 5.0
+_LOOK_SECONDS = 0.02
+_WARM_UP = 2  # steps after a change that are not like the others
+
+
+class LiveControl:
+    """The part of `Cluster` that acts on models while they train."""
+
+    if TYPE_CHECKING:
+        timeline: Timeline
+
+        @property
+        def wire(self) -> Wire: ...
+
+    # -- buckets and hooks
+
+    def reconfigure(
+        self,
+        reducer: int | None = None,
+        *,
+        bucket_cap_mb: float | None = None,
+        first_bucket_mb: float | None = None,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        order: str | Sequence[str] | None = None,
+        comm_hook: str | None = None,
+        timeout: float = 30.0,
+    ) -> Reconfigured:
+        """Changes a model's buckets, their order or its comm hook, on all its ranks between the same two steps.
+
+        Works while a cell trains (started with ``wait=False``, or from another thread), or before one that will.
+
+        Args:
+            reducer: which model; None for the most recently active.
+            bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
+            first_bucket_mb: cap of the bucket that is launched first.
+            bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
+            order: ``"ready"`` (as the gradients became ready last), ``"registration"``, ``"reversed"``, or the
+                qualified names of all trained parameters.
+            comm_hook: ``"none"``, ``"fp16"``, ``"bf16"``, ``"powersgd"``, or a name that the ranks have given to a hook
+                with `DistributedDataParallel.define_comm_hook`.
+            timeout: seconds in which the model must have trained two steps.
+
+        Raises:
+            ClusterError: the ranks refuse (they say why), or no step came in time: then nothing is changed, unless
+                the message says otherwise.
+        """
+        asked = {
+            "bucket_cap_mb": bucket_cap_mb,
+            "first_bucket_mb": first_bucket_mb,
+            "bucket_cap_mb_list": None if bucket_cap_mb_list is None else list(bucket_cap_mb_list),
+            "order": order if order is None or isinstance(order, str) else list(order),
+            "comm_hook": comm_hook,
+        }
+        number = self._live_model(reducer)
+        ranks = list(self.timeline.assignment(number)["group_ranks"])
+        name = uuid.uuid4().hex
+        self._live(number, ranks, "check", change=asked)
+        # See [Note: a change while training runs] on the rank side for why rank 0 comes last.
+        try:
+            self._live(number, ranks[1:], "prepare", change=asked, name=name)
+            self._live(number, ranks[:1], "prepare", change=asked, name=name)
+            done = self._wait_applied(number, ranks, name, time.monotonic() + timeout)
+        except ClusterError as error:
+            if not self._withdraw(number, ranks, name):
+                raise ClusterError(f"{error} It is decided: they make the change when they train on.") from error
+            raise
+        except KeyboardInterrupt:
+            self._withdraw(number, ranks, name)
+            raise
+        first = done[ranks[0]]
+        return Reconfigured(
+            number, first["step"], first["generation"], {k: v for k, v in asked.items() if v is not None}
+        )
+
+    def _wait_applied(self, reducer: int, ranks: list[int], name: str, deadline: float) -> dict[int, dict[str, Any]]:
+        while True:
+            found = self._live(reducer, ranks, "status", name=name)
+            states = {answer["state"] for answer in found.values()}
+            if states == {"applied"}:
+                after = {rank: answer["after"] for rank, answer in found.items()}
+                if len(set(after.values())) > 1:
+                    raise ClusterError(f"The ranks changed after different backwards ({after}): did they train apart?")
+                return found
+            if "dropped" in states:
+                raise ClusterError("The ranks were given new groups meanwhile, and the change was dropped: ask again.")
+            if time.monotonic() > deadline:
+                raise ClusterError("The model has not trained two steps in time.")
+            time.sleep(_LOOK_SECONDS)
+
+    def _withdraw(self, reducer: int, ranks: list[int], name: str) -> bool:
+        """Takes a change back, first where it is decided; returns False if it is too late."""
+        for some in (ranks[:1], ranks[1:]):
+            answers = self._ask_live(reducer, some, "withdraw", name=name)
+            if any(answer.get("withdrawn") is False for answer in answers.values()):
+                return False
+        return True
+
+    def before_after(
+        self, reducer: int | None = None, *, what: str = "step_ms", last_steps: int = 200, generation: int | None = None
+    ) -> BeforeAfter:
+        """Compares the steps before and after the last change of a model's buckets or hook.
+
+        Args:
+            reducer: which model; None for the most recently active.
+            what: a column of `Timeline.steps` in ms; of several ranks the mean counts.
+            last_steps: so many steps on each side at most, those next to the change on the side before it, the newest
+                after it.
+            generation: of the assignment that is compared with the one before it; None for the newest.
+
+        Raises:
+            ValueError: there are fewer than 10 steps on a side.
+        """
+        number = self._live_model(reducer)
+        steps = self.timeline.steps(number)
+        steps = steps[steps.state == "complete"]
+        generations = sorted(steps.generation.unique())
+        newest = generations[-1] if generation is None else generation
+        earlier = [one for one in generations if one < newest]
+        if not earlier:
+            raise ValueError("the model has had one assignment of buckets: there is nothing before it to compare with")
+        sides = []
+        for one in (earlier[-1], newest):
+            of_steps = steps[steps.generation == one].groupby("step")[what].mean().sort_index()
+            sides.append(of_steps.to_numpy()[_WARM_UP:][-last_steps:])
+        return before_after(*sides)
+
+    # -- faults
+
+    def inject(self, fault: Fault, reducer: int | None = None) -> int:
+        """Has a fault happen on its rank from the next forward on, while training runs; see `ddp_lab.faults`.
+
+        Args:
+            fault: e.g. ``ddp_lab.faults.SlowLayer(rank=1, parameter="0.weight", seconds=0.02)``.
+            reducer: which model; None for the most recently active.
+
+        Returns:
+            A number, for `clear_faults`.
+
+        Raises:
+            ValueError: the fault makes no sense.
+            ClusterError: its rank refuses it, or does not answer.
+        """
+        fault.check()
+        answer = self._live(self._live_model(reducer), [fault.rank], "inject", fault=to_dict(fault))
+        return int(answer[fault.rank]["number"])
+
+    def faults(self) -> dict[int, list[dict[str, Any]]]:
+        """rank -> its faults: the fields of each, its ``number``, and whether it has ``begun``."""
+        answers = self.wire.request(None, "live", _ANSWER_SECONDS, do="faults")
+        return {rank: answer["faults"] for rank, answer in sorted(answers.items()) if answer.get("faults")}
+
+    def clear_faults(self, rank: int | None = None, number: int | None = None) -> None:
+        """Ends faults before the next forward: one of a rank, all of a rank, or all.
+
+        Args:
+            rank: where; None for all ranks.
+            number: which, as `inject` returned it; None for all of the rank.
+        """
+        if number is not None and rank is None:
+            raise ValueError("a fault's number counts on its rank: give the rank too")
+        self.wire.request(None if rank is None else [rank], "live", _ANSWER_SECONDS, do="clear faults", number=number)
+
+    # -- pauses
+
+    def breakpoints(
+        self,
+        *points: str,
+        ranks: Iterable[int] | None = None,
+        parameters: Sequence[str] = (),
+        buckets: Sequence[int] = (),
+        reducer: int | None = None,
+    ) -> None:
+        """Pauses a model's backwards at these points from now on; replaces what was set before on these ranks.
+
+        The other ranks wait meanwhile, in their collectives; no timeout of a group runs out. See `step_state`.
+
+        Args:
+            points: ``"gradient_ready"``, ``"bucket_ready"``, ``"launched"``, ``"reduced"``; none: no breakpoints on
+                these ranks.
+            ranks: which pause; None for all of the model.
+            parameters: at the gradients of these alone (qualified names); empty: of all.
+            buckets: at the other points for these alone; empty: for all.
+            reducer: which model; None for the most recently active.
+
+        Raises:
+            ClusterError: a rank refuses it, or does not answer.
+        """
+        number = self._live_model(reducer)
+        chosen = self._model_ranks(number) if ranks is None else sorted(set(ranks))
+        self.wire.request(None, "live", _ANSWER_SECONDS, do="hold")
+        where = {"parameters": list(parameters), "buckets": list(buckets)}
+        self._live(number, chosen, "breakpoints", points=list(points), **where)
+
+    def step_state(self, reducer: int | None = None) -> dict[int, StepState]:
+        """rank -> where its backward stands now, and what has become of each bucket; also while it pauses."""
+        number = self._live_model(reducer)
+        answers = self._live(number, self._model_ranks(number), "stage")
+        return {rank: StepState.of(rank, answer) for rank, answer in sorted(answers.items())}
+
+    def wait_paused(
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+    ) -> dict[int, StepState]:
+        """Waits until these ranks pause (None: any rank), or `timeout` seconds have passed; returns `step_state`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            states = self.step_state(reducer)
+            paused = {rank for rank, state in states.items() if state.paused}
+            if (paused if ranks is None else set(ranks) <= paused) or time.monotonic() > deadline:
+                return states
+            time.sleep(_LOOK_SECONDS)
+
+    def next_event(
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+    ) -> dict[int, StepState]:
+        """Lets paused ranks go on to whatever happens next, and waits for it; returns `step_state`.
+
+        Args:
+            ranks: which; None for all that pause. The others stay where they are.
+            timeout: seconds to wait: a rank that needs another one that pauses does not come there.
+            reducer: which model; None for the most recently active.
+        """
+        return self._go_on("event", ranks, timeout, reducer)
+
+    def next_bucket(
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+    ) -> dict[int, StepState]:
+        """Lets paused ranks go on until their next bucket is ready; else as `next_event`."""
+        return self._go_on("bucket", ranks, timeout, reducer)
+
+    def next_breakpoint(
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+    ) -> dict[int, StepState]:
+        """Lets paused ranks go on to the next of the breakpoints that were set; else as `next_event`."""
+        return self._go_on("breakpoint", ranks, timeout, reducer)
+
+    def resume(self) -> None:
+        """Takes all breakpoints away: ranks that pause go on, and train at full speed."""
+        self.wire.request(None, "live", _ANSWER_SECONDS, do="resume")
+
+    def _go_on(
+        self, until: str, ranks: Iterable[int] | None, timeout: float, reducer: int | None
+    ) -> dict[int, StepState]:
+        number = self._live_model(reducer)
+        states = self.step_state(number)
+        paused = [rank for rank, state in states.items() if state.paused and (ranks is None or rank in set(ranks))]
+        if not paused:
+            return states
+        self._live(number, paused, "go on", until=until)
+        return self.wait_paused(paused, timeout, number)
+
+    # -- the ranks
+
+    def _live_model(self, reducer: int | None) -> int:
+        """The number of the model that is meant."""
+        known = {one.reducer for one in self.timeline.reducers()}
+        if reducer is None:
+            latest = self.timeline.reducers()
+            if not latest:
+                raise ClusterError("no rank has a model yet: wrap one in ddp_lab.DistributedDataParallel")
+            return latest[-1].reducer
+        if reducer not in known:
+            raise ValueError(f"there is no model {reducer} on the timeline: choose one of {sorted(known)}")
+        return reducer
+
+    def _model_ranks(self, reducer: int) -> list[int]:
+        return list(self.timeline.assignment(reducer)["group_ranks"])
+
+    def _ask_live(self, reducer: int, ranks: Sequence[int], do: str, **what: Any) -> dict[int, dict[str, Any]]:
+        own = {str(rank): number for rank, number in self.timeline.own_numbers(reducer).items()}
+        return self.wire.request(ranks, "live", _ANSWER_SECONDS, do=do, reducers=own, **what)
+
+    def _live(self, reducer: int, ranks: Sequence[int], do: str, **what: Any) -> dict[int, dict[str, Any]]:
+        """Asks these ranks; raises `ClusterError` if one does not answer, or answers with an error."""
+        answers = self._ask_live(reducer, ranks, do, **what)
+        for rank in sorted(ranks):
+            if rank not in answers:
+                raise ClusterError(f"rank {rank} does not answer: is its process still there? (`status()` tells)")
+            if "error" in answers[rank]:
+                raise ClusterError(f"rank {rank} refuses: {answers[rank]['error']}")
+        return answers
