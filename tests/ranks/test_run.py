@@ -116,7 +116,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         [*command, "plain", "100000000"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 200
         while not all(path.stat().st_size > 20_000 for path in _journals(tmp_path / "run")):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "nothing was recorded"
@@ -171,7 +171,7 @@ def test_a_running_job_can_be_followed(running: subprocess.Popen[str], tmp_path:
         ddp_lab.attach("nowhere")
 
 
-ACCELERATES = ["test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"]
+ACCELERATES = ["test_sync", "test_script"]
 
 
 @pytest.mark.parametrize("observe", [False, True], ids=["ours", "observed"])
