@@ -1,11 +1,15 @@
 // Comm hooks in Python, and the bucket that they are given.
 #include "hook_bindings.h"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace py = pybind11;
 
@@ -65,6 +69,15 @@ class PythonHook final : public CommHook {
   py::object hook_;
 };
 
+// A bucket of its own, that no reducer has: to try a hook on it.
+std::shared_ptr<GradBucket> make_bucket(std::size_t index, std::size_t count, std::vector<at::Tensor> gradients) {
+  std::vector<std::size_t> indices(gradients.size());
+  std::iota(indices.begin(), indices.end(), std::size_t{0});
+  Bucket bucket(indices, gradients);
+  for (std::size_t slot = 0; slot < gradients.size(); ++slot) bucket.copy_in(slot, gradients[slot], 1, false);
+  return std::make_shared<GradBucket>(bucket, index, count);
+}
+
 }  // namespace
 
 void bind_grad_bucket(py::module_& module) {
@@ -73,6 +86,8 @@ void bind_grad_bucket(py::module_& module) {
                                                                         "See csrc/reduce/grad_bucket.h.")
       .def("gradients", &GradBucket::gradients, py::call_guard<py::gil_scoped_release>(),
            "One tensor for each parameter, of its shape: a view of the buffer.");
+  module.def("make_bucket", &make_bucket, "A GradBucket that holds these gradients.", py::arg("index"),
+             py::arg("count"), py::arg("gradients"), py::call_guard<py::gil_scoped_release>());
 }
 
 HookPointer make_python_hook(py::object state, py::object hook) {

@@ -84,6 +84,27 @@ void set_inspection_callback(Reducer& reducer, py::object callback) {
   reducer.set_inspection_callback(call);
 }
 
+// callback(step, (before, after, parameter, position, nan, parameters, host_ns)) -> what the backward is to raise, or
+// "".
+void watch_gradients(Reducer& reducer, std::int64_t every, py::object callback) {
+  std::shared_ptr<GradientWatch> watch;
+  if (every > 0) {
+    const auto call = [held = hold(std::move(callback))](std::int64_t step, const GradientWatch::Found& found) {
+      const py::gil_scoped_acquire gil;
+      try {
+        const auto told = py::make_tuple(found.before, found.after, found.parameter, found.position, found.nan,
+                                         found.parameters, found.host_ns);
+        return (*held)(step, told).cast<std::string>();
+      } catch (const py::error_already_set& error) {
+        return std::string(error.what());
+      }
+    };
+    watch = std::make_shared<GradientWatch>(every, call);
+  }
+  const py::gil_scoped_release no_gil;
+  reducer.set_gradient_watch(std::move(watch));
+}
+
 void register_python_hook(Reducer& reducer, py::object state, py::object hook) {
   auto made = make_python_hook(std::move(state), std::move(hook));
   const py::gil_scoped_release no_gil;
@@ -273,7 +294,8 @@ void bind_reducer(py::module_& module) {
       .def("inspect_averages", &inspect_averages)
       .def("request_inspection", &Reducer::request_inspection, py::arg("from_step"))
       .def("inspection_pending", &Reducer::inspection_pending)
-      .def("set_inspection_callback", &set_inspection_callback, py::arg("callback"));
+      .def("set_inspection_callback", &set_inspection_callback, py::arg("callback"))
+      .def("watch_gradients", &watch_gradients, py::arg("every"), py::arg("callback"));
   bind_torch_names(reducer);
   bind_joining(reducer);
   bind_live(reducer);

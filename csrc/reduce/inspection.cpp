@@ -38,6 +38,12 @@ void add(Inspection& found, double& squares, const at::Tensor& gradient) {
 
 }  // namespace
 
+std::uint64_t checksum_of(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
+  return checksum(0, static_cast<const unsigned char*>(host.const_data_ptr()), host.nbytes());
+}
+
 Inspection inspect(const std::vector<at::Tensor>& gradients) {
   const at::NoGradGuard no_grad;
   Inspection found;

@@ -28,4 +28,7 @@ struct Inspection {
 // device.
 Inspection inspect(const std::vector<at::Tensor>& gradients);
 
+// The same checksum of one dense tensor of any dtype.
+std::uint64_t checksum_of(const at::Tensor& tensor);
+
 }  // namespace ddp_lab

@@ -96,6 +96,7 @@ void Reducer::start_backward(bool rearmed) {
   firings_.clear();
   if (static_ && !rearmed) static_->arm();
   for (const auto& bucket : buckets_) bucket->times = std::make_shared<BucketTimes>();
+  if (watches()) watch_->begin(buckets_.size());
   for (const auto& [device, spans] : spans_) {
     spans->resolve();
     spans->anchor();
@@ -239,6 +240,7 @@ void Reducer::launch(std::size_t index) {
   }
   ++buckets_reduced_;
   bucket.flush(divisor());
+  if (watches() && !shadow_) watch_->before(index, bucket, divisor());
   std::shared_ptr<DeviceSpans::Span> span;
   if (DeviceSpans* spans = spans_of(bucket)) span = spans->begin(fact);
   launched_[index] = hook_ ? start_hook(*hook_, bucket, index, buckets_.size()) : start_all_reduce(*group_, bucket);
@@ -285,6 +287,7 @@ void Reducer::finalize(Lock& lock) {
   lock.lock();
   finish_backward();
   release_buffers();
+  tell_watch(lock);
 }
 
 // A comm hook may communicate from its futures' callbacks (PowerSGD does), at a time of its own on each rank. A sum
@@ -307,6 +310,7 @@ void Reducer::copy_out(std::size_t index) {
   reached(Point::kReduced, index, /*locked=*/false);
   if (skipped) return;
   look_for_error(reduced);
+  if (watches()) watch_->after(index, reduced);
   if (shadow_) return bucket.note_average(reduced, false, step_);
   bucket.copy_out(reduced, options_.gradient_as_bucket_view, access_,
                   [&](std::size_t slot) { return left_alone(bucket.slots()[slot].parameter); });

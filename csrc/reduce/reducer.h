@@ -29,6 +29,7 @@
 #include "reduce/comm_hook.h"
 #include "reduce/device_spans.h"
 #include "reduce/gradient_access.h"
+#include "reduce/gradient_watch.h"
 #include "reduce/inspection.h"
 #include "reduce/messages.h"
 #include "reduce/shared_error.h"
@@ -190,6 +191,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void request_inspection(std::int64_t from) noexcept { inspect_from_ = from; }
   bool inspection_pending() const noexcept { return inspect_from_ != kNoInspection; }
   void set_inspection_callback(std::function<void(std::int64_t, const Inspections&)> callback);
+  // See [Note: watching gradients]; null: no longer. Not during a backward.
+  void set_gradient_watch(std::shared_ptr<GradientWatch> watch);
 
  private:
   using Mutex = std::recursive_mutex;  // a comm hook may ask the model about its buckets
@@ -225,6 +228,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void start_used_map_after_hooks();
   void copy_out(std::size_t bucket);
   bool unused_anywhere(std::size_t parameter);
+  bool watches() const { return watch_ && watch_->due(step_); }
   bool errors_are_shared() const;
   bool left_alone(std::size_t parameter);
 
@@ -249,6 +253,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void flush();
   void finish_backward();
   Inspections inspect_at_end(std::int64_t step) const;
+  void tell_watch(Lock& lock);
   void abandon_backward();
 
   void await_end();        // manual_end.cpp
@@ -273,6 +278,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::int32_t group_index_;
   HookPointer hook_;
   std::function<void(std::int64_t, const Inspections&)> inspection_callback_;
+  std::shared_ptr<GradientWatch> watch_;
 
   Breakpoints breakpoints_;
   std::function<void()> pause_check_ = [] {};

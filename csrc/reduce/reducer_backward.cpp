@@ -213,6 +213,18 @@ void Reducer::finish_backward() {
   inspection_callback_(step, inspect_at_end(step));
 }
 
+// See [Note: watching gradients].
+void Reducer::tell_watch(Lock& lock) {
+  const std::int64_t step = step_ - 1;
+  if (!watch_ || !watch_->due(step)) return;
+  const std::shared_ptr<GradientWatch> watch = watch_;
+  const GradientWatch::Found found = watch->collect(last_order_);
+  lock.unlock();
+  const std::string text = watch->tell(step, found);
+  lock.lock();
+  if (!text.empty()) fail(text);
+}
+
 void Reducer::abandon() {
   breakpoints_.end("the backward was given up (abandon_backward) while it paused at a breakpoint");
   const Lock lock(mutex_);

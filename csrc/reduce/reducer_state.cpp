@@ -161,6 +161,13 @@ void Reducer::set_inspection_callback(std::function<void(std::int64_t, const Ins
   inspection_callback_ = std::move(callback);
 }
 
+void Reducer::set_gradient_watch(std::shared_ptr<GradientWatch> watch) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!in_flight_, "gradients can't be watched from the middle of a backward on");
+  if (watch) watch->begin(buckets_.size());  // its first backward may be armed
+  watch_.swap(watch);
+}
+
 bool Reducer::unused_anywhere(std::size_t parameter) {
   if (used_.started()) return !used_.anywhere(parameter);
   return mode_ == Mode::kCounted && !static_->used_anywhere(parameter);

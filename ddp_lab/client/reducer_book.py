@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .gradient_norms import GradientBook
 from .timeline_records import Inspection
 
-__all__ = ["ReducerBook"]
+__all__ = ["FLEETING", "ReducerBook"]
+
+# Types of descriptions that come with each step: only the newest are kept.
+FLEETING = ("gradients", "drift")
 
 
 class ReducerBook:
@@ -27,6 +31,7 @@ class ReducerBook:
         self._inspections: dict[tuple[int, int], dict[int, list[dict[str, Any]]]] = {}  # (reducer, step) -> rank
         self._marks: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in mark_names
         self.mark_names: list[str] = []
+        self.watched = GradientBook()
 
     def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = ()) -> int:
         """The number here of what this rank, in this life, calls `reducer`."""
@@ -66,6 +71,9 @@ class ReducerBook:
         elif kind == "inspection":
             made["reducer"] = self.number(rank, life, made["reducer"])
             self._inspections.setdefault((made["reducer"], made["step"]), {})[rank] = made["buckets"]
+        elif kind in FLEETING:
+            made["reducer"] = self.number(rank, life, made["reducer"])
+            self.watched.add(rank, made)
         return made
 
     def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:

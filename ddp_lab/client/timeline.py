@@ -16,10 +16,12 @@ import numpy as np
 
 from ..insight import findings, trace_export
 from ..insight.facts import Facts, Finding
+from ..insight.gradient_noise import noise_scale
 from ..insight.workload import Workload
 from ..journal import SUFFIX
 from . import diagnosis, span_columns, timeline_files, timeline_words, what_if, workloads
 from .gradient_columns import gradient_columns
+from .gradient_norms import ALL_BUCKETS, gradient_norm_columns
 from .span_columns import Columns
 from .timeline_model import TimelineModel
 from .timeline_records import Inspection, LatePlace, RankStatus, ReducerInfo
@@ -88,6 +90,37 @@ class Timeline(TimelineModel):
         ranks = {one.reducer: len(one.ranks) for one in self.reducers()}
         chosen = {number: ranks[number] for number in np.unique(columns["reducer"]).astype(int).tolist()}
         return _frame(span_columns.sync_columns(columns, chosen))
+
+    def gradients(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
+        """Watched gradients (`DistributedDataParallel.watch_gradients`): a row for each step and bucket.
+
+        Columns: ``reducer``, ``step``, ``generation``, ``bucket`` (-1: all together), ``ranks`` (with gradients),
+        ``before`` (dict rank -> Euclidean norm of that rank's own gradients) and its ``before_mean``, ``before_min``,
+        ``before_max``; ``after`` (norm of the average); ``signal`` and ``noise``: estimates of the squared norm of the
+        true gradient and of the noise in a rank's, whose ratio is the noise scale ([Note: gradient noise scale]);
+        ``nonfinite`` ("NaN", "Inf" or ""), ``nonfinite_rank`` and ``nonfinite_parameter``: where it was seen first;
+        ``cost_ms``: what watching the step cost the first rank.
+
+        Args:
+            reducer: which model; None for all.
+            last_steps: only so many newest steps of each; None for all that are kept.
+        """
+        with self._lock:
+            described = self._book.watched.gradients(reducer, last_steps)
+        return _frame(gradient_norm_columns(described))
+
+    def noise_scale(self, reducer: int | None = None, last_steps: int = 100) -> float:
+        """The gradient noise scale over watched steps, in batches of a rank: see [Note: gradient noise scale].
+
+        Times a rank's batch size it is the batch, in samples, up to which more data per step still pays. NaN if nothing
+        was watched, or if the noise hides the gradient.
+        """
+        chosen = self._chosen(reducer)
+        with self._lock:
+            described = self._book.watched.gradients(chosen.reducer if chosen else reducer, last_steps)
+        columns = gradient_norm_columns(described)
+        together = columns["bucket"] == ALL_BUCKETS
+        return noise_scale(columns["signal"][together], columns["noise"][together])
 
     def find_late(
         self, reducer: int | None = None, last_steps: int = 50, minimum_ms: float = 1.0, minimum_share: float = 0.25
@@ -187,7 +220,7 @@ class Timeline(TimelineModel):
         """Writes the raw events that are kept and all descriptions to an ``.npz`` file; `load` reads it."""
         with self._lock:
             chunks, _, _ = self._store.since(self._store.start)
-            described = list(self._described)
+            described = [*self._described, *self._book.watched.everything()]
             ranks = {r.rank: {"dropped": r.dropped, "status": r.status} for r in self.ranks()}
         return timeline_files.write(Path(path), timeline_files.Saved(chunks, described, ranks))
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .. import events
 from . import span_columns
 from .event_store import EventStore
-from .reducer_book import ReducerBook
+from .reducer_book import FLEETING, ReducerBook
 from .span_columns import Columns, TableView
 from .step_table import StepTable
 from .timeline_records import Inspection, RankStatus, ReducerInfo
@@ -125,7 +125,9 @@ class TimelineModel:
             known = self._enter(rank, description.get("session"))
             if known is not None:
                 self.version += 1
-                self._described.append((rank, self._book.describe(rank, known.life, description)))
+                made = self._book.describe(rank, known.life, description)
+                if made.get("type") not in FLEETING:
+                    self._described.append((rank, made))
 
     def set_status(self, rank: int, status: dict[str, Any]) -> None:
         """Takes a rank's status: ``state``, ``cell``, ``pid``, ... (see `RankStatus`); merged into the last."""

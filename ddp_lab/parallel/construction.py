@@ -14,6 +14,7 @@ from . import (
     records,
     structure,
     verify,
+    watching,
 )
 from .bucketing import assign_buckets
 from .logging_data import DDPLogger
@@ -123,6 +124,7 @@ class Construction(ModelState):
         self.reducer.set_step(step)
         self.reducer._set_manual_finalization_required(self._require_manual_backward_finalization)
         inspection.install(self)
+        watching.follow(self)
         self._describe_assignment()
 
     def _first_assignment(self) -> list[list[int]]:

@@ -21,7 +21,7 @@ from torch.distributed.algorithms.join import Joinable
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from . import arguments, compiling, inspection, join, mixed_precision, optimizer_in_backward, records, structure
+from . import arguments, compiling, join, mixed_precision, optimizer_in_backward, records, structure
 from .buffers import BufferSync
 from .comm_hooks import attach, check_hook, hook_name, warn_if_late
 from .construction import Construction
@@ -35,12 +35,13 @@ from .outputs import find_tensors
 from .pickling import Pickling
 from .records import BucketInfo
 from .torch_names import TorchNames
+from .watching import Watching
 
 __all__ = ["DistributedDataParallel", "live_models", "request_inspection"]
 
 
 class DistributedDataParallel(
-    Construction, BucketOrder, BufferSync, LiveModel, Pickling, TorchNames, ManualEnd, TorchDDP
+    Construction, BucketOrder, BufferSync, LiveModel, Watching, Pickling, TorchNames, ManualEnd, TorchDDP
 ):
     """Trains one model on several ranks: each backward leaves the ranks' average in `param.grad`.
 
@@ -320,18 +321,6 @@ class DistributedDataParallel(
     def buckets(self) -> tuple[BucketInfo, ...]:
         """One record for each bucket, in the order of launch, with the times of the last finished backward."""
         return records.buckets(self)
-
-    def inspect_gradients(self) -> list[dict[str, Any]]:
-        """Norm and checksum of each bucket's gradients, to be compared between ranks.
-
-        Returns:
-            For each bucket a dict: ``bucket`` (index), ``norm`` (Euclidean), ``checksum`` (64 bits of the
-            gradients' bytes: different numbers on two ranks mean different gradients).
-
-        Raises:
-            RuntimeError: called during a backward.
-        """
-        return inspection.inspect_gradients(self)
 
     # -- after a failure
 

@@ -7,11 +7,13 @@ appended before it, so a reader drains first the events, then the descriptions, 
 
 [Note: how long a description is kept]
 As long as the object that it describes lives (its owner, a model), and then until no event that was recorded in that
-life is in the ring any more; for ever without an owner. So a process may build models without end.
+life is in the ring any more; for ever without an owner. So a process may build models without end. Fleeting ones, which
+describe one step each, give way to newer ones: the newest 2,048 are kept.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import threading
@@ -30,6 +32,7 @@ from ..events import DTYPE, SCHEMA_VERSION, Kind
 __all__ = [
     "RecordingStatistics",
     "describe",
+    "describe_fleeting",
     "descriptions",
     "disable",
     "drain",
@@ -56,6 +59,7 @@ class _Description:
 
 
 _descriptions: list[_Description] = []
+_fleeting: collections.deque[tuple[int, str]] = collections.deque(maxlen=2048)  # position, JSON
 _next_position = 0
 _describing = threading.Lock()
 _marks: dict[str, int] = {}  # name -> index
@@ -162,6 +166,19 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
         weakref.finalize(owner, _owner_is_gone, made).atexit = False
 
 
+def describe_fleeting(description: dict[str, Any]) -> None:
+    """Appends a description that newer ones of this kind may push out, see [Note: how long a description is kept].
+
+    Raises:
+        TypeError: it holds something that JSON can't express.
+    """
+    global _next_position
+    text = json.dumps(description)
+    with _describing:
+        _fleeting.append((_next_position, text))
+        _next_position += 1
+
+
 def _owner_is_gone(description: _Description) -> None:
     description.end = statistics().recorded
 
@@ -169,8 +186,13 @@ def _owner_is_gone(description: _Description) -> None:
 def descriptions(cursor: int) -> tuple[list[dict[str, Any]], int]:
     """The descriptions from position `cursor` on that are still kept, and the next cursor."""
     with _describing:
-        found, following = [one for one in _descriptions if one.position >= cursor], _next_position
-    return [json.loads(one.text) for one in found], following
+        found = [(one.position, one.text) for one in _descriptions if one.position >= cursor]
+        for position, text in reversed(_fleeting):
+            if position < cursor:
+                break
+            found.append((position, text))
+        following = _next_position
+    return [json.loads(text) for _, text in sorted(found)], following
 
 
 def save(path: str | os.PathLike[str]) -> Path:
