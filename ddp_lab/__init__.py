@@ -25,6 +25,8 @@ _PUBLIC = {
     "ScheduleError": "errors",
     "Timeline": "client.timeline",
     "attach": "client.attached",
+    "check_drift": "parallel.replica_drift",
+    "check_hook": "parallel.hook_check",
     "compare": "client.compare",
     "current_cluster": "client.cluster",
     "data_parallel": "parallel.data_parallel",
@@ -46,6 +48,8 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
     "ScheduleError",
     "Timeline",
     "attach",
+    "check_drift",
+    "check_hook",
     "compare",
     "current_cluster",
     "data_parallel",
@@ -70,9 +74,11 @@ if TYPE_CHECKING:
     from .parallel import recording
     from .parallel.data_parallel import DataParallel, data_parallel
     from .parallel.ddp import DistributedDataParallel
+    from .parallel.hook_check import check_hook
     from .parallel.install import install
     from .parallel.live import rehearsal
     from .parallel.observe import observe
+    from .parallel.replica_drift import check_drift
 
 
 def __getattr__(name: str) -> Any:

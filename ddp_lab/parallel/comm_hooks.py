@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 
-__all__ = ["Hook", "attach", "check_hook", "hook_name", "warn_if_late"]
+__all__ = ["Hook", "attach", "check_backend", "check_hook", "check_signature", "hook_name", "warn_if_late"]
 
 Hook = Callable[..., Any] | BuiltinCommHookType
 
@@ -30,11 +30,21 @@ def check_hook(hook: Callable[..., Any]) -> None:
         TypeError: it can't be called, or needs a backend that this torch does not have.
         ValueError: its signature is another one.
     """
+    check_signature(hook)
+    check_backend(hook)
+
+
+def check_signature(hook: Callable[..., Any]) -> None:
+    """The part of `check_hook` about its arguments."""
     if not callable(hook):
         raise TypeError("Communication hook must be callable.")
     signature = _signature(hook)
     if signature is not None:
         _check_signature(hook, signature)
+
+
+def check_backend(hook: Callable[..., Any]) -> None:
+    """The part of `check_hook` about what it needs."""
     if getattr(hook, "__name__", "") in _BF16 and not _sums_bf16():
         raise TypeError("BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+ or XPU and XCCL")
 

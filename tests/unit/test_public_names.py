@@ -30,6 +30,8 @@ def test_public_names_are_frozen() -> None:
         "ScheduleError",
         "Timeline",
         "attach",
+        "check_drift",
+        "check_hook",
         "compare",
         "current_cluster",
         "data_parallel",

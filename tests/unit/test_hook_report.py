@@ -1,0 +1,78 @@
+"""The report of a checked hook in words and HTML, and the gradient noise scale."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from ddp_lab.insight.drift_report import DriftReport
+from ddp_lab.insight.gradient_noise import noise_scale, signal_and_noise
+from ddp_lab.insight.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
+
+
+def report(*problems: HookProblem) -> HookReport:
+    """A report with one bucket and a training."""
+    bucket = BucketCheck(
+        "float32, 10 elements", "float32", 10, 40, 1, 1e-7, 2e-7, math.nan, True, 20.0, 20.0, {"allreduce": 1.0}, 0.1,
+        2.0, 0.01, 0.0,
+    )  # fmt: skip
+    training = TrainingCheck("Net", (2.0, 1.0), (2.0, math.nan), 3.0, 4.0, 100.0, 200.0, True)
+    return HookReport("my<hook>", 2, "gloo", (bucket,), training, problems, ("A note.",))
+
+
+def test_a_warning_is_ok_and_an_error_is_not() -> None:
+    """`ok` says whether there is an error; the verdict counts both."""
+    mild, bad = HookProblem("mild", "It is odd.", "Look.", "warning"), HookProblem("bad", "It is wrong.", "Fix it.")
+    assert report().ok
+    assert "ok" in report().verdict
+    assert report(mild).ok
+    assert not report(bad, mild).ok
+    assert "1 error and 1 warning" in report(bad, mild).verdict
+
+
+def test_words_and_html_say_the_same() -> None:
+    """Every problem, remedy, number and note is in both; HTML is well formed and escapes names."""
+    made = report(HookProblem("bad", "1 < 2 is wrong.", "Fix it."))
+    text, page = str(made), made._repr_html_()
+    for part in ("bad", "Fix it.", "float32, 10 elements", "1.0e-07", "0.10 ms", "A note.", "loss 2 -> 1"):
+        assert part.replace(">", "&gt;") in page
+        assert part in text
+    assert "my<hook>" not in page
+    tree = ElementTree.fromstring(page)
+    assert len(tree.findall(".//tbody/tr")) == 1
+    assert len(tree.findall(".//polyline")) == 2
+    assert tree.find(".//svg").get("aria-label")
+
+
+def test_a_drift_report_names_ranks() -> None:
+    """In words: what differs first, who holds equal values, and what it cost."""
+    made = DriftReport(False, 5, "a.weight", ((0, 2), (1,)), ("a.weight", "b"), ("c",), 7, 4_000_000, 0.002)
+    for part in ("'a.weight'", "ranks 0, 2 | rank 1", "after step 4", "in all 2 differ", "4 MB", "2.0 ms"):
+        assert part in str(made)
+    assert "All ranks" in str(DriftReport(True, 5, None, (), (), (), 7, 4_000, 0.002))
+
+
+def test_the_noise_scale_is_unbiased() -> None:
+    """Norms of random gradients around a known one give its norm and the noise back, for any number of ranks."""
+    generator = np.random.default_rng(0)
+    true = generator.normal(size=300)
+    for ranks in (2, 5):
+        found = true + 3 * generator.normal(size=(4000, ranks, 300))
+        before = np.linalg.norm(found, axis=2)
+        after = np.linalg.norm(found.mean(axis=1), axis=1)
+        signal, noise = signal_and_noise(before, after)
+        assert signal.mean() == pytest.approx(true @ true, rel=0.1)
+        assert noise.mean() == pytest.approx(9 * 300, rel=0.02)
+        assert noise_scale(signal, noise) == pytest.approx(2700 / (true @ true), rel=0.12)
+
+
+def test_the_noise_scale_of_nothing_is_unknown() -> None:
+    """One rank, no step, or no signal: NaN, not an error; ranks without gradients do not count."""
+    assert np.isnan(signal_and_noise(np.array([[1.0]]), np.array([1.0]))[0]).all()
+    assert math.isnan(noise_scale(np.empty(0), np.empty(0)))
+    assert math.isnan(noise_scale(np.array([-1.0]), np.array([1.0])))
+    with_idle = signal_and_noise(np.array([[1.0, 2.0, np.nan]]), np.array([1.2]))
+    assert with_idle == signal_and_noise(np.array([[1.0, 2.0]]), np.array([1.2]))
