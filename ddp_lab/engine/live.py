@@ -28,13 +28,13 @@ class _Channel(Protocol):
     rank: int
 
     def on_control(self, op: str, handler: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None: ...
-    def flush(self, cell: str | None = None) -> bool: ...
+    def stop(self) -> None: ...
 
 
 def install(channel: _Channel) -> None:
     """Answers the client's messages on this channel; called once in the life of a rank."""
     channel.on_control("live", lambda message: answer(channel.rank, message))
-    happening.before_death.append(channel.flush)
+    happening.before_death.append(channel.stop)  # which waits until what was recorded has left
 
 
 def answer(rank: int, message: _Message) -> Mapping[str, Any] | None:
