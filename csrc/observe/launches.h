@@ -43,7 +43,7 @@ class LaunchListener {
 //  - The all-reduce that torch starts passes the dispatcher, as the operator c10d::allreduce_. A kernel stands in front
 //    of the backends' (under BackendSelect, the last key before them), which compares the tensor's address with that of
 //    the next bucket's buffer, hands the call on unchanged, and asks the work's future, which torch asks for anyway, to
-//    note when it is complete. It is installed with the first listener, and stays: a pass costs 0.1 µs.
+//    note when it is complete. It is installed with the first listener, and stays.
 //  - A comm hook that the user registers, before or after, is wrapped in place: it is called with the same bucket, and
 //    what it returns is returned. The pointer to it is private; [temp.spec] lets an explicit instantiation name it.
 void listen(const std::shared_ptr<LaunchListener>& listener);
