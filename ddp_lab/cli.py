@@ -172,7 +172,9 @@ def _percent(text: str) -> float:
 
 def bench(arguments: argparse.Namespace) -> int:
     """Runs one benchmark and prints its table."""
-    measured: int = importlib.import_module(f".bench.{arguments.name.replace('-', '_')}", __package__).main(arguments.options)
+    measured: int = importlib.import_module(f".bench.{arguments.name.replace('-', '_')}", __package__).main(
+        arguments.options
+    )
     return measured
 
 
