@@ -194,13 +194,12 @@ def _wait_for_all(model: ModelState, changes: list[str]) -> None:
     count = _changes_of.get(group, 0)
     keys = [f"ddp_lab/change/{count}/{rank}" for rank in range(dist.get_world_size(group))]
     store = _get_process_group_store(group)
-    store.set(keys[dist.get_rank(group)], "; ".join(changes))
-    changed = (
-        f"the parameters of {module_text(model.module)} have changed on rank {dist.get_rank(group)} ({'; '.join(changes)})"
-    )
+    rank = dist.get_rank(group)
+    store.set(keys[rank], "; ".join(changes))
+    changed = f"the parameters of {module_text(model.module)} have changed on rank {rank} ({'; '.join(changes)})"
 
     def missing() -> str:
-        return ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+        return ", ".join(str(other) for other, key in enumerate(keys) if not store.check([key]))
 
     hint = time.monotonic() + _HINT_SECONDS
     deadline = time.monotonic() + group._get_backend(model.device).options._timeout.total_seconds()

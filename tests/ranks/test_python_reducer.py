@@ -85,6 +85,6 @@ def _backward_inside_on_rank(rank: int, size: int, mode: str) -> str:
     [("python_reducer", "done"), ("ddp_optimizer", "refused"), ("no_optimization", "refused")],
 )
 def test_a_backward_in_the_compiled_function(ranks: Ranks, mode: str, expected: str) -> None:
-    """Compiled autograd compiles the Python reducer's backward into as many graphs as with torch's class, and is refused
-    in the other modes."""
+    """Compiled autograd compiles the Python reducer's backward into as many graphs as with torch's class; the other
+    modes refuse it."""
     assert ranks(2, _backward_inside_on_rank, mode) == [expected] * 2
