@@ -60,7 +60,8 @@ def request_inspection(reducer_id: int, step: int) -> None:
     Raises:
         KeyError: there is no such model in this process.
     """
-    models: dict[int, ModelState | Observation] = {model.reducer_id: model for model in (*_observed, *live_models())}
+    living: list[ModelState | Observation] = [*_observed, *live_models()]
+    models = {model.reducer_id: model for model in living}
     if reducer_id not in models:
         raise KeyError(f"no living model has reducer id {reducer_id}; there are {list(models)}")
     model = models[reducer_id]
