@@ -91,6 +91,7 @@ class LiveControl:
             self._withdraw(number, ranks, name)
             raise
         first = done[ranks[0]]
+        self._wait_described(number, first["generation"])
         return Reconfigured(
             number, first["step"], first["generation"], {k: v for k, v in asked.items() if v is not None}
         )
@@ -108,6 +109,14 @@ class LiveControl:
                 raise ClusterError("The ranks were given new groups meanwhile, and the change was dropped: ask again.")
             if time.monotonic() > deadline:
                 raise ClusterError("The model has not trained two steps in time.")
+            time.sleep(_LOOK_SECONDS)
+
+    def _wait_described(self, reducer: int, generation: int) -> None:
+        """Waits until the timeline knows the new buckets, which the ranks tell it over another channel than ours."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            if any(one.reducer == reducer and generation in one.generations for one in self.timeline.reducers()):
+                return
             time.sleep(_LOOK_SECONDS)
 
     def _withdraw(self, reducer: int, ranks: list[int], name: str) -> bool:

@@ -193,7 +193,7 @@ def test_step_through(lab: Lab, tmp_path: Path) -> None:
         assert (state.point, state.bucket, state.in_flight) == ("bucket_ready", 0, True)
         assert [bucket.state for bucket in state.buckets] == ["ready", *["pending"] * 3]
         assert not lab.step_state()[0].paused
-        begin = _steps(lab)
+        begin = state.step
         assert lab.next_event()[1].point == "launched"
         state = lab.next_event()[1]
         assert (state.point, state.parameter) == ("gradient_ready", "2.bias")
