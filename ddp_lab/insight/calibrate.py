@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .anchor import as_recorded
 from .link_model import LinkModel
 from .simulate import Configuration, simulate_many
 from .workload import Workload
@@ -33,11 +34,16 @@ class Measured:
 
 def errors(runs: Sequence[Measured], link: LinkModel) -> npt.NDArray[np.float64]:
     """Predicted over measured step, minus 1, of every configuration of every run."""
-    parts = [
-        simulate_many(run.workload, run.configurations, link).step_ns / np.asarray(run.step_ns, np.float64) - 1
-        for run in runs
-    ]
-    return np.concatenate(parts)
+    return np.concatenate([_predicted(run, link) / np.asarray(run.step_ns, np.float64) - 1 for run in runs])
+
+
+def _predicted(run: Measured, link: LinkModel) -> npt.NDArray[np.float64]:
+    """ns of each configuration; what the recorded one takes is known, and its error taken from all."""
+    recorded = as_recorded(run.workload)
+    if recorded is None or run.workload.step_ns is None:
+        return simulate_many(run.workload, run.configurations, link).step_ns
+    found = simulate_many(replace(run.workload, waits_ns=0.0), [recorded, *run.configurations], link).step_ns
+    return np.asarray(np.maximum(found[1:] + run.workload.step_ns - found[0], 0.0))
 
 
 def calibrated(runs: Sequence[Measured], link: LinkModel, rounds: int = 6) -> LinkModel:
@@ -65,7 +71,7 @@ def _descend(loss: Callable[[tuple[float, ...]], float], start: tuple[float, ...
     """The best point that ever smaller steps in all directions lead to."""
     best, lowest, step = start, loss(start), 0.125
     for _ in range(rounds):
-        while True:
+        for _ in range(_MOST_MOVES):  # a slowdown that explains nothing could grow for ever
             near = [
                 tuple(max(0.0, value + step * change) for value, change in zip(best, changes, strict=True))
                 for changes in itertools.product((-1, 0, 1), repeat=len(start))
@@ -82,6 +88,7 @@ _GRID = {
     "compute_slowdown": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0),
     "comm_slowdown": (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0),
 }
+_MOST_MOVES = 24  # with steps of one size
 _STARTS = 4  # of the grid's best; there are several valleys
 
 

@@ -94,6 +94,15 @@ class Facts:
         made[:, :, : known.shape[2]] = known > 0
         return made
 
+    @cached_property
+    def by_readiness(self) -> list[int]:
+        """Parameters in their usual order of readiness; those that never are ready keep their place at the end."""
+        usual = np.median(self.replay.gradients, axis=(0, 1))
+        usual[~self.used.any(axis=(0, 1))] = np.inf
+        held = [index for bucket in self.buckets for index in bucket]
+        place = {index: position for position, index in enumerate(held)}
+        return sorted(held, key=lambda index: (usual[index], place[index]))
+
     def percent(self, saved_ns: float) -> float:
         """A saving in percent of the step."""
         return 100 * saved_ns / self.step_ns if self.step_ns > 0 else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -21,16 +21,6 @@ _ALWAYS = 0.9  # share of the steps in which the same parameter is last
 _LONG = 0.15  # share of the backward's computation for which it keeps the others waiting
 
 
-def _by_readiness(facts: Facts) -> list[int]:
-    """Parameters in their usual order of readiness; those that never are ready keep their place at the end."""
-    moments = facts.replay.gradients()
-    usual = np.median(moments, axis=(0, 1))
-    usual[~facts.used.any(axis=(0, 1))] = np.inf
-    held = [index for bucket in facts.buckets for index in bucket]
-    place = {index: position for position, index in enumerate(held)}
-    return sorted(held, key=lambda index: (usual[index], place[index]))
-
-
 def _caps(facts: Facts) -> list[float]:
     """Caps in bytes as the model has them; without its options what its buckets suggest."""
     told = facts.options.get("bucket_cap_mb_list")
@@ -44,7 +34,15 @@ def _percent(facts: Facts, buckets: Sequence[Sequence[int]]) -> float:
 
 
 def _grouped(facts: Facts, order: Sequence[int], caps: Sequence[float]) -> list[list[int]]:
-    return assign_buckets(facts.sizes, facts.keys, [int(cap) for cap in caps], order)
+    made = _assigned(tuple(facts.sizes), tuple(facts.keys), tuple(int(cap) for cap in caps), tuple(order))
+    return [list(bucket) for bucket in made]
+
+
+@lru_cache(maxsize=128)  # a live view asks for much the same again and again
+def _assigned(
+    sizes: tuple[int, ...], keys: tuple[tuple[str, str], ...], caps: tuple[int, ...], order: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(bucket) for bucket in assign_buckets(sizes, keys, caps, order))
 
 
 def _mebibytes(cap: float) -> str:
@@ -62,7 +60,7 @@ def _assumption(facts: Facts) -> str:
 
 def sizes(facts: Facts) -> list[Finding]:
     """Another cap for all buckets, if it gains: at most one finding."""
-    total, order_ = sum(facts.replay.bytes), _by_readiness(facts)
+    total, order_ = sum(facts.replay.bytes), facts.by_readiness
 
     @cache
     def gain(parts: int) -> tuple[float, int]:
@@ -95,7 +93,7 @@ def sizes(facts: Facts) -> list[Finding]:
 
 def first_bucket(facts: Facts) -> list[Finding]:
     """A smaller first bucket, if that alone gains."""
-    caps, order_ = _caps(facts), _by_readiness(facts)
+    caps, order_ = _caps(facts), facts.by_readiness
     others = caps[-1] if caps[-1] < sum(facts.replay.bytes) else sum(facts.replay.bytes)
     smaller = [others / part for part in (2, 4, 8, 16, 32)]
     if len(facts.buckets) < 2 or facts.replay.bytes[0] < others / 2:
@@ -122,7 +120,7 @@ def first_bucket(facts: Facts) -> list[Finding]:
 
 def order(facts: Facts) -> list[Finding]:
     """Buckets in the order in which gradients come, if that order has changed and the new one gains."""
-    usual = _by_readiness(facts)
+    usual = facts.by_readiness
     if usual == [index for bucket in facts.buckets for index in bucket] or facts.steps.on_device:
         return []
     gained = _percent(facts, _grouped(facts, usual, _caps(facts)))
@@ -156,7 +154,7 @@ def last_parameter(facts: Facts) -> list[Finding]:
     """A parameter that is always the last of its bucket and keeps the others waiting."""
     if facts.steps.on_device:
         return []
-    moments = facts.replay.gradients().max(axis=0)
+    moments = facts.replay.gradients.max(axis=0)
     computed = float(np.median(facts.replay.computed().max(axis=0)))
     found = []
     for number, members in enumerate(facts.buckets):

@@ -169,6 +169,12 @@ class LinkModel:
         """The same link at another bandwidth (10⁹ bytes a second)."""
         return replace(self, ns_per_byte=1 / gb_s)
 
+    def scaled(self, factor: float) -> LinkModel:
+        """The same link on which every all-reduce takes `factor` times as long."""
+        inside = None if self.inside is None else self.inside.scaled(factor)
+        times = {name: getattr(self, name) * factor for name in ("latency_ns", "ns_per_byte", "overhead_ns")}
+        return replace(self, inside=inside, **times)
+
     @classmethod
     def fitted(
         cls, points: Iterable[Point], *, algorithm: str | None = "ring", per_size: bool = True, lanes: int = 1

@@ -5,12 +5,16 @@ Buckets are launched in order, and a collective runs when all ranks have launche
 So its own time is what lies between the later of both and its end. With these times the replay of unchanged
 readiness ends exactly when the recorded collectives ended; a change (a bucket ready earlier, a smaller bucket) moves
 what depends on it. The collectives of other bucket sizes take what a straight line through the recorded ones says.
+`simulate` answers other questions: it knows links, worlds and hooks that were never recorded, from a model of them and
+from one typical step. The replay has no model of the link and takes every recorded step as it was, so that it can say
+what a rank that is late only now and then has cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -99,11 +103,14 @@ class Replay:
             service: shape ``[steps, buckets]``.
             computed: shape ``[ranks, steps]``; None for the recorded one.
         """
-        everywhere = ready.max(axis=0)
+        return self._ended(ready.max(axis=0), service, self.computed() if computed is None else computed)
+
+    def _ended(self, everywhere: _Values, service: _Values, computed: _Values) -> _Values:
+        """The same from when the last rank has launched: shape ``[steps, buckets]``."""
         free = np.zeros(everywhere.shape[0])
         for bucket in range(everywhere.shape[1]):
             free = np.maximum(free, everywhere[:, bucket]) + service[:, bucket]
-        return np.asarray(np.maximum(free, (self.computed() if computed is None else computed).max(axis=0)))
+        return np.asarray(np.maximum(free, computed.max(axis=0)))
 
     def saved_ns(self, ended: _Values) -> float:
         """Median over the steps of what a change saves; negative if it costs."""
@@ -118,18 +125,32 @@ class Replay:
 
         A parameter without a gradient is ready when the backward begins.
         """
-        present = self.ended(self._regrouped(self.buckets), self._modelled(self.buckets))
-        changed = self.ended(self._regrouped(buckets), self._modelled(buckets))
-        return float(np.median(present - changed)) if len(changed) else 0.0
+        changed = self._with(buckets)
+        return float(np.median(self._present - changed)) if len(changed) else 0.0
+
+    @cached_property
+    def _present(self) -> _Values:
+        return self._with(self.buckets)
+
+    @cached_property
+    def _latest(self) -> _Values:
+        """When the last rank had each gradient: shape ``[steps, parameters]``."""
+        return np.asarray(self.gradients.max(axis=0))
+
+    def _with(self, buckets: Sequence[Sequence[int]]) -> _Values:
+        """When the steps had ended with these buckets."""
+        order = np.concatenate([np.asarray(one, np.intp) for one in buckets])
+        everywhere = np.maximum.reduceat(self._latest[:, order], _begins(buckets), axis=1)
+        return self._ended(everywhere, self._modelled(buckets), self.computed())
 
     def _modelled(self, buckets: Sequence[Sequence[int]]) -> _Values:
-        times = [self.line.time_ns(sum(self.sizes[i] for i in one)) for one in buckets]
-        return np.broadcast_to(np.asarray(times), (len(self.steps), len(times)))
+        sizes = np.add.reduceat(
+            np.asarray(self.sizes)[np.concatenate([list(one) for one in buckets])], _begins(buckets)
+        )
+        times = self.line.start_ns + self.line.ns_per_byte * sizes
+        return np.broadcast_to(times, (len(self.steps), len(times)))
 
-    def _regrouped(self, buckets: Sequence[Sequence[int]]) -> _Values:
-        gradients = self.gradients()
-        return np.stack([gradients[:, :, list(one)].max(axis=2) for one in buckets], axis=2)
-
+    @cached_property
     def gradients(self) -> _Values:
         """When each gradient was there, in ns since the first rank's backward began: ``[ranks, steps, parameters]``.
 
@@ -171,3 +192,8 @@ class Replay:
             return np.full(len(self.steps), -np.inf)
         moment = self.steps.places()[rank, :, place]
         return np.asarray(np.where(moment > 0, moment - self.zero, np.inf))
+
+
+def _begins(buckets: Sequence[Sequence[int]]) -> npt.NDArray[np.intp]:
+    """Where each bucket begins if they lie one after the other."""
+    return np.cumsum([0, *(len(one) for one in buckets[:-1])], dtype=np.intp)

@@ -35,7 +35,7 @@ class Prediction:
         forward_ns: begin of forward to begin of backward.
         compute_ns: the backward's own computation.
         hidden_ns: collectives under way meanwhile (not a part of the sum).
-        exposed_ns: collectives under way after it; with jitter, the wait for the slowest rank.
+        exposed_ns: collectives under way after it; with jitter, the wait for the slowest rank; `Workload.waits_ns`.
         other_ns: the rest: optimizer, writing gradients back, input data.
         buckets: parameters of each bucket, in the order of launch.
         bytes: of each bucket, as in its buffer.
@@ -172,6 +172,9 @@ class _Run:
         other = (end - forward - (computed - begin) - exposed) / every
         exposed = (exposed + self._waits()) / every
         hidden = covered / every
+        # What is less than nothing of the waiting is less of the rest.
+        waiting = exposed + self.base.waits_ns / every
+        exposed, other = np.maximum(waiting, 0), other + np.minimum(waiting, 0)
         return {
             "step_ns": forward + compute + exposed + other,
             "forward_ns": forward,

@@ -198,31 +198,49 @@ def _slow_everywhere(excess: _Values, begin: _Times, ready: _Times, found: list[
 
 def _own_time(begin: _Times, ready: _Times) -> npt.NDArray[np.float64]:
     """Time from one place to the next, in the usual order of readiness; NaN where one of them is missing."""
-    known = np.where((ready > 0) & (begin > 0)[:, :, None], ready.astype(np.float64), np.nan)
-    since_begin = known - begin[:, :, None]
+    since_begin = (ready - begin[:, :, None]).astype(np.float64)
+    missing = (ready <= 0) | (begin <= 0)[:, :, None]
+    some_missing = bool(missing.any())
+    if some_missing:
+        since_begin[missing] = np.nan
     usual = _nanmedian(since_begin.reshape(-1, ready.shape[2]).T)
-    order = np.argsort(np.nan_to_num(usual, nan=np.inf), kind="stable")
+    order = np.argsort(usual, kind="stable")  # NaN comes last
     ordered = since_begin[:, :, order]
-    before = np.zeros_like(ordered)
     # A rank may have reached some places in another order: it can't be late before it was there.
-    before[:, :, 1:] = np.maximum.accumulate(np.nan_to_num(ordered, nan=0.0), axis=2)[:, :, :-1]
-    before[:, :, 1:][np.isnan(ordered[:, :, :-1])] = np.nan  # unknown how long this place alone took
+    before = np.maximum.accumulate(np.nan_to_num(ordered, nan=0.0) if some_missing else ordered, axis=2)[:, :, :-1]
+    if some_missing:
+        before[np.isnan(ordered[:, :, :-1])] = np.nan  # unknown how long this place alone took
+    alone = ordered.copy()
+    alone[:, :, 1:] -= before
     own: npt.NDArray[np.float64] = np.empty_like(since_begin)
-    own[:, :, order] = np.maximum(ordered - before, 0.0)  # NaN stays NaN
+    own[:, :, order] = np.maximum(alone, 0.0)  # NaN stays NaN
     return own
 
 
 def _excess(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """values[r] minus the median over the other ranks, along the first axis."""
-    made = np.empty_like(values)
-    for rank in range(len(values)):
-        others = np.moveaxis(np.delete(values, rank, axis=0), 0, -1)
-        made[rank] = values[rank] - _nanmedian(others)
-    return made
+    """values[r] minus the median over the other ranks, along the first axis; NaN where there is no other."""
+    ordered = np.sort(values, axis=0)  # NaN comes last
+    if np.isnan(ordered[-1]).any():
+        others = np.isfinite(values).sum(axis=0) - 1
+        low, high = np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2
+        last = len(values) - 1
+        planes = [
+            np.take_along_axis(ordered, np.minimum(at, last)[None], 0)[0] for at in (low, low + 1, high, high + 1)
+        ]
+    else:
+        others = np.full(values.shape[1:], len(values) - 1)
+        low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+        planes = [ordered[min(max(at, 0), len(values) - 1)] for at in (low, low + 1, high, high + 1)]
+    # Without a rank's own value, those from it on move up by one.
+    below = np.where(values <= planes[0], planes[1], planes[0])
+    above = np.where(values <= planes[2], planes[3], planes[2])
+    return np.where(others > 0, values - (below + above) / 2, np.nan)
 
 
 def _nanmedian(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Median along the last axis that ignores NaN; NaN (without a warning) where nothing is left."""
+    if not np.isnan(values).any():
+        return np.asarray(np.median(values, axis=-1)) if values.shape[-1] else np.full(values.shape[:-1], np.nan)
     result = np.full(values.shape[:-1], np.nan)
     some = ~np.isnan(values).all(axis=-1)
     result[some] = np.nanmedian(values[some], axis=-1)

@@ -6,25 +6,29 @@ rank's launch to the last rank's end. Arrows lead from the gradient that complet
 on that rank, and on to the collective of all ranks. Format: "Trace Event Format": complete events (``"ph": "X"``),
 flows (``s``, ``t``, ``f``), instants (``i``) and metadata (``M``); times in microseconds.
 
-The text of each event is written directly: a million of them as dicts would take ten times as long.
+A large trace holds less of what is many (`MOST_GRADIENTS`, `MOST_ARROWS`), and says so in its ``otherData``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MOST_GRADIENTS", "Trace", "write"]
+from .trace_text import JsonRows, Number, Sink
+
+__all__ = ["MOST_ARROWS", "MOST_GRADIENTS", "Trace", "write"]
 
 _Columns = Mapping[str, npt.NDArray[Any]]
 
 MOST_GRADIENTS = 250_000
 """Of more gradients only those that complete a bucket get a slice."""
+MOST_ARROWS = 100_000
+"""Of more arrows only those of the rank that launched last, for which the others waited."""
 
 _TOGETHER = 1_000_000  # process of the collectives
 _PHASES_THREAD, _GRADIENTS_THREAD, _BUCKETS_THREAD = 1, 2, 3
@@ -45,10 +49,11 @@ class Trace:
     Attributes:
         spans: columns of `Timeline.spans()`.
         steps: columns of `Timeline.steps()`.
-        gradients: columns of `gradient_columns`.
+        gradients: columns of `gradient_columns`; of many only those that complete a bucket are needed.
         modules: reducer -> class name of the model.
         names: reducer -> qualified names of its parameters.
         marks: (rank, time in ns, name) of what `recording.mark` recorded.
+        notes: sentences on what is left out.
     """
 
     spans: _Columns
@@ -57,19 +62,36 @@ class Trace:
     modules: Mapping[int, str]
     names: Mapping[int, Sequence[str]]
     marks: Sequence[tuple[int, int, str]] = ()
+    notes: Sequence[str] = ()
     used: dict[tuple[int, int], str] = field(default_factory=dict, init=False)  # (process, thread) -> its name
 
 
-def write(file: TextIO, trace: Trace) -> None:
+def write(file: Sink, trace: Trace) -> None:
     """Writes the trace as one JSON object."""
-    parts = [*_phases(trace), *_buckets(trace), *_gradients(trace), *_collectives(trace), *_flows(trace)]
-    marks = (
-        f'{{"name":{json.dumps(name)},"ph":"i","s":"p","pid":{rank},"tid":{_PHASES_THREAD},"ts":{at / 1e3!r}}}'
-        for rank, at, name in trace.marks
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+    rows = JsonRows(file)
+    notes = list(trace.notes)
+    arrows = _arrows(trace)
+    shown = _shown_gradients(trace, arrows)
+    if arrows is not None and not arrows.of_every_rank:
+        notes.append("Arrows, and gradients at their beginning, only of the rank that launched last.")
+    elif len(shown["rank"]) and shown["completes"].all():
+        notes.append("Of each bucket's gradients only the one that completes it.")
+    _phases(rows, trace)
+    _buckets(rows, trace)
+    _gradients(rows, trace, shown)
+    _collectives(rows, trace)
+    if arrows is not None:
+        _flows(rows, arrows)
+    rows.texts(
+        [
+            f'{{"name":{json.dumps(name)},"ph":"i","s":"p","pid":{rank},"tid":{_PHASES_THREAD},"ts":{at / 1e3!r}}}'
+            for rank, at, name in trace.marks
+        ]
     )
-    file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    file.write(",\n".join([*_names(trace.used), *parts, *marks]))
-    file.write("\n]}\n")
+    rows.texts(_names(trace.used))
+    about = f',"otherData":{json.dumps({"notes": " ".join(notes)})}' if notes else ""
+    file.write(f"\n]{about}}}\n".encode())
 
 
 def _rows(*columns: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
@@ -77,28 +99,38 @@ def _rows(*columns: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _slices(
-    name: str, process: npt.NDArray[Any], thread: npt.NDArray[Any], begin: npt.NDArray[Any], end: npt.NDArray[Any],
-    **arguments: npt.NDArray[Any],
-) -> Iterable[str]:  # fmt: skip
-    """Complete events of one name; what has not happened or not ended is left out."""
+    rows: JsonRows, name: str, process: npt.NDArray[Any], thread: npt.NDArray[Any], begin: npt.NDArray[Any],
+    end: npt.NDArray[Any], **arguments: npt.NDArray[Any],
+) -> None:  # fmt: skip
+    """Complete events of one name; what has not happened or not ended is left out.
+
+    Args:
+        rows: where they go.
+        name: of all of them.
+        process, thread: their track.
+        begin, end: ns.
+        arguments: what a click shows: integers, or ms as floats, left out where they are NaN.
+    """
     shown = np.flatnonzero((begin > 0) & (end >= begin))
-    columns = [process[shown], thread[shown], begin[shown] / 1e3, (end[shown] - begin[shown]) / 1e3]
-    values = [np.round(array[shown], 6) for array in arguments.values()]
-    head = f'{{"name":{json.dumps(name)},"ph":"X","pid":'
-    keys = [f'"{key}":' for key in arguments]
-    if len(keys) == 1:  # by far the most
-        key = keys[0]
-        return [
-            f'{head}{pid},"tid":{tid},"ts":{ts!r},"dur":{dur!r},"args":{{{key}{value}}}}}'
-            for pid, tid, ts, dur, value in _rows(*columns, *values)
-        ]
-    return [
-        f'{head}{pid},"tid":{tid},"ts":{ts!r},"dur":{dur!r},"args":{{'
-        # JSON has no NaN.
-        + ",".join([key + str(one) for key, one in zip(keys, given, strict=True) if one == one])
-        + "}}"
-        for pid, tid, ts, dur, *given in _rows(*columns, *values)
-    ]
+    given = {key: values[shown] for key, values in arguments.items()}
+    # JSON has no NaN: objects of equal text lack the same numbers.
+    lacks = {key: np.isnan(values) for key, values in given.items() if values.dtype.kind == "f"}
+    kinds = sum((2**place * flags.astype(np.int64) for place, flags in enumerate(lacks.values())), 0 * shown)
+    for kind in np.unique(kinds).tolist():
+        chosen = np.flatnonzero(kinds == kind)
+        at, row = shown[chosen], chosen
+        missing = {key for place, key in enumerate(lacks) if kind >> place & 1}
+        parts: list[str | Number] = [
+            f'{{"name":{json.dumps(name)},"ph":"X","pid":', Number(process[at]), ',"tid":', Number(thread[at]),
+            ',"ts":', Number(begin[at], 3), ',"dur":', Number(end[at] - begin[at], 3), ',"args":{',
+        ]  # fmt: skip
+        comma = ""
+        for key, values in given.items():
+            if key not in missing:
+                is_ms = values.dtype.kind == "f"
+                parts += [f'{comma}"{key}":', Number(np.rint(values[row] * 1e6), 6) if is_ms else Number(values[row])]
+                comma = ","
+        rows.rows([*parts, "}}"])
 
 
 def _thread(reducer: npt.NDArray[Any], which: npt.NDArray[Any] | int) -> npt.NDArray[Any]:
@@ -112,7 +144,7 @@ def _name_threads(trace: Trace, process: npt.NDArray[Any], thread: npt.NDArray[A
         trace.used[pid, tid] = names[tid]
 
 
-def _phases(trace: Trace) -> Iterator[str]:
+def _phases(rows: JsonRows, trace: Trace) -> None:
     steps = trace.steps
     if not len(steps["rank"]):
         return
@@ -120,7 +152,7 @@ def _phases(trace: Trace) -> Iterator[str]:
     named = {int(_thread(np.asarray(r), _PHASES_THREAD)): f"{trace.modules.get(r, '?')} [{r}]" for r in _of(steps)}
     _name_threads(trace, steps["rank"], threads, named)
     for name, begin, end in _PHASES:
-        yield from _slices(name, steps["rank"], threads, steps[begin], steps[end], step=steps["step"])
+        _slices(rows, name, steps["rank"], threads, steps[begin], steps[end], step=steps["step"])
 
 
 def _of(columns: _Columns) -> list[int]:
@@ -131,7 +163,7 @@ def _bucket_threads(columns: _Columns) -> npt.NDArray[Any]:
     return _thread(columns["reducer"], _BUCKETS_THREAD + columns["bucket"])
 
 
-def _buckets(trace: Trace) -> Iterator[str]:
+def _buckets(rows: JsonRows, trace: Trace) -> None:
     spans = trace.spans
     if not len(spans["rank"]):
         return
@@ -144,38 +176,43 @@ def _buckets(trace: Trace) -> Iterator[str]:
     for name, begin, end in _BUCKET_PHASES:
         least = _SHORTEST_LINE_NS if name == "in line" else 0
         shown = spans[end] - spans[begin] >= least
-        yield from _slices(name, rank[shown], threads[shown], spans[begin][shown], spans[end][shown], step=step[shown])
+        _slices(rows, name, rank[shown], threads[shown], spans[begin][shown], spans[end][shown], step=step[shown])
     told = {key: spans[key] for key in ("step", "bucket", "bytes", "n_parameters", "hidden_ms", "exposed_ms")}
-    yield from _slices("all_reduce", rank, threads, spans["launched_ns"], spans["reduced_ns"], **told)
+    _slices(rows, "all_reduce", rank, threads, spans["launched_ns"], spans["reduced_ns"], **told)
     on_device = spans["device_end_ns"] > 0
     if on_device.any():
         device = {thread + _DEVICE_THREADS: f"{name} on the device" for thread, name in named.items()}
         _name_threads(trace, rank[on_device], threads[on_device] + _DEVICE_THREADS, device)
         first, last = spans["device_begin_ns"], spans["device_end_ns"]
-        yield from _slices("all_reduce (device)", rank, threads + _DEVICE_THREADS, first, last, step=step)
+        _slices(rows, "all_reduce (device)", rank, threads + _DEVICE_THREADS, first, last, step=step)
 
 
-def _gradients(trace: Trace) -> Iterator[str]:
+def _shown_gradients(trace: Trace, arrows: _Arrows | None) -> _Columns:
+    """All of them; of many those that complete a bucket; of very many those at which an arrow begins."""
     found = trace.gradients
+    if arrows is not None and not arrows.of_every_rank:
+        return {name: column[arrows.gradient] for name, column in found.items()}
+    if len(found["rank"]) > MOST_GRADIENTS:
+        return {name: column[found["completes"].astype(bool)] for name, column in found.items()}
+    return found
+
+
+def _gradients(rows: JsonRows, trace: Trace, found: _Columns) -> None:
     if not len(found["rank"]):
         return
-    if len(found["rank"]) > MOST_GRADIENTS:
-        found = {name: column[trace.gradients["completes"]] for name, column in found.items()}
     threads = _thread(found["reducer"], _GRADIENTS_THREAD)
     named = {int(_thread(np.asarray(r), _GRADIENTS_THREAD)): f"[{r}] gradients" for r in _of(found)}
     _name_threads(trace, found["rank"], threads, named)
-    titles = {r: [json.dumps(name) for name in trace.names.get(r, ())] for r in _of(found)}
-    for reducer, of_reducer in titles.items():
-        chosen = found["reducer"] == reducer
+    order = np.lexsort((found["parameter"], found["reducer"]))
+    key = np.stack([found["reducer"][order], found["parameter"][order]])
+    begins = np.flatnonzero(np.diff(key, axis=1, prepend=-1).any(axis=0))
+    for chosen in np.split(order, begins[1:]):
+        reducer, parameter = int(found["reducer"][chosen[0]]), int(found["parameter"][chosen[0]])
+        names = trace.names.get(reducer, ())
+        title = names[parameter] if parameter < len(names) else f"parameter {parameter}"
         begin, end = found["begin_ns"][chosen], found["end_ns"][chosen]
-        columns = (found["rank"], threads, found["parameter"], found["step"], found["bucket"])
-        rows = _rows(*(column[chosen] for column in columns), begin / 1e3, np.maximum(end - begin, 1) / 1e3)
-        for pid, tid, parameter, step, bucket, ts, dur in rows:
-            title = of_reducer[parameter] if parameter < len(of_reducer) else f'"parameter {parameter}"'
-            yield (
-                f'{{"name":{title},"ph":"X","pid":{pid},"tid":{tid},"ts":{ts!r},"dur":{dur!r},'
-                f'"args":{{"step":{step},"bucket":{bucket}}}}}'
-            )
+        told = {name: found[name][chosen] for name in ("step", "bucket")}
+        _slices(rows, title, found["rank"][chosen], threads[chosen], begin, np.maximum(end, begin + 1), **told)
 
 
 @dataclass(frozen=True)
@@ -204,44 +241,76 @@ def _together(spans: _Columns) -> _Whole | None:
     return _Whole(rows, first, np.cumsum(new) - 1, begin, end)
 
 
-def _collectives(trace: Trace) -> Iterator[str]:
+def _collectives(rows: JsonRows, trace: Trace) -> None:
     spans, whole = trace.spans, _together(trace.spans)
     if whole is None:
         return
-    rows = whole.rows[whole.first]
-    columns = {name: spans[name][rows] for name in ("reducer", "bucket", "step", "bytes")}
-    threads, process = _bucket_threads(columns), np.full(len(rows), _TOGETHER)
+    first = whole.rows[whole.first]
+    columns = {name: spans[name][first] for name in ("reducer", "bucket", "step", "bytes")}
+    threads, process = _bucket_threads(columns), np.full(len(first), _TOGETHER)
     named = {
         int(thread): f"[{reducer}] bucket {bucket}"
         for thread, reducer, bucket in _rows(threads, columns["reducer"], columns["bucket"])
     }
     _name_threads(trace, process, threads, named)
     told = {"step": columns["step"], "bytes": columns["bytes"]}
-    yield from _slices("collective", process, threads, whole.begin, whole.end, **told)
+    _slices(rows, "collective", process, threads, whole.begin, whole.end, **told)
 
 
-def _flows(trace: Trace) -> Iterator[str]:
-    """Arrows: the gradient that completes a bucket, the rank's collective, everybody's collective."""
+@dataclass(frozen=True)
+class _Arrows:
+    """Gradient that completes a bucket, the rank's collective, everybody's collective: a row for each; times in ns."""
+
+    rank: npt.NDArray[Any]
+    gradient_thread: npt.NDArray[Any]
+    bucket_thread: npt.NDArray[Any]
+    gradient: npt.NDArray[np.intp]  # row of the trace's gradients
+    begins: npt.NDArray[Any]
+    launched: npt.NDArray[Any]
+    middle: npt.NDArray[Any]
+    of_every_rank: bool
+
+
+def _arrows(trace: Trace) -> _Arrows | None:
     spans, whole = trace.spans, _together(trace.spans)
     if whole is None:
-        return
-    rows = whole.rows
-    threads = _bucket_threads(spans)[rows]
-    rank, launched = spans["rank"][rows], spans["launched_ns"][rows]
+        return None
+    rows, of = whole.rows, whole.of_row
+    every = len(rows) <= MOST_ARROWS
+    if not every:
+        last = np.flatnonzero(spans["launched_ns"][rows] == whole.begin[of])
+        rows, of = rows[last], of[last]
     starts = _completing(trace.gradients, {name: spans[name][rows] for name in ("reducer", "step", "bucket", "rank")})
-    begins = np.where(starts >= 0, (trace.gradients["begin_ns"] + trace.gradients["end_ns"])[starts] // 2, 0)
-    gradient_threads = _thread(spans["reducer"][rows], _GRADIENTS_THREAD)
-    middle = ((whole.begin + whole.end) / 2)[whole.of_row]
+    found = np.flatnonzero(starts >= 0)
+    rows, of, starts = rows[found], of[found], starts[found]
+    begins = (trace.gradients["begin_ns"] + trace.gradients["end_ns"])[starts] // 2
+    launched = spans["launched_ns"][rows]
     known = (begins > 0) & (begins <= launched)
-    data = _rows(rank[known], gradient_threads[known], threads[known], begins[known] / 1e3, launched[known] / 1e3,
-                 middle[known] / 1e3)  # fmt: skip
-    head = '{"name":"bucket","cat":"flow"'
-    for number, (pid, gradients, bucket, at, launch, collective) in enumerate(data):
-        yield (
-            f'{head},"ph":"s","id":{number},"pid":{pid},"tid":{gradients},"ts":{at!r}}},\n'
-            f'{head},"ph":"t","id":{number},"pid":{pid},"tid":{bucket},"ts":{launch!r}}},\n'
-            f'{head},"ph":"f","bp":"e","id":{number},"pid":{_TOGETHER},"tid":{bucket},"ts":{collective!r}}}'
-        )
+    rows, of, starts = rows[known], of[known], starts[known]
+    return _Arrows(
+        rank=spans["rank"][rows],
+        gradient_thread=_thread(spans["reducer"][rows], _GRADIENTS_THREAD),
+        bucket_thread=_bucket_threads(spans)[rows],
+        gradient=starts,
+        begins=begins[known],
+        launched=launched[known],
+        middle=((whole.begin + whole.end) // 2)[of],
+        of_every_rank=every,
+    )
+
+
+def _flows(rows: JsonRows, arrows: _Arrows) -> None:
+    """Arrows: the gradient that completes a bucket, the rank's collective, everybody's collective."""
+    number, rank, bucket = Number(np.arange(len(arrows.rank))), Number(arrows.rank), Number(arrows.bucket_thread)
+    head = '{"name":"bucket","cat":"flow","ph":'
+    rows.rows(
+        [
+            f'{head}"s","id":', number, ',"pid":', rank, ',"tid":', Number(arrows.gradient_thread), ',"ts":',
+            Number(arrows.begins, 3), f'}},\n{head}"t","id":', number, ',"pid":', rank, ',"tid":', bucket, ',"ts":',
+            Number(arrows.launched, 3), f'}},\n{head}"f","bp":"e","id":', number, f',"pid":{_TOGETHER},"tid":', bucket,
+            ',"ts":', Number(arrows.middle, 3), "}",
+        ]
+    )  # fmt: skip
 
 
 def _completing(gradients: _Columns, wanted: _Columns) -> npt.NDArray[np.intp]:

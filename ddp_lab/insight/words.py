@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["enumeration", "ms", "names", "size"]
+__all__ = ["binary_size", "enumeration", "ms", "names", "size"]
 
 
 def ms(value: float | None) -> str:
@@ -19,6 +19,14 @@ def size(count: float) -> str:
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def binary_size(count: float) -> str:
+    """Bytes in the largest unit that fits (powers of 1,024)."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
     return f"{count:.0f} B"
 
 

@@ -31,6 +31,8 @@ class Workload:
         order: parameters in the order in which rank 0's gradients became ready, which buckets are built from.
         caps: bytes at which the recorded buckets were closed (see `ddp_lab.bucketing.assign_buckets`); empty: unknown.
         world_size: ranks that trained.
+        step_ns: median of the recorded steps, mean over the ranks; None: unknown.
+        waits_ns: what a step takes beyond what a replay explains, see `ddp_lab.insight.anchor`; may be negative.
     """
 
     names: tuple[str, ...]
@@ -45,6 +47,8 @@ class Workload:
     order: tuple[int, ...] = ()
     caps: tuple[int, ...] = ()
     world_size: int = 1
+    step_ns: float | None = None
+    waits_ns: float = 0.0
 
     def __post_init__(self) -> None:
         ranks, parameters = self.ready_ns.shape
@@ -151,7 +155,9 @@ class Workload:
             name: getattr(self, name) * factor
             for name in ("ready_ns", "computed_ns", "forward_ns", "other_ns", "busy_ns")
         }
-        return replace(self, write_back_ns=(fixed * factor, per_byte * factor), **changed)
+        step = None if self.step_ns is None else self.step_ns * factor
+        made = replace(self, write_back_ns=(fixed * factor, per_byte * factor), **changed)
+        return replace(made, step_ns=step, waits_ns=self.waits_ns * factor)
 
 
 def _union(intervals: _Floats) -> _Floats:

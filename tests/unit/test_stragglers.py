@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_lab.insight import stragglers
@@ -135,3 +135,20 @@ def test_slow_everywhere() -> None:
     (late,) = stragglers.find_late(begin, ready)
     assert (late.rank, late.place) == (3, stragglers.EVERYWHERE)
     assert late.delay_ns == pytest.approx(2.4 * MS, rel=0.1)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(2, 9), st.integers(0, 2**32 - 1), st.floats(0, 0.9))
+def test_excess_is_over_the_median_of_the_others(ranks: int, seed: int, missing: float) -> None:
+    """Each rank is compared with the median of the others' known times, however many of them are missing."""
+    random = np.random.default_rng(seed)
+    begin = random.integers(1, 50, (ranks, 30))
+    begin[random.random(begin.shape) < missing] = 0
+    found = stragglers.excess_times(begin, np.zeros((ranks, 30, 0), np.int64))[:, :, 0]
+    for rank, step in np.ndindex(*begin.shape):
+        others = np.delete(begin[:, step], rank)
+        others = others[others > 0]
+        if begin[rank, step] == 0 or not len(others):
+            assert np.isnan(found[rank, step])
+        else:
+            assert found[rank, step] == begin[rank, step] - np.median(others)

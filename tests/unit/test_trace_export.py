@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddp_lab.bench import trace
+from ddp_lab.client.gradient_columns import GRADIENT_COLUMNS, gradient_columns
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.events import Batch, Kind
 from ddp_lab.insight import trace_export
+from ddp_lab.insight.trace_text import JsonRows, Number
 from tests import trace_format
 from tests.training_events import Training
 from tests.unit.backwards import MS, Bucket, Recorder, assignment
@@ -118,6 +125,58 @@ def test_many_gradients_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert trace_format.faults(document) == []
     names = Counter(e["name"] for e in document["traceEvents"] if e["name"].startswith("layers."))
     assert names == {"layers.0.bias": 2 * STEPS, "layers.1.bias": 2 * STEPS}
+
+
+def test_many_arrows_are_those_of_the_last_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit an arrow leads to each collective from the rank that launched last; the trace says so."""
+    monkeypatch.setattr(trace_export, "MOST_ARROWS", 10)
+    monkeypatch.setattr(trace_export, "MOST_GRADIENTS", 10)
+    document = _written(_timeline(Training(ranks=3, delays={(1, 0): 5.0})), tmp_path)
+    assert trace_format.faults(document) == []
+    begins = [event for event in document["traceEvents"] if event["ph"] == "s"]
+    assert [event["pid"] for event in begins] == [1] * len(begins)
+    assert len(begins) == STEPS * 3
+    assert "launched last" in document["otherData"]["notes"]
+
+
+def test_completing_gradients_alone() -> None:
+    """Of many gradients only the completing ones are looked for: the same ones, with the same times."""
+    timeline = _timeline(Training(ranks=2, buckets=3, parameters=4))
+    whole, alone = (
+        gradient_columns(timeline.views(), timeline._book.buckets(), completing=one) for one in (False, True)
+    )
+    chosen = whole["completes"]
+    rows = [
+        sorted(zip(*(columns[name].tolist() for name in GRADIENT_COLUMNS), strict=True))
+        for columns in ({name: values[chosen] for name, values in whole.items()}, alone)
+    ]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 2 * STEPS * 3
+
+
+def test_compressed_and_some_steps(tmp_path: Path) -> None:
+    """A trace may be compressed and hold the newest steps only."""
+    path = _timeline(Training()).to_perfetto(tmp_path / "trace.json.gz", last_steps=2)
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    assert trace_format.faults(document) == []
+    assert {e["args"]["step"] for e in document["traceEvents"] if e["ph"] == "X"} == {STEPS - 2, STEPS - 1}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(-3, 2**52), st.integers(0, 10**15), st.integers(0, 10**9)), max_size=30),
+    st.integers(0, 2),
+)
+def test_rows_of_one_width(numbers: list[tuple[int, int, int]], objects: int) -> None:
+    """Numbers of any size come out of the text as they went in, with their decimals."""
+    file = BytesIO()
+    rows = JsonRows(file)
+    rows.texts(["{}"] * objects)
+    a, b, c = (np.array([row[place] for row in numbers], np.int64) for place in range(3))
+    rows.rows(['{"a":', Number(a), ',"µ":', Number(b, 3), ',"c":[', Number(c, 6), ",", Number(a), "]}"])
+    rows.texts(["[]"] * objects)
+    expected = [{"a": x, "µ": y / 1e3, "c": [z / 1e6, x]} for x, y, z in numbers]
+    assert json.loads(f"[{file.getvalue().decode()}]") == [{}] * objects + expected + [[]] * objects
 
 
 def test_devices_marks_and_steps_that_go_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ALGORITHMS", "Transfer", "schedule"]
+__all__ = ["ALGORITHMS", "Transfer", "impossible", "schedule"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,13 @@ ALGORITHMS: Final[dict[str, dict[str, Callable[[int], list[Step]]]]] = {
 _POWERS_OF_TWO: Final = {"halving", "doubling"}
 
 
+def impossible(algorithm: str, ranks: int) -> str:
+    """Why an algorithm can't run on so many ranks; "" if it can."""
+    if algorithm in _POWERS_OF_TWO and ranks & (ranks - 1):
+        return f"recursive {algorithm} needs a power of two of ranks, not {ranks}"
+    return ""
+
+
 def schedule(collective: str, algorithm: str, ranks: int) -> list[Step]:
     """The steps of a collective.
 
@@ -112,6 +119,6 @@ def schedule(collective: str, algorithm: str, ranks: int) -> list[Step]:
     if algorithm not in ALGORITHMS[collective]:
         known = ", ".join(ALGORITHMS[collective])
         raise ValueError(f"no algorithm {algorithm!r} of {collective}; there are {known}")
-    if algorithm in _POWERS_OF_TWO and ranks & (ranks - 1):
-        raise ValueError(f"recursive {algorithm} needs a power of two of ranks, not {ranks}")
+    if why := impossible(algorithm, ranks):
+        raise ValueError(why)
     return ALGORITHMS[collective][algorithm](ranks)

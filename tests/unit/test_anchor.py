@@ -1,0 +1,74 @@
+"""The anchor: what is recorded is predicted as it was, and changes are told from there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddp_lab.insight.anchor import anchored, as_recorded
+from ddp_lab.insight.link_model import LinkModel
+from ddp_lab.insight.simulate import Configuration, simulate
+from ddp_lab.insight.workload import Workload
+
+MS, MIB = 1e6, 1 << 20
+LINK = LinkModel(0, 15 * MS / MIB)
+
+
+def _recorded(step_ms: float) -> Workload:
+    made = Workload.made_up([MIB] * 4, forward_ns=20 * MS, backward_ns=40 * MS, other_ns=5 * MS)
+    return replace(made, world_size=2, caps=(MIB,), step_ns=step_ms * MS)
+
+
+@pytest.mark.parametrize("step_ms", [66.0, 80.0, 95.0, 110.0])
+def test_what_was_recorded_is_predicted(step_ms: float) -> None:
+    """The recorded configuration takes what it took, in parts that add up."""
+    workload, link = anchored(_recorded(step_ms), LINK)
+    found = simulate(workload, Configuration(1.0), link)
+    assert found.step_ns == pytest.approx(step_ms * MS)
+    parts = found.forward_ns + found.compute_ns + found.exposed_ns + found.other_ns
+    assert parts == pytest.approx(found.step_ns)
+    assert found.exposed_ns >= 0
+
+
+def test_steps_that_took_longer_make_all_longer() -> None:
+    """What the replay does not explain is added to every prediction; the link stays."""
+    bare, (made, link) = _recorded(110), anchored(_recorded(110), LINK)
+    assert link is LINK
+    other = Configuration(4.0)
+    assert simulate(made, other, LINK).step_ns - simulate(bare, other, LINK).step_ns == pytest.approx(15 * MS)
+
+
+def test_steps_that_were_shorter_had_a_faster_link() -> None:
+    """Where the simulation is slower than the steps were the link is made faster, and nothing becomes negative."""
+    made, link = anchored(_recorded(80), LINK)
+    assert link.ns_per_byte < 0.9 * LINK.ns_per_byte
+    assert abs(made.waits_ns) < 2 * MS
+    impossible, fastest = anchored(_recorded(30), LINK)
+    assert fastest.ns_per_byte == pytest.approx(LINK.ns_per_byte / 64)
+    for cap in (0.0, 1.0, 4.0):
+        assert simulate(impossible, Configuration(cap), fastest).step_ns == pytest.approx(30 * MS, rel=0.05)
+
+
+def test_anchoring_again_changes_nothing() -> None:
+    """The anchor is found from the recording, not from an anchor before."""
+    once, link = anchored(_recorded(110), LINK)
+    assert anchored(once, link)[0].waits_ns == pytest.approx(once.waits_ns)
+    assert once.waits_ns == pytest.approx(15 * MS)
+
+
+def test_without_a_recording_nothing_is_anchored() -> None:
+    """Where caps or steps are unknown the workload stays as it is."""
+    made_up = replace(_recorded(110), caps=())
+    assert as_recorded(made_up) is None
+    assert anchored(made_up, LINK)[0] is made_up
+    unknown = replace(_recorded(110), step_ns=None)
+    assert anchored(unknown, LINK)[0] is unknown
+
+
+def test_what_is_waited_for_follows_the_recording() -> None:
+    """A slower device waits longer, and one step in four waits for gradients once."""
+    made, _ = anchored(_recorded(110), LINK)
+    assert made.scaled(2).waits_ns == pytest.approx(30 * MS)
+    often, seldom = (simulate(made, Configuration(1.0, sync_every=every), LINK) for every in (1, 4))
+    assert seldom.exposed_ns == pytest.approx(often.exposed_ns / 4)

@@ -1,0 +1,111 @@
+"""What is shown of a collective that ran step by step: words, tables, pictures; of steps made up by its schedule."""
+
+from __future__ import annotations
+
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from ddp_lab.client.collectives import ShownCollective, choices
+from ddp_lab.errors import ClusterError
+from ddp_lab.insight.collective_runs import CollectiveStep, Holds
+from ddp_lab.insight.collective_schedules import ALGORITHMS, schedule
+from ddp_lab.widgets import collective_picture
+from ddp_lab.widgets.collectives import CollectiveStage
+
+CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
+
+
+def shown_of(collective: str, algorithm: str, ranks: int = 4) -> ShownCollective:
+    """A run in which every transfer arrived; parts of 1 KiB."""
+
+    def begins(rank: int, part: int) -> tuple[int, ...]:
+        there = {"all_gather": part == rank, "broadcast": rank == 0}.get(collective, True)
+        return (rank,) if there else ()
+
+    holds: Holds = tuple(tuple(begins(rank, part) for part in range(ranks)) for rank in range(ranks))
+    begin, steps = holds, []
+    for step in schedule(collective, algorithm, ranks):
+        after = [list(parts) for parts in holds]
+        for one in step:
+            for part in one.parts:
+                arrived = set(holds[one.source][part]) | (set(holds[one.target][part]) if one.reduces else set())
+                after[one.target][part] = tuple(sorted(arrived))
+        holds = tuple(map(tuple, after))
+        steps.append(CollectiveStep(tuple(step), tuple(1024 * len(one.parts) for one in step), holds, 0.5))
+    return ShownCollective(collective, algorithm, ranks, 1024 * ranks, begin, tuple(steps))
+
+
+def test_cost_in_words() -> None:
+    """The words have the steps (α) and the bytes of the busiest ranks (β) that the algorithms are known for."""
+    assert "6 steps (α each), 6 KiB = 1.5 × buffer" in str(shown_of("all_reduce", "ring"))
+    assert "4 steps (α each), 6 KiB = 1.5 × buffer" in str(shown_of("all_reduce", "halving"))
+    assert "4 steps (α each), 16 KiB = 4 × buffer" in str(shown_of("all_reduce", "tree"))
+    assert "nothing has to move" in str(shown_of("all_reduce", "ring", 1))
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), CASES)
+def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
+    """The saved picture is valid XML with a small picture for each step, and tells what the last one left."""
+    made = shown_of(collective, algorithm, 8)
+    root = ElementTree.fromstring(collective_picture.picture(made))
+    words = list(root.itertext())
+    assert "begin" in words
+    assert [one for one in words if one.endswith("0.50 ms") and one[0].isdigit()].__len__() == len(made.steps)
+    if collective == "all_reduce":
+        assert "rank 7, part 7: contributions of 0, 1, 2, 3, 4, 5, 6, 7" in words
+    figure = collective_picture.figure(made)
+    assert sum(sum(trace.y) for trace in figure.data if trace.yaxis == "y2") * 1024 == sum(map(made.sent, range(8)))
+
+
+def test_nothing_to_show_says_what_to_do() -> None:
+    """Before the first run picture and figure name the call that makes one."""
+    assert "show_collective()" in collective_picture.picture(None)
+    with pytest.raises(ValueError, match="show_collective"):
+        collective_picture.figure(None)
+
+
+def test_the_table_has_a_row_for_each_part() -> None:
+    """Step, rank, part, contributions, bytes sent in the step: also of the state before the first step."""
+    made = shown_of("all_gather", "ring", 3)
+    table = made.table()
+    assert len(table) == 3 * 3 * 3
+    assert table[(table.step == 0) & (table["rank"] == 1)].contributions.tolist() == [(), (1,), ()]
+    assert table[table.step == 2].contributions.tolist() == [(0,), (1,), (2,)] * 3
+    assert table[(table.step == 1) & (table.part == 0)].sent_bytes.tolist() == [1024] * 3
+
+
+def test_what_a_number_of_ranks_allows() -> None:
+    """Algorithms for powers of two are offered with the reason why three ranks can't run them."""
+    assert choices(4)["all_reduce"] == {"ring": "", "tree": "", "halving": ""}
+    assert "power of two" in choices(3)["all_reduce"]["halving"]
+
+
+def test_the_newest_question_is_answered() -> None:
+    """Questions that come while one is run are left out but the last; a failure is shown in words."""
+    asked, go = [], threading.Event()
+
+    def run(collective: str, algorithm: str, size: int) -> ShownCollective:
+        asked.append(algorithm)
+        assert go.wait(10)
+        if algorithm == "tree":
+            raise ClusterError("rank 1 is dead")
+        return shown_of(collective, algorithm)
+
+    stage = CollectiveStage(run, lambda: choices(4))
+    for algorithm in ("ring", "halving", "tree"):
+        stage.ask({"collective": "all_reduce", "algorithm": algorithm, "bytes": 1024})
+        deadline = time.monotonic() + 10
+        while not asked and time.monotonic() < deadline:
+            pass
+    assert stage.told()["state"] == "running"
+    go.set()
+    deadline = time.monotonic() + 10
+    while stage.running and time.monotonic() < deadline:
+        pass
+    assert asked == ["ring", "tree"]
+    assert stage.told()["state"] == "failed"
+    assert stage.told()["text"] == "rank 1 is dead"
+    assert stage.told()["shown"]["algorithm"] == "ring"
