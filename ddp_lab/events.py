@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DTYPE", "SCHEMA_VERSION", "Batch", "Kind", "decode", "encode"]
+__all__ = ["DTYPE", "MOST_BUCKETS", "MOST_PARAMETERS", "SCHEMA_VERSION", "Batch", "Kind", "check", "decode", "encode"]
 
 SCHEMA_VERSION = 1
 
@@ -62,6 +62,10 @@ DTYPE = np.dtype(
 _HEADER = struct.Struct("<4sHixxQQQI")
 _MAGIC = b"DDPL"
 
+# Readers make tables as wide as the largest number, so what no model has must not come in. Steps stay exact in JSON.
+MOST_BUCKETS, MOST_PARAMETERS = 1 << 14, 1 << 17
+_BOUNDS = {"step": 1 << 53, "reducer": 1 << 20, "bucket": MOST_BUCKETS, "parameter": MOST_PARAMETERS}
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -96,7 +100,7 @@ def decode(frames: Sequence[bytes | memoryview]) -> Batch:
     """Returns the batch that `encode` made; the events share memory with the second frame.
 
     Raises:
-        ValueError: the frames are not a batch, or were written by another schema version.
+        ValueError: the frames are not a batch, were written by another schema version, or hold what no rank records.
     """
     if len(frames) != 2 or len(frames[0]) != _HEADER.size:
         raise ValueError(f"an event batch has a header of {_HEADER.size} bytes and a body; got {len(frames)} frames")
@@ -108,7 +112,36 @@ def decode(frames: Sequence[bytes | memoryview]) -> Batch:
             f"rank {rank} sends events of schema version {version}, this client reads version {SCHEMA_VERSION}: "
             "install the same ddp_lab on both sides"
         )
+    if rank < 0:
+        raise ValueError(f"an event batch of rank {rank}: ranks count from 0")
+    if len(frames[1]) != count * DTYPE.itemsize:
+        raise ValueError(
+            f"the batch of rank {rank} announces {count} events of {DTYPE.itemsize} bytes "
+            f"and holds {len(frames[1])} bytes"
+        )
     events = np.frombuffer(frames[1], dtype=DTYPE)
-    if len(events) != count:
-        raise ValueError(f"the batch of rank {rank} announces {count} events and holds {len(events)}")
+    check(events, f"the batch of rank {rank}")
     return Batch(rank, session, first, dropped, events)
+
+
+def check(events: npt.NDArray[np.void], where: str) -> None:
+    """Refuses numbers that no rank records, and that would make a reader's tables huge.
+
+    Args:
+        events: of dtype `DTYPE`.
+        where: what holds them, for the error.
+
+    Raises:
+        ValueError: names the field and the number.
+    """
+    if not len(events):
+        return
+    for field, bound in _BOUNDS.items():
+        values = events[field]
+        low, high = int(values.min()), int(values.max())
+        if field == "parameter" and high >= bound:  # of a mark it is the index of its name
+            high = int(values[events["kind"] == Kind.GRAD_READY].max(initial=-1))
+        if low < -1 or high >= bound:
+            raise ValueError(
+                f"{where} holds an event with {field} {low if low < -1 else high}: not from -1 to {bound - 1}"
+            )

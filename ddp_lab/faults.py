@@ -9,7 +9,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["DeadRank", "DroppedGradient", "Fault", "SlowLayer", "SlowLink", "SlowRank", "from_dict", "to_dict"]
+__all__ = [
+    "DeadRank",
+    "DroppedGradient",
+    "Fault",
+    "SlowLayer",
+    "SlowLink",
+    "SlowRank",
+    "from_dict",
+    "mark_kind",
+    "to_dict",
+]
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,23 @@ def from_dict(made: dict[str, Any]) -> Fault:
     fault = _KINDS[kind](**values)
     fault.check()
     return fault
+
+
+_BEGINNINGS = ("slow rank: ", "slow layer: ", "slow link: ", "dropped gradient of '", "this rank dies")
+_ONCE = _BEGINNINGS[3:]
+
+
+def mark_kind(name: str) -> str | None:
+    """What a mark on the timeline says of faults.
+
+    Returns:
+        ``"begin"`` and ``"end"`` of one that lasts, ``"once"`` for one that is over at once, None for other marks.
+    """
+    if name.startswith(_ONCE):
+        return "once"
+    if name.startswith(_BEGINNINGS):
+        return "begin"
+    return "end" if name.startswith("end of ") and name[7:].startswith(_BEGINNINGS) else None
 
 
 def _ms(seconds: float) -> str:

@@ -7,62 +7,19 @@ ranks' contributions have one bit for each of them, so what a rank holds is read
 
 from __future__ import annotations
 
+import statistics
 import time
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .collective_schedules import Transfer, schedule
+from ..insight.collective_runs import CollectiveRun, CollectiveStep
+from ..insight.collective_schedules import Transfer, schedule
 
-__all__ = ["Demonstration", "DemonstrationStep", "demonstrate"]
+__all__ = ["demonstrate"]
 
 _MOST_RANKS = 53  # bits of a float64
-
-
-@dataclass(frozen=True)
-class DemonstrationStep:
-    """One step of an algorithm.
-
-    Attributes:
-        transfers: what was sent, all at once.
-        bytes: of each transfer.
-        holds: after the step, by rank and part: whose contributions are in it.
-        ms: how long the step took, of the slowest rank.
-    """
-
-    transfers: tuple[Transfer, ...]
-    bytes: tuple[int, ...]
-    holds: tuple[tuple[tuple[int, ...], ...], ...]
-    ms: float
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """A collective, step by step; the same on all ranks.
-
-    Attributes:
-        collective: e.g. ``"all_reduce"``.
-        algorithm: e.g. ``"ring"``.
-        ranks: how many.
-        begin: what each rank held before, as `DemonstrationStep.holds`.
-        steps: one after the other.
-    """
-
-    collective: str
-    algorithm: str
-    ranks: int
-    begin: tuple[tuple[tuple[int, ...], ...], ...]
-    steps: tuple[DemonstrationStep, ...]
-
-    def bytes_sent(self, rank: int) -> int:
-        """By one rank, in all steps."""
-        return sum(
-            size
-            for step in self.steps
-            for transfer, size in zip(step.transfers, step.bytes, strict=True)
-            if transfer.source == rank
-        )
 
 
 def demonstrate(
@@ -70,17 +27,19 @@ def demonstrate(
     algorithm: str = "ring",
     *,
     part_numel: int = 256,
+    repeats: int = 1,
     process_group: dist.ProcessGroup | None = None,
-    device: torch.device | str = "cpu",
-) -> Demonstration:
+    device: torch.device | str | None = None,
+) -> CollectiveRun:
     """Runs a collective by sends and receives between the ranks. All ranks of the group call it.
 
     Args:
         collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"`` or ``"broadcast"`` (from rank 0).
         algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"`` or ``"doubling"``, where the collective has it.
         part_numel: elements of a part; a buffer has as many parts as there are ranks, float64.
+        repeats: how often it is run; of more than one the first is not timed: connections are made in it.
         process_group: the ranks; None for the default group. Numbers of ranks are places in it.
-        device: of the buffers.
+        device: of the buffers; None: the GPUs where the default group has NCCL, else the CPU.
 
     Raises:
         ValueError: there is no such algorithm, or it can't run on so many ranks.
@@ -89,32 +48,41 @@ def demonstrate(
     if ranks > _MOST_RANKS:
         raise ValueError(f"at most {_MOST_RANKS} ranks, not {ranks}")
     steps = schedule(collective, algorithm, ranks)
-    parts = _first_parts(collective, rank, ranks, part_numel, torch.device(device))
-    began = _held(parts)
-    seen = []
-    for step in steps:
-        begin = time.perf_counter()
-        _run(step, parts, rank, process_group)
-        held = _held(parts)  # waits for a device
-        seen.append((held, (time.perf_counter() - begin) * 1e3))
-    everyone: list[tuple[list[int], list[tuple[list[int], float]]]] = [([], [])] * ranks
-    dist.all_gather_object(everyone, (began, seen), group=process_group)
-    size = parts[0].nbytes
-    return Demonstration(
+    if device is None:
+        device = "cuda" if "nccl" in str(dist.get_backend_config()) else "cpu"
+    where = torch.device(device)
+    runs = []
+    for _ in range(repeats):
+        parts = _first_parts(collective, rank, ranks, part_numel, where)
+        began = _held(parts)
+        runs.append([_timed(step, parts, rank, process_group) for step in steps])
+    held = [one for one, _ in runs[-1]]
+    times = [[ms for _, ms in run] for run in runs[1:] or runs]
+    everyone: list[Any] = [None] * ranks
+    dist.all_gather_object(everyone, (began, held, times), group=process_group)
+    size = part_numel * torch.float64.itemsize
+    return CollectiveRun(
         collective,
         algorithm,
         ranks,
-        _holders([before for before, _ in everyone]),
+        size * ranks,
+        _holders([before for before, _, _ in everyone]),
         tuple(
-            DemonstrationStep(
+            CollectiveStep(
                 tuple(step),
                 tuple(size * len(transfer.parts) for transfer in step),
-                _holders([told[index][0] for _, told in everyone]),
-                max(told[index][1] for _, told in everyone),
+                _holders([told[1][index] for told in everyone]),
+                _slowest(everyone, index),
             )
             for index, step in enumerate(steps)
         ),
     )
+
+
+def _slowest(everyone: list[Any], step: int) -> float:
+    """Of the runs' times on the slowest rank, the median."""
+    runs = range(len(everyone[0][2]))
+    return float(statistics.median(max(times[run][step] for _, _, times in everyone) for run in runs))
 
 
 def _first_parts(collective: str, rank: int, ranks: int, numel: int, device: torch.device) -> list[torch.Tensor]:
@@ -144,6 +112,17 @@ def _run(step: list[Transfer], parts: list[torch.Tensor], rank: int, group: dist
                 parts[part].add_(arrived)
             else:
                 parts[part].copy_(arrived)
+
+
+def _timed(
+    step: list[Transfer], parts: list[torch.Tensor], rank: int, group: dist.ProcessGroup | None
+) -> tuple[list[int], float]:
+    """What this rank held after the step, and how many ms it took."""
+    begin = time.perf_counter()
+    _run(step, parts, rank, group)
+    float(parts[-1][-1])  # waits for a device
+    ms = (time.perf_counter() - begin) * 1e3
+    return _held(parts), ms
 
 
 def _held(parts: list[torch.Tensor]) -> list[int]:

@@ -27,7 +27,7 @@ from .comm_hooks import attach, check_hook, hook_name, warn_if_late
 from .construction import Construction
 from .delayed import DelayedParameters
 from .inspection import live_models, request_inspection
-from .live import reconfigure
+from .live import looking, reconfigure
 from .live.model import LiveModel
 from .manual_end import ManualEnd
 from .order import BucketOrder
@@ -276,6 +276,7 @@ class DistributedDataParallel(
     def _agree_on_step(self) -> None:
         """After a failure: the ranks go on from the same step, with the same configuration."""
         reconfigure.settle(self)
+        looking.settle(self)
         self._step_agreed = True
 
     # -- comm hooks

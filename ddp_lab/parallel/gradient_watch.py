@@ -73,6 +73,7 @@ class GradientWatch:
         last: of the newest watched step; None before the first.
         steps: how many were watched.
         seconds: what all of them cost this rank's host.
+        nonfinite: what happens on NaN or Inf.
     """
 
     def __init__(self, model: ModelState, every: int, nonfinite: Literal["warn", "raise"]) -> None:
@@ -83,16 +84,24 @@ class GradientWatch:
         self.last: GradientNorms | None = None
         self.steps = 0
         self.seconds = 0.0
-        self._every, self._nonfinite = every, nonfinite
+        self.nonfinite: Literal["warn", "raise"] = nonfinite
+        self._every = every
         self._model = weakref.ref(model)  # whose reducer holds this watch
         self.attach(model)
 
+    @property
+    def every(self) -> int:
+        """Each so many-th step is watched; 0 after `remove`."""
+        return self._every
+
     def attach(self, model: ModelState) -> None:
         """Watches the model's reducer: a new one after the model has changed."""
-        model.reducer.watch_gradients(self._every, self._told)
+        if self._every:
+            model.reducer.watch_gradients(self._every, self._told)
 
     def remove(self) -> None:
         """No step is watched from now on."""
+        self._every = 0
         model = self._model()
         if model is not None:
             model.reducer.watch_gradients(0, None)
@@ -118,7 +127,7 @@ class GradientWatch:
         if nonfinite is None:
             return ""
         text = _words(step, nonfinite)
-        if self._nonfinite == "raise":
+        if self.nonfinite == "raise":
             return text
         warnings.warn(text, stacklevel=2)
         return ""

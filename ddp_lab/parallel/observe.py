@@ -10,6 +10,7 @@ of them observes the same ones in the same order.
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -171,7 +172,8 @@ def observe(model: TorchDDP) -> Observation:
     Raises:
         TypeError: it is none, or our class, which records by itself.
         ValueError: its gradients are averaged without buckets: by torch.compile (``optimize_ddp="python_reducer"``), or
-            all of them delayed (``delay_all_reduce_named_params``).
+            all of them delayed (``delay_all_reduce_named_params``); or torch does not tell what the buckets hold: 2.15
+            and later with sparse gradients or ``lazy_bucket_allocation``.
 
     Example:
         >>> model = torch.nn.parallel.DistributedDataParallel(net)
@@ -184,8 +186,8 @@ def observe(model: TorchDDP) -> Observation:
             f"observe() expects a torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
             "pass what wraps the model"
         )
-    if (reason := _without_buckets(model)) is not None:
-        raise ValueError(f"this model's gradients are averaged {reason}, without buckets: nothing can be observed")
+    if (reason := _why_not(model)) is not None:
+        raise ValueError(f"this model can't be observed: {reason}")
     if model not in _observations:
         made = Observation(model)
         made.start(model)
@@ -204,8 +206,12 @@ class EveryModel:
         @functools.wraps(built)
         def build(model: TorchDDP, *args: Any, **kwargs: Any) -> None:
             built(model, *args, **kwargs)
-            if not isinstance(model, DistributedDataParallel) and _without_buckets(model) is None:
+            if isinstance(model, DistributedDataParallel):
+                return
+            if (reason := _why_not(model)) is None:
                 observe(model)
+            else:
+                warnings.warn(f"A {type(model.module).__name__} is not observed: {reason}", stacklevel=2)
 
         TorchDDP.__init__ = build  # type: ignore[method-assign,assignment]
 
@@ -214,12 +220,16 @@ class EveryModel:
         TorchDDP.__init__ = self._before  # type: ignore[method-assign]
 
 
-def _without_buckets(model: TorchDDP) -> str | None:
-    """How a model's gradients are averaged if torch's reducer does not do it."""
+def _why_not(model: TorchDDP) -> str | None:
+    """Why nothing can be seen of what torch does with this model; None: it can be."""
     if getattr(model, "_use_python_reducer", False):
-        return "by torch.compile (optimize_ddp='python_reducer')"
+        return "torch.compile averages its gradients without buckets (optimize_ddp='python_reducer')"
     if not hasattr(model, "reducer"):
-        return "by delay_all_reduce_named_params"
+        return "its gradients are averaged without buckets (delay_all_reduce_named_params)"
+    try:
+        _C.parameters_of(model.reducer)
+    except RuntimeError as error:  # torch 2.15: of sparse gradients, and with lazy_bucket_allocation
+        return f"this release of torch does not tell its buckets ({str(error).splitlines()[0]}); our class records them"
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +57,30 @@ class Pickling(ModelState):
         self.reducer_id = self._agree(survey, collective=False)
         self._make_reducer(survey)
         self._start_features()
+
+    def _history(self) -> dict[str, Any]:
+        """What a copy on another rank has to continue with, besides comm hooks."""
+        return {
+            "reducer_id": self.reducer_id,
+            "generation": self.reducer.generation(),
+            "step": self.reducer.step(),
+            "finished": self.reducer.finished(),
+        }
+
+    def _continue(self, history: Mapping[str, Any], hooks: Sequence[tuple[Any, object]]) -> None:
+        """Goes on as the model whose `_history` this is, on all ranks: with a new reducer, built together.
+
+        Args:
+            history: of the model that this one is, or is a copy of.
+            hooks: its comm hooks with their states, for a copy.
+        """
+        if not self._comm_hooks:
+            self._comm_hooks = list(hooks)
+        self.reducer_id = history["reducer_id"]
+        self.reducer.set_generation(history["generation"])
+        self.reducer.set_step(history["step"])
+        self.reducer.set_finished(history["finished"])
+        self._renew_reducer(structure.survey(self.module, self.parameters_to_ignore))
 
     def _check_default_group(self) -> None:
         if self.process_group is not dist.group.WORLD:

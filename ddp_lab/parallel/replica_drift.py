@@ -30,7 +30,7 @@ from .model_state import ModelState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DriftWatch", "check_drift", "digest_of"]
+__all__ = ["DriftWatch", "check_drift", "describe", "describe_failure", "digest_of"]
 
 _C = native.load()
 _SIGNED = 2**63
@@ -123,6 +123,34 @@ def _groups(values: Sequence[int], group: dist.ProcessGroup | None) -> tuple[tup
     return tuple(tuple(found) for found in holders.values())
 
 
+def describe(model: ModelState, found: DriftReport) -> None:
+    """Tells the timeline what a comparison found: rank 0 of the group does."""
+    if dist.get_rank(model.process_group):
+        return
+    recording.describe_fleeting(
+        {
+            "type": "drift",
+            "reducer": model.reducer_id,
+            "step": found.step,
+            "ok": found.ok,
+            "first": found.first,
+            "groups": found.groups,
+            "differing": len(found.differing),
+            "tensors": found.tensors,
+            "bytes": found.bytes,
+            "seconds": found.seconds,
+        }
+    )
+
+
+def describe_failure(model: ModelState, why: str) -> None:
+    """Tells the timeline that the replicas could not be compared."""
+    if dist.get_rank(model.process_group):
+        return
+    about = {"type": "drift", "reducer": model.reducer_id, "step": model.reducer.step()}
+    recording.describe_fleeting({**about, "ok": False, "first": None, "groups": [], "seconds": 0.0, "error": why})
+
+
 class DriftWatch:
     """What `watch_drift` returns: `remove` ends it.
 
@@ -130,6 +158,7 @@ class DriftWatch:
         last: the newest report; None before the first.
         checks: how many there were.
         seconds: what all of them took on this rank.
+        action: what happens if they differ.
     """
 
     def __init__(self, model: ModelState, every: int, action: Literal["warn", "raise"]) -> None:
@@ -140,18 +169,27 @@ class DriftWatch:
         self.last: DriftReport | None = None
         self.checks = 0
         self.seconds = 0.0
-        self._every, self._action = every, action
+        self.action: Literal["warn", "raise"] = action
+        self._every = every
         self._checked_at = -1
         self._warned_of: tuple[object, object] | None = None
         self._handle = model.register_forward_pre_hook(_ForwardHook(self), prepend=True)
 
+    @property
+    def every(self) -> int:
+        """How many steps apart; 0 after `remove`."""
+        return self._every
+
     def remove(self) -> None:
         """No further checks."""
+        self._every = 0
         self._handle.remove()
 
     def look(self, model: ModelState) -> None:
         """Before a forward: compares if it is time."""
         step = model.reducer.step()
+        if not self._every:
+            return
         synchronised = torch.is_grad_enabled() and model.require_backward_grad_sync
         # Ranks that have run out of inputs would not take part.
         if not synchronised or step == 0 or step % self._every or step == self._checked_at or model._join_config.enable:
@@ -161,20 +199,10 @@ class DriftWatch:
         self.last = found
         self.checks += 1
         self.seconds += found.seconds
-        recording.describe_fleeting(
-            {
-                "type": "drift",
-                "reducer": model.reducer_id,
-                "step": step,
-                "ok": found.ok,
-                "first": found.first,
-                "groups": found.groups,
-                "seconds": found.seconds,
-            }
-        )
+        describe(model, found)
         if found.ok:
             return
-        if self._action == "raise":
+        if self.action == "raise":
             raise RuntimeError(str(found))
         if (found.first, found.groups) != self._warned_of:
             self._warned_of = (found.first, found.groups)

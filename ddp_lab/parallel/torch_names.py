@@ -125,6 +125,7 @@ class TorchNames(ModelState):
         self._step_agreed = False
         if self._live is not None:  # what was decided in the old group's store is lost
             self._live.pending = None
+            self._live.looks.clear()
         self.reducer.update_process_group(
             self.process_group, verify.process_group_index(self.process_group), self._assignment
         )

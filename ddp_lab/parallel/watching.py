@@ -13,10 +13,49 @@ if TYPE_CHECKING:
     from .gradient_watch import GradientWatch
     from .replica_drift import DriftWatch
 
-__all__ = ["Watching", "follow"]
+__all__ = ["Watching", "drift_every", "follow", "gradients_every", "set_drift", "set_gradients"]
 
 # Kept outside the models, so that copies and pickles of them are not watched.
 _watches: weakref.WeakKeyDictionary[ModelState, GradientWatch] = weakref.WeakKeyDictionary()
+_drift_watches: weakref.WeakKeyDictionary[ModelState, DriftWatch] = weakref.WeakKeyDictionary()
+
+
+def gradients_every(model: ModelState) -> int:
+    """Each how many-th step's gradients are watched; 0: none."""
+    watch = _watches.get(model)
+    return watch.every if watch is not None else 0
+
+
+def drift_every(model: ModelState) -> int:
+    """Before each how many-th step the replicas are compared; 0: none."""
+    watch = _drift_watches.get(model)
+    return watch.every if watch is not None else 0
+
+
+def set_gradients(model: ModelState, every: int) -> None:
+    """Watches each so many-th step from now on, or none for 0; all ranks between the same two backwards.
+
+    What to do on NaN or Inf stays as it was asked for before.
+    """
+    watch = _watches.get(model)
+    if every:
+        nonfinite = watch.nonfinite if watch is not None else "warn"
+        Watching.watch_gradients(model, every, nonfinite)  # type: ignore[arg-type]
+    elif watch is not None:
+        watch.remove()
+
+
+def set_drift(model: ModelState, every: int) -> None:
+    """Compares the replicas before each so many-th step from now on, or no more for 0; all ranks alike.
+
+    What to do if they differ stays as it was asked for before.
+    """
+    watch = _drift_watches.get(model)
+    if watch is not None:
+        watch.remove()
+    if every:
+        action = watch.action if watch is not None else "warn"
+        Watching.watch_drift(model, every, action)  # type: ignore[arg-type]
 
 
 def follow(model: ModelState) -> None:
@@ -62,7 +101,8 @@ class Watching(ModelState):
         """
         from .replica_drift import DriftWatch
 
-        return DriftWatch(self, every, action)
+        _drift_watches[self] = watch = DriftWatch(self, every, action)
+        return watch
 
     def watch_gradients(self, every: int = 1, nonfinite: Literal["warn", "raise"] = "warn") -> GradientWatch:
         """Measures the gradients' norms before and after averaging, and says where a NaN or Inf came from.

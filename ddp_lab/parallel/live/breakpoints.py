@@ -10,6 +10,7 @@ can only be one of the step in which the breakpoints were set. Waits of the user
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ _STATES = ("pending", "ready", "launched", "reduced")
 
 _lock = threading.Lock()
 _before: list[tuple[Any, timedelta]] = []  # backends whose timeouts are raised, and what they were
+_armed: weakref.WeakSet[ModelState] = weakref.WeakSet()  # models that have breakpoints here
+# Why theirs were taken away, and in which step that was seen first.
+_ended: weakref.WeakKeyDictionary[ModelState, tuple[str, int | None]] = weakref.WeakKeyDictionary()
 
 
 def set_breakpoints(
@@ -58,11 +62,16 @@ def set_breakpoints(
         if not 0 <= bucket < len(model._assignment):
             raise ValueError(f"there is no bucket {bucket}: the model has {len(model._assignment)}")
     model.reducer.set_breakpoints(_mask(points), chosen, list(buckets))
+    with _lock:
+        _ended.pop(model, None)
+        (_armed.add if points else _armed.discard)(model)
 
 
 def clear(model: ModelState) -> None:
     """Takes the breakpoints away; a pause that is under way ends. Any thread."""
     model.reducer.clear_breakpoints()
+    with _lock:
+        _armed.discard(model)
 
 
 def go_on(model: ModelState, until: str) -> bool:
@@ -90,8 +99,10 @@ def stage(model: ModelState) -> dict[str, Any]:
 
     Returns:
         ``step``, ``generation``, ``in_flight`` (a backward is under way), ``finalizing`` (it waits for collectives),
-        ``paused`` (None or a dict: ``point``, ``parameter`` or ``bucket``, ``since_ns``), and ``buckets``: for each
-        its ``state``, how many gradients have ``arrived`` of how many (``of``), and the names of the ``missing`` ones.
+        ``paused`` (None or a dict: ``point``, ``parameter`` or ``bucket``, ``since_ns``), ``armed`` (it has
+        breakpoints), ``ended`` (why they were taken away, if nobody asked for it; until it trains on), and ``buckets``:
+        for each its ``state``, how many gradients have ``arrived`` of how many (``of``), and the names of the
+        ``missing`` ones.
     """
     found = model.reducer.stage()
     missing = set(found["missing"])
@@ -112,8 +123,22 @@ def stage(model: ModelState) -> dict[str, Any]:
         "in_flight": found["in_flight"],
         "finalizing": found["finalizing"],
         "paused": _paused(model, found["pause"]),
+        "armed": model in _armed,
+        "ended": _why_ended(model, found["step"]),
         "buckets": buckets,
     }
+
+
+def _why_ended(model: ModelState, step: int) -> str:
+    """Why breakpoints were taken away, until the model trains on."""
+    with _lock:
+        why, seen = _ended.get(model, ("", None))
+        if why and seen is None:
+            _ended[model] = (why, step)
+        elif seen is not None and seen != step:
+            del _ended[model]
+            return ""
+        return why
 
 
 def _paused(model: ModelState, pause: tuple[int, int, int, int] | None) -> dict[str, Any] | None:
@@ -160,5 +185,9 @@ def release(why: str) -> None:
         reducer = getattr(model, "reducer", None)
         if reducer is not None:
             reducer.end_pause(f"A backward that paused at a breakpoint was ended there: {why}.")
+        with _lock:
+            if model in _armed:
+                _armed.discard(model)
+                _ended[model] = (why, None)
     naps.wake_all()
     restore_timeouts()

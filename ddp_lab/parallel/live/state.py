@@ -10,22 +10,24 @@ import torch
 
 from .change import Change, check
 from .happening import Happening
+from .looking import Look, PendingLook
 from .reconfigure import Pending
 
 if TYPE_CHECKING:
     from ..model_state import ModelState
 
-__all__ = ["Live", "ask", "prepare", "status", "withdraw"]
+__all__ = ["Live", "ask", "prepare", "prepare_look", "status", "withdraw"]
 
 _asking = threading.Lock()  # the thread that trains puts `model._live` away when nothing is left
 
 
 class Live:
-    """A pending change of the configuration, and the faults that happen."""
+    """A pending change of the configuration, pending looks, and the faults that happen."""
 
     def __init__(self) -> None:
         self.pending: Pending | None = None
         self.faults = Happening()
+        self.looks: list[PendingLook] = []
 
     def before_forward(self, model: ModelState, sync: bool) -> None:
         """On the thread that trains, before each forward with gradients."""
@@ -33,7 +35,7 @@ class Live:
             self.look(model)
         self.faults.before_forward(model, sync)
         with _asking:
-            if self.pending is None and self.faults.empty:
+            if self.pending is None and self.faults.empty and not self.looks:
                 model._live = None
 
     def look(self, model: ModelState) -> None:
@@ -41,6 +43,8 @@ class Live:
         pending = self.pending
         if pending is not None and pending.look(model) and self.pending is pending:
             self.pending = None
+        for one in [one for one in self.looks if one.look(model)]:
+            self.looks.remove(one)
 
 
 def ask(model: ModelState, request: Callable[[Live], None]) -> None:
@@ -69,6 +73,16 @@ def prepare(model: ModelState, name: str, change: Change, *, decides: bool) -> N
         live.pending = pending
 
     ask(model, add)
+
+
+def prepare_look(model: ModelState, name: str, wanted: Look, *, decides: bool) -> None:
+    """The same for a look at values, see the note in looking.py; several may be pending.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    wanted.validate()
+    ask(model, lambda live: live.looks.append(PendingLook(name, wanted, decides=decides)))
 
 
 def withdraw(model: ModelState, name: str) -> bool:
