@@ -1,0 +1,103 @@
+"""Who waits for whom: sentences from made-up examinations that are hard to provoke."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddp_lab.insight.examined import BucketStage, Call, Examined, Model, Place
+from ddp_lab.insight.hangs import diagnose
+
+LINE = Place("<cell %%distributed [3]>", 4, "<module>", "dist.all_reduce(t)", users=True)
+CALL = Call("all_reduce", "collective", "0", (0, 1), "float32 [8]", 32, None, 18)
+
+
+def waiting(rank: int, call: Call = CALL) -> Examined:
+    return Examined(rank, "running", stack=(LINE,), call=call)
+
+
+def in_backward(rank: int, number: int, module: str = "Net") -> Examined:
+    states = ["reduced"] * number + ["launched"] * (3 - number)
+    model = Model(0, module, 5, True, True, "", tuple(BucketStage(state, 1, 1, ()) for state in states))
+    return Examined(rank, "running", stack=(LINE,), models=(model,))
+
+
+def test_different_sizes() -> None:
+    """The same collective with other tensors: both sizes are told."""
+    found = diagnose([waiting(0), waiting(1, replace(CALL, bytes=64, what="float32 [16]"))])
+    assert found.kind == "sizes"
+    assert "32 B on rank 0 and 64 B on rank 1" in found.sentence
+
+
+def test_different_roots() -> None:
+    """A broadcast from other roots."""
+    call = replace(CALL, name="broadcast", peer=0)
+    found = diagnose([waiting(0, call), waiting(1, replace(call, peer=1))])
+    assert found.kind == "root"
+    assert "rank 1 is in broadcast #18 of 32 B (float32 [8]) with root 1" in found.sentence
+
+
+def test_one_is_ahead() -> None:
+    """One rank left a call out: the numbers tell."""
+    found = diagnose([waiting(0), waiting(1, replace(CALL, sequence=17))])
+    assert found.kind == "ahead"
+    assert "#18" in found.sentence
+    assert "#17" in found.sentence
+
+
+def test_all_are_there() -> None:
+    """All ranks in the same call: it is under way, whatever keeps it."""
+    found = diagnose([waiting(0), waiting(1)])
+    assert (found.kind, found.stuck) == ("slow", True)
+    assert "ranks 0 and 1 are all in all_reduce #18" in found.sentence
+
+
+def test_buckets() -> None:
+    """Ranks in the same bucket are under way, in different ones they trained different things."""
+    assert diagnose([in_backward(0, 1), in_backward(1, 1)]).kind == "slow"
+    found = diagnose([in_backward(0, 1), in_backward(1, 2)])
+    assert found.kind == "order"
+    assert "rank 0 for bucket 1 of Net; rank 1 for bucket 2 of Net" in found.sentence
+    assert diagnose([in_backward(0, 1), in_backward(1, 1, "Other")]).kind == "order"
+
+
+def test_groups_are_made_by_all() -> None:
+    """All ranks make groups and wait for each other's."""
+    making = replace(CALL, name="new_group", kind="group", what="", bytes=0, sequence=None, group="")
+    assert diagnose([waiting(0, making), waiting(1, making)]).kind == "making"
+
+
+def test_a_rank_outside_the_group_is_not_waited_for() -> None:
+    """Of ranks that are no members of the group it does not matter what they do."""
+    computing = Examined(2, "running", stack=(replace(LINE, text="train()"),))
+    found = diagnose([waiting(0), Examined(1, "idle"), computing])
+    assert found.kind == "ended"
+    assert "rank 1 has ended the cell; rank 0 still waits in all_reduce #18" in found.sentence
+    assert "rank 2" not in found.sentence
+
+
+def test_places_in_words() -> None:
+    """Lines of cells and of files, as people look for them."""
+    assert str(LINE) == "%%distributed [3] line 4"
+    assert str(replace(LINE, file="/home/me/train.py")) == "/home/me/train.py:4"
+
+
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [
+        ((replace(LINE, text="time.sleep(9)"),), "sleeps"),
+        (
+            (replace(LINE, text="next(batches)"), Place("torch/utils/data/dataloader.py", 7, "f", "", users=False)),
+            "data",
+        ),
+        ((Place("lib/threading.py", 355, "wait", "", users=False), LINE), "a thread or a queue of its own"),
+        ((replace(LINE, text="torch.save(state, path)"),), "writes a file"),
+        ((LINE,), "`%cluster interrupt`"),
+    ],
+)
+def test_the_remedy_fits_what_the_busy_rank_does(stack: tuple[Place, ...], words: str) -> None:
+    """While others wait for a rank, what helps depends on what it does."""
+    found = diagnose([waiting(0), Examined(1, "running", stack=stack)])
+    assert found.kind == "busy"
+    assert words in found.remedy
