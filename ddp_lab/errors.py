@@ -44,6 +44,9 @@ class RankFailure:
         traceback: the formatted traceback, ANSI-coloured as IPython renders it.
         time_ns: when it was raised, on the host's monotonic axis; orders failures in time.
         consequence: whether it only followed another rank's failure (a collective that was freed).
+        waited_in: of a consequence, what the rank waited in, e.g. ``"all_reduce #17 of 4 MiB (float32 [1048576])"``; ""
+            where that is not known.
+        broke_backward: whether the backward of a model was under way: it is discarded, with the model's gradients.
     """
 
     rank: int
@@ -52,6 +55,8 @@ class RankFailure:
     traceback: str
     time_ns: int
     consequence: bool
+    waited_in: str = ""
+    broke_backward: bool = False
 
 
 class CellError(DdpLabError):

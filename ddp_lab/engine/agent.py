@@ -1,9 +1,13 @@
 """Answers for a rank while its cell runs: interrupts it, frees its peers, says where it is.
 
-See [Note: interrupt]. An interrupt signals the main thread. Python code and sleeps end at once. A main thread that
-waits in a collective notices nothing, so after `_SIGNAL_SECONDS` the agent frees the rank's groups: the collective
-fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's handler keeps quiet where an
-exception would hit IPython's own code instead of the cell; the agent then signals again.
+See [Note: interrupt]. An interrupt signals the main thread and the processes it has started. Python code and sleeps
+end at once. A main thread that waits in a collective notices nothing, so after `_SIGNAL_SECONDS` the agent frees the
+rank's groups: the collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's
+handler keeps quiet where an exception would hit IPython's own code instead of the cell, and does not run at all for a
+signal that comes just before a sleep begins; so the agent signals until the cell's code has been interrupted once.
+An interrupt names its cells: one that has not begun on this rank is interrupted when it does. A thread that waits in
+the rendezvous store (for a group that not all ranks make) is freed by shutting down the rank's connection to it, if
+nothing else has helped within `_STORE_SECONDS`: the groups are lost by then, and a rejoin makes another store.
 
 See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
 is safe but costs a rejoin, and most failures are a slip that all ranks make at the same line. So the agent waits
@@ -12,26 +16,35 @@ is safe but costs a rejoin, and most failures are a slip that all ranks make at 
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
+import psutil
 import torch.distributed as dist
 from IPython.core import interactiveshell
 
 from ..parallel.live import breakpoints
-from . import await_runner, cell, groups
+from . import await_runner, cell, examine, groups, regroup
 
 __all__ = ["Agent"]
 
+_log = logging.getLogger(__name__)
 _SIGNAL_SECONDS = 0.025
 _REPEAT_SECONDS = 0.1
 _GRACE_SECONDS = 0.05
+_STORE_SECONDS = 0.3
+_RELEASED = "the cell is to end on this rank"
+_DOOMED = 256  # ids of interrupted cells that are remembered
 
 # A cell's own code runs below one of these ...
 _CELL_ENTRIES = {
@@ -61,13 +74,16 @@ class Agent:
         self._left = threading.Event()  # the running cell's own code has ended
         self._left.set()
         self._settled = threading.Event()
-        self._gate = threading.Lock()  # guards the next two: no thread frees groups for a cell that is settled
+        self._gate = threading.Lock()  # guards the next four: no thread frees groups for a cell that is settled
         self._at_risk: str | None = None  # the cell for which this rank's groups may be shut down
-        self._interrupted: str | None = None  # id of the cell that was interrupted
+        self._doomed: deque[str] = deque(maxlen=_DOOMED)  # cells that were interrupted, begun or not
+        self._to_free: tuple[str, int | None] | None = None  # a cell that has not begun here, and who failed in it
+        self._interrupted: str | None = None  # id of the cell that is being interrupted
         self._ended: tuple[str, bool] | None = None  # the last cell whose own code ended here, and whether it failed
         self._freed_by: int | None = None
         self._freed: str | None = None  # the cell during which this rank's groups were shut down
-        self._withheld = False  # a signal came while an exception would have missed the cell
+        self._began: tuple[str, int] | None = None  # the running cell, and since when (host time in ns)
+        self._raised = False  # the running cell's own code has been interrupted
         self._hooks: list[tuple[list[Any], Any]] = [
             (cell.before_cell, self._before_cell),
             (cell.on_failure, self._on_failure),
@@ -84,7 +100,8 @@ class Agent:
             ("interrupt", self._answer_interrupt),
             ("free", self._answer_free),
             ("settle", self._answer_settle),
-            ("ping", self._answer_ping),
+            ("ping", self.ping),
+            ("examine", self._answer_examine),
         ):
             self._channel.on_control(op, answer)
 
@@ -104,17 +121,27 @@ class Agent:
     # The cell's hooks, on the main thread
 
     def _before_cell(self, cell_id: str, label: str) -> None:
-        self._withheld = False
-        self._interrupted = None
+        self._raised = False
+        regroup.note_backwards()
         self._settled.clear()
         with self._gate:
             self._at_risk = cell_id
-        self._left.clear()
+            self._began = (cell_id, time.monotonic_ns())
+            self._left.clear()
+            doomed = cell_id in self._doomed
+            to_free, self._to_free = self._to_free, None
         self._channel.send_status({"state": "running", "cell": cell_id})
+        if to_free is not None:
+            self._free(*to_free)
+        if doomed:
+            self._begin_interrupt(cell_id)
 
     def _on_failure(self, end: cell.CellEnd) -> None:
         self._left.set()
         error = end.error
+        end.broke_backward = bool(regroup.broken_backwards())
+        if isinstance(error, RuntimeError):
+            end.waited_in = self._waited_in(error)
         if self._interrupted == end.cell_id:
             if isinstance(error, RuntimeError | KeyboardInterrupt):
                 end.error = _plain_interrupt(error)
@@ -153,54 +180,81 @@ class Agent:
     # Signals, on the main thread
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if cell.running() is None or self._left.is_set():
+        if self._left.is_set():
             return
         if not _in_the_cell(frame):
-            self._withheld = True
             return
+        self._raised = True
         raise KeyboardInterrupt
 
     # Control messages, on the channel's thread
 
     def _answer_interrupt(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        cell_id = cell.running()
-        if cell_id is not None:
-            self._interrupted = cell_id
-            threading.Thread(target=self._interrupt, args=(cell_id,), name="ddp_lab-interrupt", daemon=True).start()
+        with self._gate:
+            self._doomed.extend(request["cells"])
+            cell_id = self._current()
+        if cell_id in request["cells"]:
+            self._begin_interrupt(str(cell_id))
         return {"state": self._state(), "cell": cell_id}
 
     def _answer_free(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        cell_id = cell.running()
-        if cell_id is not None and request.get("cell") in (None, cell_id):
-            self._free(cell_id, request.get("by"))
+        asked, by = request.get("cell"), request.get("by")
+        with self._gate:
+            cell_id = self._current()
+            if asked not in (None, cell_id):
+                self._to_free = (asked, by)
+        if cell_id is not None and asked in (None, cell_id):
+            self._free(cell_id, by)
         return {"state": self._state()}
 
     def _answer_settle(self, request: Mapping[str, Any]) -> dict[str, Any]:
         cell_id = request.get("cell")
         if cell_id is not None or cell.running() is None:
             self._settle(cell_id)
-        whole = self._freed is None and dist.is_initialized()
-        return {"whole": whole, "sequences": groups.sequences()}
+        whole = self._freed is None and dist.is_initialized() and not regroup.broken_backwards()
+        return {"whole": whole, "cell": cell.running(), "sequences": groups.sequences()}
 
-    def _answer_ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """This rank's state, its cell, the time, and if asked for its main thread's stack; any thread may ask."""
         reply: dict[str, Any] = {"state": self._state(), "cell": cell.running(), "time_ns": time.monotonic_ns()}
         if request.get("stack"):
             frame = sys._current_frames().get(self._main or 0)
             reply["stack"] = [] if frame is None else traceback.format_stack(frame)
         return reply
 
+    def _waited_in(self, error: RuntimeError) -> str:
+        """What the rank waited in. Whatever goes wrong with that must not keep its peers from being freed."""
+        try:
+            return examine.waited_in(error)
+        except Exception:  # noqa: BLE001 - logged; the cell's own error is what counts
+            _log.exception("what rank %d waited in could not be found out", self._rank)
+            return ""
+
+    def _answer_examine(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"state": self._state(), **examine.examine(self._main or 0, self._began)}
+
+    def _current(self) -> str | None:
+        """The cell whose own code runs."""
+        return None if self._left.is_set() or self._began is None else self._began[0]
+
     # Threads of their own
+
+    def _begin_interrupt(self, cell_id: str) -> None:
+        self._interrupted = cell_id
+        threading.Thread(target=self._interrupt, args=(cell_id,), name="ddp_lab-interrupt", daemon=True).start()
 
     def _interrupt(self, cell_id: str) -> None:
         """See [Note: interrupt]."""
-        wait = _SIGNAL_SECONDS
+        self._raised = False
+        breakpoints.release(_RELEASED)
         signal.pthread_kill(self._main or 0, signal.SIGINT)
-        while not self._left.wait(wait) and cell.running() == cell_id:
+        _interrupt_children()
+        wait = _SIGNAL_SECONDS
+        while not self._left.wait(wait) and self._current() == cell_id:
             self._free(cell_id)
-            wait = _REPEAT_SECONDS
-            if self._withheld:
-                self._withheld = False
+            if not self._raised:
                 signal.pthread_kill(self._main or 0, signal.SIGINT)
+            wait = _REPEAT_SECONDS
 
     def _free_unless_settled(self, cell_id: str) -> None:
         """See [Note: freeing peers]."""
@@ -218,11 +272,27 @@ class Agent:
         with self._gate:
             if self._at_risk != cell_id:
                 return
-            if self._freed is None:
+            first = self._freed is None
+            if first:
                 self._freed, self._freed_by = cell_id, by
             groups.free()
-            breakpoints.release("the cell is to end on this rank")
+            breakpoints.release(_RELEASED)
         self._report()
+        if first:
+            threading.Thread(target=self._free_store, args=(cell_id,), name="ddp_lab-free-store", daemon=True).start()
+
+    def _free_store(self, cell_id: str) -> None:
+        if not self._left.wait(_STORE_SECONDS) and cell.running() == cell_id:
+            groups.free_store()
+
+
+def _interrupt_children() -> None:
+    """What Ctrl-C in a terminal does: a data loader's workers and shell commands are interrupted too."""
+    group = os.getpgid(0)
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if os.getpgid(child.pid) == group:
+                os.kill(child.pid, signal.SIGINT)
 
 
 def _plain_interrupt(error: BaseException) -> KeyboardInterrupt:

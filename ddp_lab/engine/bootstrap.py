@@ -25,6 +25,7 @@ class _Rank:
     store: Any = None
     telemetry: Any = None
     agent: Any = None
+    vitals: Any = None
 
 
 _rank = _Rank()
@@ -34,10 +35,10 @@ def preload() -> None:
     """Imports what a rank needs besides torch; called once, before the ranks are forked."""
     from .. import native
     from ..parallel import ddp
-    from . import agent, live, telemetry, warm_up
+    from . import agent, completion, live, spawned, telemetry, text_bars, vitals, warm_up
 
     native.load()
-    del agent, ddp, live, telemetry, warm_up
+    del agent, completion, ddp, live, spawned, telemetry, text_bars, vitals, warm_up
 
 
 def prepare() -> dict[str, Any]:
@@ -61,7 +62,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``backend``, ``port``, ``device``,
-            ``endpoint`` (of the client's wire).
+            ``endpoint`` (of the client's wire), and ``groups`` and ``group_count`` of ranks that were there before.
 
     Returns:
         ``device`` and ``backend`` in words.
@@ -72,24 +73,30 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     import ddp_lab
 
-    from . import live, warm_up
+    from . import completion, live, sources, spawned, text_bars, warm_up
     from .agent import Agent
     from .telemetry import Telemetry
+    from .vitals import Gpu, Vitals
 
     _set_environment(spec)
     device = torch.device(spec["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
     groups.install()
+    text_bars.install()
     shell = get_ipython()
-    _rank.telemetry = Telemetry(spec["endpoint"], spec["rank"])
+    _rank.telemetry = Telemetry(spec["endpoint"], spec["rank"], spec["world_size"])
     _rank.agent = Agent(_rank.telemetry, spec["rank"])
     _rank.agent.install(shell.kernel)
     _rank.telemetry.on_control("inspect", _inspect)
     _rank.telemetry.on_control("event_cost", _event_cost)
     live.install(_rank.telemetry)
+    completion.install(_rank.telemetry)
+    sources.install()
+    spawned.install()
     _rank.telemetry.start()
     _open_default_group(spec)
+    regroup.rebuild({}, spec["groups"], spec["group_count"])
     shell.user_ns.update(
         rank=spec["rank"],
         world_size=spec["world_size"],
@@ -100,6 +107,8 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
         ddp_lab=ddp_lab,
     )
     _first_collective(device)
+    _rank.vitals = Vitals(_rank.agent.ping, Gpu.of(device))
+    _rank.vitals.install(_rank.telemetry)
     _rank.agent.joined()
     warm_up.start()
     return {"device": _device_name(device), "backend": dist.get_backend_config()}
@@ -109,7 +118,8 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Replaces every group of this rank by a new one; variables are kept, and those that name a group follow it.
 
     Args:
-        spec: as for `join`, and ``groups`` and ``group_count``: the user's groups to build again.
+        spec: as for `join`; ``groups`` are the user's groups to build again, ``broken`` the models that on some rank
+            were in a backward: their gradients are discarded.
 
     Returns:
         ``rebuilt``: names of the groups that were built again; ``lost``: name -> why one could not be.
@@ -121,6 +131,7 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
     _set_environment(spec)
     _open_default_group(spec)
     lost = regroup.rebuild(old, spec["groups"], spec["group_count"])
+    regroup.discard_gradients(spec["broken"])
     _first_collective(torch.device(spec["device"]))
     _rank.agent.joined()
     return {"rebuilt": [group["name"] for group in spec["groups"] if group["name"] not in lost], "lost": lost}
@@ -132,13 +143,15 @@ def leave() -> None:
 
     if _rank.agent is not None:
         _rank.agent.remove()
+    if _rank.vitals is not None:
+        _rank.vitals.remove()
     groups.free()
     if dist.is_initialized():
         dist.destroy_process_group()
     groups.uninstall()
     if _rank.telemetry is not None:
         _rank.telemetry.stop()
-    _rank.store = _rank.agent = _rank.telemetry = None
+    _rank.store = _rank.agent = _rank.vitals = _rank.telemetry = None
 
 
 def _inspect(message: Mapping[str, Any]) -> None:

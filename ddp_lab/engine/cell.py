@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import linecache
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import await_runner, values
+from . import await_runner, sources, values, variables
 
 __all__ = ["CellEnd", "before_cell", "on_done", "on_failure", "run", "running"]
 
@@ -34,6 +35,8 @@ class CellEnd:
         time_ns: when it was raised, or when the cell ended, on the host's monotonic clock.
         consequence: set by a hook when the error only followed another rank's.
         freed_by: set by a hook: the rank whose failure freed this one's collective.
+        waited_in: set by a hook: what this rank was in when a collective of its failed, in words.
+        broke_backward: set by a hook: whether a model's backward was under way.
         raised: what was raised, whatever `error` became.
     """
 
@@ -43,6 +46,8 @@ class CellEnd:
     time_ns: int = 0
     consequence: bool = False
     freed_by: int | None = None
+    waited_in: str = ""
+    broke_backward: bool = False
     raised: BaseException | None = None
 
 
@@ -54,6 +59,10 @@ on_done: list[Callable[[CellEnd], None]] = []
 """Called after the cell and before its reply leaves: the last flush."""
 
 _running: str | None = None
+_NOT_THE_USERS = {__file__, variables.__file__}  # frames above a function's own
+_failed: dict[str, str] = {}  # the last cells that failed here: id -> how, in words
+_REMEMBERED = 256
+_FREEING = "ddp_lab-free"  # name of a thread that frees the peers of a cell that failed
 
 
 def running() -> str | None:
@@ -61,18 +70,23 @@ def running() -> str | None:
     return _running
 
 
+class NotRun(Exception):
+    """A cell waited on this rank for one that failed: it is not run."""
+
+
 def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, args: Any = (), kwargs: Any = None) -> Any:
     """Runs one cell, or one function, in the rank's namespace.
 
     Args:
-        cell: ``id``, ``label``, and ``code`` where no function is given; ``sources`` (file name -> text) lets
-            tracebacks show the lines of a function that was defined on the client.
+        cell: ``id``, ``label``, and ``code`` where no function is given, with the number of its ``first_line``;
+            ``sources`` (file name -> text) lets tracebacks show the lines of a function that was defined on the client;
+            ``after``: cells (id -> label) that were to run before. If one of them failed here, this one is not run.
         function: what to call instead of a cell's text, with `args` and `kwargs`.
 
     Returns:
         A dict of plain data: ``ok``, ``seconds``, ``end_ns``, ``blob`` (the pickled value) or None, ``kind`` (the
         value's type), and for a failure ``name``, ``message``, ``traceback`` (lines), ``time_ns``, ``consequence``,
-        ``freed_by``.
+        ``freed_by``, ``waited_in``, ``broke_backward``.
     """
     global _running
     from IPython import get_ipython
@@ -80,13 +94,18 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
     shell = get_ipython()
     end = CellEnd(str(cell["id"]), str(cell["label"]))
     begin = time.monotonic_ns()
-    _prepare(shell, end.label)
+    _let_peers_be_freed()
+    _prepare(shell, end.label, _first_line(cell))
     try:
         for begun in before_cell:
             begun(end.cell_id, end.label)
         _running = end.cell_id
         with _watching(shell, end):
-            if function is None:
+            ahead = next((_failed[each] for each in cell.get("after") or {} if each in _failed), None)
+            if ahead is not None:
+                _refuse(shell, end, ahead)
+                value = None
+            elif function is None:
                 value = _run_text(shell, str(cell["code"]), end)
             else:
                 _remember_sources(cell.get("sources") or {})
@@ -94,9 +113,35 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
     finally:
         _running = None
         end.time_ns = end.time_ns or time.monotonic_ns()
+        _remember_failure(end)
         for done in on_done:
             done(end)
     return _report(shell, end, value, begin, always=function is not None)
+
+
+def _let_peers_be_freed() -> None:
+    """Waits (0.05 s at most) until an earlier cell's failure has had its consequences: they belong to that cell."""
+    for thread in threading.enumerate():
+        if thread.name == _FREEING:
+            thread.join()
+
+
+def _remember_failure(end: CellEnd) -> None:
+    if end.error is None:
+        return
+    if isinstance(end.error, NotRun):
+        _failed[end.cell_id] = str(end.error)
+    elif isinstance(end.error, KeyboardInterrupt):
+        _failed[end.cell_id] = f"cell {end.label}, for which it waited, was interrupted"
+    else:
+        _failed[end.cell_id] = f"cell {end.label}, for which it waited, failed"
+    while len(_failed) > _REMEMBERED:
+        del _failed[next(iter(_failed))]
+
+
+def _refuse(shell: Any, end: CellEnd, why: str) -> None:
+    _note_failure(end, NotRun(why))
+    shell._last_traceback = [f"NotRun: {why}"]
 
 
 def _run_text(shell: Any, code: str, end: CellEnd) -> Any:
@@ -127,7 +172,9 @@ def _run_function(shell: Any, end: CellEnd, function: Callable[..., Any], args: 
     except BaseException as error:  # noqa: BLE001  the rank answers whatever was raised, SystemExit too
         _note_failure(end, error)
         shown = end.error or error
-        trace = shown.__traceback__.tb_next if shown.__traceback__ is not None else None
+        trace = shown.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in _NOT_THE_USERS:
+            trace = trace.tb_next
         shell.showtraceback((type(shown), shown, trace), tb_offset=0)
         return None
 
@@ -186,6 +233,8 @@ def _report(shell: Any, end: CellEnd, value: Any, begin: int, always: bool) -> d
             time_ns=end.time_ns,
             consequence=end.consequence,
             freed_by=end.freed_by,
+            waited_in=end.waited_in,
+            broke_backward=end.broke_backward,
         )
     return report
 
@@ -197,37 +246,18 @@ def _text_of(error: BaseException) -> str:
         return f"<str() of it raised {type(broken).__name__}>"
 
 
-def _prepare(shell: Any, label: str) -> None:
+def _first_line(cell: Mapping[str, Any]) -> int:
+    """The number of the first line that the shell compiles: it leaves out empty ones above the code."""
+    code = str(cell.get("code", ""))
+    above = code[: len(code) - len(code.lstrip())]
+    return int(cell.get("first_line", 1)) + above.count("\n")
+
+
+def _prepare(shell: Any, label: str, first_line: int) -> None:
     """Gives the shell our loop runner and a compiler that knows the cell's label; cheap when already done."""
     if shell.loop_runner is not await_runner.run_to_end:
         shell.loop_runner = await_runner.run_to_end
-    if not hasattr(shell.compile, "ddp_lab_label"):
-        shell.compile.__class__ = _labelled(type(shell.compile))
-    shell.compile.ddp_lab_label = label
-
-
-def _labelled(compiler: type) -> type:
-    class LabelledCompiler(compiler):  # type: ignore[misc]
-        """Names a cell's code after the client's cell, not after the rank's own execution count."""
-
-        ddp_lab_label = ""
-        ddp_lab_raw: str | None = None
-
-        def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-            if not self.ddp_lab_label:
-                return str(super().get_code_name(raw_code, transformed_code, number))
-            name = f"<cell {self.ddp_lab_label}>"
-            lines = linecache.cache.get(name)
-            # The same label twice (a cell that runs a nested cell): both keep their own lines.
-            return name if lines is None else f"<cell {self.ddp_lab_label} #{number}>"
-
-        def format_code_name(self, name: str) -> tuple[str, str] | None:
-            if name.startswith("<cell "):
-                return "Cell", name[len("<cell ") : -1]
-            found: tuple[str, str] | None = super().format_code_name(name)
-            return found
-
-    return LabelledCompiler
+    sources.name_cells(shell, label, first_line)
 
 
 def _remember_sources(sources: Mapping[str, str]) -> None:

@@ -28,6 +28,7 @@ def main(argv: list[str]) -> None:
         watch.kill_with_parent_thread(controller)
         logging.disable(logging.WARNING)  # else every late heartbeat of a busy machine is two lines of log
 
+    os.umask(0o077)  # ipyparallel writes some of its files for everybody; no code of the user runs here
     watch.on_parent_exit(int(argv[0]), end_now)
     os.register_at_fork(after_in_child=become_heart_monitor)
     # The heart monitor is a multiprocessing.Process: only a fork runs the hook above.

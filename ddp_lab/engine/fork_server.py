@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -184,22 +185,23 @@ def _run_rank(spec: Mapping[str, Any], connection: Mapping[str, Any], run_dir: s
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.argv = [""]
-    log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.close(log)
     os.environ.update(spec["env"])
     np.random.seed()  # forked ranks must not share one state
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     config = Config()
     config.ProfileDir.location = os.path.join(run_dir, "profile")
-    config.Application.log_level = logging.WARNING
+    config.Application.log_level = logging.ERROR
     config.IPEngine.id = spec["rank"]
     config.IPEngine.enable_nanny = False  # the fork server notices an exit, the agent relays interrupts
     config.IPEngine.max_heartbeat_misses = 0  # a paused controller must not end a rank
     config.IPEngine.timeout = 60.0
     engine = IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
     engine.initialize([])
+    # Of a crash in C code; ipykernel's own would write to a pipe that nobody reads by then.
+    faulthandler.enable(log, all_threads=False)
     engine.start()
     # Not the interpreter's own end: it would wait for threads that may sit in a collective.
     atexit._run_exitfuncs()

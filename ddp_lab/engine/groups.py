@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-__all__ = ["GroupRecord", "alive", "forget", "free", "install", "sequences", "uninstall"]
+__all__ = ["GroupRecord", "alive", "forget", "free", "free_store", "install", "sequences", "uninstall"]
 
 Socket = tuple[int, int]  # descriptor, inode
 
@@ -118,6 +118,20 @@ def free() -> int:
     return len(records)
 
 
+def free_store() -> int:
+    """Ends whatever waits in the rendezvous store on this rank (a group that not all ranks make); from any thread.
+
+    Returns:
+        How many connections were shut down. The ranks have to rejoin, which makes another store.
+    """
+    count = 0
+    for descriptor, inode in list(_sockets()):
+        if _ports(descriptor, inode)[1:] == (_store_port,):
+            _shut_down(descriptor, inode)
+            count += 1
+    return count
+
+
 def sequences() -> dict[str, int]:
     """Group name -> how many collectives this rank has entered on it; equal on all members when none is half done."""
     counts = {}
@@ -180,17 +194,22 @@ def _duplicate(descriptor: int, inode: int) -> socket.socket | None:
 
 def _is_connection(descriptor: int, inode: int) -> bool:
     """Whether it is a connected TCP socket that is not one of the rendezvous store's."""
+    ports = _ports(descriptor, inode)
+    return bool(ports) and _store_port not in ports
+
+
+def _ports(descriptor: int, inode: int) -> tuple[int, ...]:
+    """Own and peer's port of a connected TCP socket; nothing for others."""
     copy = _duplicate(descriptor, inode)
     if copy is None:
-        return False
+        return ()
     with copy:
         if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
-            return False
+            return ()
         try:
-            ports = {copy.getpeername()[1], copy.getsockname()[1]}
+            return copy.getsockname()[1], copy.getpeername()[1]
         except OSError:  # listening
-            return False
-        return _store_port not in ports
+            return ()
 
 
 def _shut_down(descriptor: int, inode: int) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from .. import faults
 from ..parallel.inspection import live_models
-from ..parallel.live import breakpoints, happening, rehearsal, state
+from ..parallel.live import breakpoints, happening, looking, rehearsal, state
 from ..parallel.live.change import Change, check
 
 if TYPE_CHECKING:
@@ -60,6 +60,15 @@ def _check(model: ModelState, message: _Message) -> None:
 def _prepare(model: ModelState, message: _Message) -> None:
     decides = dist.get_rank(model.process_group) == 0
     state.prepare(model, message["name"], Change(**message["change"]), decides=decides)
+
+
+def _look(model: ModelState, message: _Message) -> None:
+    decides = dist.get_rank(model.process_group) == 0
+    state.prepare_look(model, message["name"], looking.Look(**message["look"]), decides=decides)
+
+
+def _looks(model: ModelState, message: _Message) -> dict[str, Any]:
+    return looking.status(model)
 
 
 def _withdraw(model: ModelState, message: _Message) -> dict[str, Any]:
@@ -109,6 +118,8 @@ def _resume(message: _Message) -> None:
 _ONE_MODEL: dict[str, Callable[[ModelState, _Message], Mapping[str, Any] | None]] = {
     "check": _check,
     "prepare": _prepare,
+    "look": _look,
+    "looks": _looks,
     "withdraw": _withdraw,
     "status": _status,
     "inject": _inject,

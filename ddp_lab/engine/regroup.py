@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +20,10 @@ from torch.distributed import distributed_c10d as c10d
 from ..errors import ClusterError
 from . import groups
 
-__all__ = ["LostGroup", "inventory", "rebuild", "take_down"]
+__all__ = ["LostGroup", "broken_backwards", "discard_gradients", "inventory", "note_backwards", "rebuild", "take_down"]
 
 _DEFAULT = "default"
+_known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # model -> how many it had given up
 
 
 class LostGroup:
@@ -38,7 +40,7 @@ class LostGroup:
 
 
 def inventory() -> dict[str, Any]:
-    """This rank's groups besides the default one, in plain data, and how many names c10d has given."""
+    """This rank's groups besides the default one in plain data, how many names c10d has given, broken backwards."""
     found = [
         {
             "name": record.name,
@@ -50,7 +52,42 @@ def inventory() -> dict[str, Any]:
         for record in groups.alive()
         if record.ranks
     ]
-    return {"groups": found, "group_count": c10d._world.group_count}
+    return {"groups": found, "group_count": c10d._world.group_count, "broken": broken_backwards()}
+
+
+def broken_backwards() -> list[int]:
+    """Models of ours that gave a backward up since `note_backwards`, by their numbers on all ranks. Any thread."""
+    from ..parallel import ddp
+
+    return [
+        model.reducer_id
+        for model in ddp.live_models()
+        if model.reducer.stage()["in_flight"] or _given_up(model) > _known.get(model, 0)
+    ]
+
+
+def note_backwards() -> None:
+    """From now on only what is given up later counts as broken: a cell begins, or gradients were discarded."""
+    from ..parallel import ddp
+
+    _known.clear()
+    _known.update({model: _given_up(model) for model in ddp.live_models()})
+
+
+def _given_up(model: Any) -> int:
+    """How many backwards were begun and not finished."""
+    return int(model.reducer.step()) - int(model.reducer.finished())
+
+
+def discard_gradients(broken: Iterable[int]) -> None:
+    """Sets the gradients of these models to None: on some ranks a part of a broken step is in them."""
+    from ..parallel import ddp
+
+    for model in ddp.live_models():
+        if model.reducer_id in broken:
+            for parameter in model._trained:
+                parameter.grad = None
+    note_backwards()
 
 
 def take_down() -> dict[str, Any]:

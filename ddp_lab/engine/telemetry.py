@@ -2,8 +2,9 @@
 
 Two threads of a rank, both idle while nothing happens:
 
-- the *flusher* drains the recorder every 20 ms (without the GIL) and sends one batch; when nothing is recorded it
-  looks less and less often;
+- the *flusher* drains the recorder every 20 ms (without the GIL) and sends one batch; with more than 25 ranks less
+  often, so that the client has not more than 1,250 batches a second to take; when nothing is recorded it looks less
+  and less often;
 - the *control thread* sleeps in its socket until a control message comes, and runs the message's handler.
 
 Nothing here ever waits for the client. While the client does not read, nothing is drained: the recorder's ring is
@@ -27,10 +28,11 @@ import zmq
 from .. import events
 from ..parallel import recording
 
-__all__ = ["Telemetry", "process_session"]
+__all__ = ["Telemetry", "connect", "interval_of", "process_session"]
 
 INTERVAL = 0.02  # seconds between two drains while events come; a drain and a send take 0.1 ms of a core
 IDLE_INTERVAL = 0.12  # at most, while none come
+BATCH_SECONDS = 0.0008  # of the client's time that a batch may take
 MAX_BATCH = 8_192  # events; 590 kB
 QUEUE = 64  # batches that wait in the socket before draining stops: 38 MB at most
 LINGER_MS = 200
@@ -45,18 +47,50 @@ def process_session() -> int:
     return _session_of.setdefault(os.getpid(), time.time_ns())
 
 
+def interval_of(ranks: int) -> float:
+    """Seconds between two drains of each of so many ranks while events come."""
+    return max(INTERVAL, BATCH_SECONDS * ranks)
+
+
+def connect(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: Mapping[str, str], channel: str, name: str
+) -> zmq.Socket[bytes]:
+    """A socket to a `Wire`.
+
+    Args:
+        context: makes it.
+        kind: of the socket.
+        endpoint: what `Wire.endpoint()` returned.
+        channel: ``"data"`` or ``"control"``.
+        name: nobody else's: after a broken connection the client still knows whom it talks to.
+    """
+    socket = context.socket(kind)
+    socket.linger = LINGER_MS
+    socket.set_hwm(QUEUE)
+    socket.reconnect_ivl = 100
+    socket.reconnect_ivl_max = 2_000
+    socket.curve_serverkey = endpoint["server_public"].encode()
+    socket.curve_publickey = endpoint["client_public"].encode()
+    socket.curve_secretkey = endpoint["client_secret"].encode()
+    socket.routing_id = name.encode()
+    socket.connect(endpoint[channel])
+    return socket
+
+
 class Telemetry:
     """Publishes what this rank records, and receives what the client tells it.
 
     Args:
         endpoint: what the client's `Wire.endpoint()` returned.
         rank: this rank.
+        ranks: how many send to the same client.
         session: identifies the life of this process; None for `process_session()`. It must not change while the
             process lives.
     """
 
-    def __init__(self, endpoint: Mapping[str, str], rank: int, session: int | None = None) -> None:
+    def __init__(self, endpoint: Mapping[str, str], rank: int, ranks: int = 1, session: int | None = None) -> None:
         self.rank = rank
+        self._interval = interval_of(ranks)
         self.session = process_session() if session is None else session
         self.error: Exception | None = None
         self._endpoint = dict(endpoint)
@@ -79,29 +113,15 @@ class Telemetry:
             raise RuntimeError("this Telemetry has been started already")
         self._stopping = False
         self._context = zmq.Context(io_threads=1)
-        self._data = self._connect(zmq.PUSH, "data")
-        self._control = self._connect(zmq.DEALER, "control")
+        name = f"{self.rank}-{self.session}-{time.monotonic_ns()}"
+        self._data = connect(self._context, zmq.PUSH, self._endpoint, "data", name)
+        self._control = connect(self._context, zmq.DEALER, self._endpoint, "control", name)
         self._stop_read, self._stop_write = os.pipe()
         self._say({"type": "hello", "pid": os.getpid()})
         for run, name in ((self._flush_for_ever, "flusher"), (self._answer_for_ever, "control")):
             thread = threading.Thread(target=run, name=f"ddp_lab-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
-
-    def _connect(self, kind: int, name: str) -> zmq.Socket[bytes]:
-        assert self._context is not None
-        socket = self._context.socket(kind)
-        socket.linger = LINGER_MS
-        socket.set_hwm(QUEUE)
-        socket.reconnect_ivl = 100
-        socket.reconnect_ivl_max = 2_000
-        socket.curve_serverkey = self._endpoint["server_public"].encode()
-        socket.curve_publickey = self._endpoint["client_public"].encode()
-        socket.curve_secretkey = self._endpoint["client_secret"].encode()
-        # A name of its own: after a broken connection the client still knows whom it talks to.
-        socket.routing_id = f"{self.rank}-{self.session}-{time.monotonic_ns()}".encode()
-        socket.connect(self._endpoint[name])
-        return socket
 
     def stop(self) -> None:
         """Sends what is left (for 0.2 s at most), ends the threads and closes the sockets."""
@@ -156,7 +176,7 @@ class Telemetry:
         self.wake()
 
     def wake(self) -> None:
-        """Drains now, and every 20 ms from now on while events come: call it when a cell begins."""
+        """Drains now, and then at the usual pace while events come: call it when a cell begins."""
         self._wake.set()
 
     def _json(self, kind: str, **fields: Any) -> list[bytes]:
@@ -194,7 +214,7 @@ class Telemetry:
         return True
 
     def _flush_for_ever(self) -> None:
-        interval = INTERVAL
+        interval = self._interval
         while not self._stopping:
             woken = self._wake.wait(interval)
             self._wake.clear()
@@ -206,7 +226,8 @@ class Telemetry:
             except Exception as error:  # noqa: BLE001 - the thread's top: stored and shown by the client
                 self._fail(error)
                 return
-            interval = INTERVAL if woken or moved else min(IDLE_INTERVAL, interval * 1.25)
+            busy = woken or moved
+            interval = self._interval if busy else max(self._interval, min(IDLE_INTERVAL, interval * 1.25))
 
     def _fail(self, error: Exception) -> None:
         self.error = error

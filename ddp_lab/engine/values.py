@@ -1,21 +1,29 @@
-"""Rank side: objects as bytes that a client without torch can load.
+"""Rank side: objects as parcels or bytes that the client can load.
 
-A tensor becomes a numpy array wherever it sits: in a list, a dict, a dataclass, an attribute. dtypes that numpy
-lacks (bfloat16, float8) become float32; a 0-dim tensor becomes a numpy scalar. `torch.Size` becomes a tuple,
-`torch.dtype` and `torch.device` their names.
+What a model, an optimizer or a scheduler is comes as its `state_dict()`, on whichever side torch is. A client that has
+imported torch gets tensors, on the host. For one that has not, a tensor becomes a numpy array wherever it sits: in a
+list, a dict, a dataclass, an attribute. dtypes that numpy lacks (bfloat16, float8) become float32; a 0-dim tensor
+becomes a numpy scalar. `torch.Size` becomes a tuple, `torch.dtype` and `torch.device` their names.
 """
 
 from __future__ import annotations
 
 import collections
 import io
+import os
 import pickle
 import sys
 import types
+from collections.abc import Collection, Mapping
 from typing import Any
 
-__all__ = ["NotPortableError", "is_small", "to_bytes"]
+from ..culprits import culprit
+from ..parcels import Parcel, TensorBuffers, of_notebook, pickled, reduced_array, same
+from ..segments import opened
 
+__all__ = ["NotPortableError", "answer", "is_small", "to_bytes"]
+
+_UNPICKLABLE = (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError, BufferError)
 _SMALL_BYTES = 1 << 16
 _SMALL_ITEMS = 1_000
 _SCALARS = (type(None), bool, int, float, complex)
@@ -26,25 +34,36 @@ class NotPortableError(TypeError):
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles by value what the client knows and refuses the rest by name."""
+    """Pickles by value what the client knows and refuses the rest by name.
+
+    Args:
+        file: where to.
+        buffer_callback: as `pickle.Pickler`'s.
+        torch: whether the client has torch.
+        known: names of the client's own classes and functions.
+    """
+
+    def __init__(
+        self, file: Any, buffer_callback: Any = None, torch: bool = False, known: Collection[str] = ()
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.tensors = TensorBuffers()
+        self._torch = torch
+        self._known = known
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, types.FunctionType)):
-            _refuse_foreign(obj)
+            if getattr(obj, "__module__", None) == "__main__" and obj.__qualname__ in self._known:
+                return of_notebook, (obj.__qualname__,)
+            _refuse_foreign(obj, self._torch)
             return NotImplemented
+        if hasattr(type(obj), "state_dict") and hasattr(type(obj), "load_state_dict"):
+            return same, (obj.state_dict(),)
         torch = sys.modules.get("torch")
-        if torch is None:
-            return NotImplemented
-        if isinstance(obj, torch.Tensor):
-            import operator
-
-            array = _as_array(obj)
-            return (operator.itemgetter(()), (array,)) if array.ndim == 0 else _as_is(array)
-        if isinstance(obj, torch.Size):
-            return tuple, (list(obj),)
-        if isinstance(obj, (torch.dtype, torch.device)):
-            return str, (str(obj),)
-        return NotImplemented
+        reduced = None if self._torch or torch is None else _without_torch(torch, obj)
+        if reduced is None:
+            reduced = self.tensors.reduce(obj)
+        return NotImplemented if reduced is None else reduced
 
 
 def to_bytes(value: Any) -> bytes:
@@ -61,12 +80,51 @@ def to_bytes(value: Any) -> bytes:
     """
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, protocol=pickle.DEFAULT_PROTOCOL).dump(value)
+        _Pickler(buffer).dump(value)
     except NotPortableError:
         raise
-    except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
+    except _UNPICKLABLE as error:
         raise NotPortableError(str(error)) from error
     return buffer.getvalue()
+
+
+def answer(name: str, value: Any, request: Mapping[str, Any]) -> Parcel:
+    """A parcel for the client, its buffers in the segments that the client made for this rank.
+
+    Args:
+        name: how the value is called in errors.
+        value: any object.
+        request: ``segments`` (rank -> references), ``torch`` (whether the client has it), ``known`` (names of the
+            client's own classes and functions).
+
+    Raises:
+        NotPortableError: the object holds something that can't leave the rank; the message says what.
+    """
+
+    def pickler(file: Any, buffer_callback: Any) -> _Pickler:
+        return _Pickler(file, buffer_callback, torch=request["torch"], known=request["known"])
+
+    def why_not(part: Any) -> str | None:
+        try:
+            pickled(part, pickler)
+        except _UNPICKLABLE as error:
+            return str(error)
+        return None
+
+    try:
+        packed = pickled(value, pickler)
+    except _UNPICKLABLE as error:
+        found = culprit({name: value}, why_not)
+        why = str(error) if found is None or found.path == name else f"{found.path}: {found.why}"
+        raise NotPortableError(why) from error
+    references = request["segments"].get(int(os.environ["DDP_LAB_RANK"]), ())
+    if packed.size and references:
+        try:
+            with opened(references, write=True) as descriptors:
+                return packed.into(descriptors)
+        except OSError:  # they can't be reached from here, or there is no memory for them
+            pass
+    return packed.inline()
 
 
 def is_small(value: Any) -> bool:
@@ -99,8 +157,21 @@ def is_small(value: Any) -> bool:
     return True
 
 
-def _as_array(tensor: Any) -> Any:
-    torch = sys.modules["torch"]
+def _without_torch(torch: Any, obj: Any) -> Any:
+    """What `reducer_override` returns for an object of torch if the client has no torch; None for any other."""
+    if isinstance(obj, torch.Tensor):
+        import operator
+
+        array = _as_array(torch, obj)
+        return (operator.itemgetter(()), (array,)) if array.ndim == 0 else reduced_array(array)
+    if isinstance(obj, torch.Size):
+        return tuple, (list(obj),)
+    if isinstance(obj, (torch.dtype, torch.device)):
+        return str, (str(obj),)
+    return None
+
+
+def _as_array(torch: Any, tensor: Any) -> Any:
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
@@ -112,14 +183,10 @@ def _as_array(tensor: Any) -> Any:
     return tensor.numpy()
 
 
-def _as_is(array: Any) -> Any:
-    return array.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-
-
-def _refuse_foreign(obj: Any) -> None:
+def _refuse_foreign(obj: Any, torch: bool) -> None:
     module = getattr(obj, "__module__", None) or ""
     kind = "class" if isinstance(obj, type) else "function"
     if module == "__main__":
         raise NotPortableError(f"{kind} {obj.__qualname__} was defined on the rank; the client does not have it")
-    if module.partition(".")[0] == "torch":
+    if module.partition(".")[0] == "torch" and not torch:
         raise NotPortableError(f"{kind} {module}.{obj.__qualname__} needs torch, which the client does not import")

@@ -1,0 +1,198 @@
+"""Memory that processes of one host share while large objects travel between them.
+
+[Note: who owns a segment]
+A segment is an anonymous file in memory (`memfd_create`): it has no name that could be guessed, unlinked or left
+behind, and is gone with the last process that holds it, however that process ends. The client makes every segment, of
+what it sends and of what it will be sent, and closes it when the transfer is over. A rank opens it through
+``/proc/PID/fd``, as only processes of the same user can, checks that it is the file that is meant, and closes it at
+once. What stays are mappings (`mapped`): private, so that a change of one process is seen by no other, and alive as
+long as an array lies on them. A segment is sealed before anybody maps it: nobody can change or shorten it any more.
+
+Where that can't be done (no memfd, no /proc, other namespaces), `OSError` says so and the bytes travel in the message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import mmap
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["Reference", "Segments", "Span", "allot", "fill", "mapped", "opened"]
+
+_PIECE = 1 << 26  # bytes written at once: an interrupt waits no longer than for one piece
+# Linux's numbers; a Python that was built on an old system lacks the names in `fcntl`.
+_ADD_SEALS = 1033
+_SEALS = 0b1111  # seal, shrink, grow, write
+
+
+class Reference(NamedTuple):
+    """Where a peer finds a segment: a process, its descriptor, and the file that this must be."""
+
+    pid: int
+    descriptor: int
+    device: int
+    inode: int
+
+
+class Span(NamedTuple):
+    """Where a buffer lies: the number of its segment, the byte where it begins, its bytes, whether it is read-only."""
+
+    segment: int
+    offset: int
+    size: int
+    readonly: bool
+
+
+class Segments:
+    """Segments of this process; use it as a context manager, or `close` it. See [Note: who owns a segment].
+
+    Args:
+        count: how many, empty ones.
+
+    Raises:
+        OSError: this system or this process can have none.
+    """
+
+    def __init__(self, count: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this Python has no memfd_create")
+        self.descriptors: list[int] = []
+        self._close = weakref.finalize(self, _close, self.descriptors)
+        for _ in range(count):
+            try:
+                self.descriptors.append(os.memfd_create("ddp_lab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            except OSError:
+                self.close()
+                raise
+
+    def references(self) -> tuple[Reference, ...]:
+        """What a peer needs to open them."""
+        found = [(each, os.fstat(each)) for each in self.descriptors]
+        return tuple(Reference(os.getpid(), each, status.st_dev, status.st_ino) for each, status in found)
+
+    def close(self) -> None:
+        """Gives them back; what is mapped stays. Without effect the second time."""
+        self._close()
+
+    def __enter__(self) -> Segments:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def opened(references: Sequence[Reference], write: bool = False) -> Iterator[list[int]]:
+    """Descriptors of a peer's segments, until the block ends.
+
+    Raises:
+        OSError: a peer's segment can't be opened here, or it is not the one that is meant.
+    """
+    descriptors: list[int] = []
+    try:
+        for each in references:
+            path = f"/proc/{each.pid}/fd/{each.descriptor}"
+            descriptors.append(os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC))
+            status = os.fstat(descriptors[-1])
+            if (status.st_dev, status.st_ino) != (each.device, each.inode):
+                raise OSError(f"{path} is another file")
+        yield descriptors
+    finally:
+        _close(descriptors)
+
+
+def allot(sizes: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """Distributes buffers over at most `count` segments, in order.
+
+    A small buffer shares its segment only with what is small, too: who keeps one small array keeps no large memory.
+
+    Returns:
+        For each buffer its segment and the byte in it where it begins, at a page.
+    """
+    share = sum(sizes) / (count - 1) if count > 1 else float("inf")
+    places: list[tuple[int, int]] = []
+    ends: list[int] = []
+    shared: int | None = None
+    for size in sizes:
+        if size >= share:
+            places.append((len(ends), 0))
+            ends.append(size)
+            continue
+        if shared is None or ends[shared] >= share:
+            shared = len(ends)
+            ends.append(0)
+        begin = -(-ends[shared] // mmap.PAGESIZE) * mmap.PAGESIZE
+        places.append((shared, begin))
+        ends[shared] = begin + size
+    return places
+
+
+def fill(descriptors: Sequence[int], buffers: Sequence[tuple[memoryview, int, int]]) -> tuple[Span, ...]:
+    """Writes buffers into segments and seals these.
+
+    Args:
+        descriptors: of empty segments.
+        buffers: of each its bytes, and the part of them (begin, end) that counts; the rest reads as zeros.
+
+    Raises:
+        OSError: there is no memory for them.
+    """
+    places = allot([view.nbytes for view, _, _ in buffers], len(descriptors))
+    ends: dict[int, int] = {}
+    for (segment, offset), (view, begin, end) in zip(places, buffers, strict=True):
+        for at in range(begin, end, _PIECE):
+            _write(descriptors[segment], view[at : min(end, at + _PIECE)], offset + at)
+        ends[segment] = max(ends.get(segment, 0), offset + view.nbytes)
+    for segment, size in ends.items():
+        os.ftruncate(descriptors[segment], size)
+        fcntl.fcntl(descriptors[segment], _ADD_SEALS, _SEALS)
+    return tuple(Span(*place, view.nbytes, view.readonly) for place, (view, _, _) in zip(places, buffers, strict=True))
+
+
+def mapped(descriptors: Sequence[int], spans: Sequence[Span]) -> list[memoryview]:
+    """The buffers as memory of this process alone, to be written unless they are read-only; see `fill`."""
+    whole: dict[int, memoryview] = {}
+    for span in spans:
+        if span.segment not in whole:
+            whole[span.segment] = _map(descriptors[span.segment])
+    views = [whole[span.segment][span.offset : span.offset + span.size] for span in spans]
+    return [view.toreadonly() if span.readonly else view for view, span in zip(views, spans, strict=True)]
+
+
+def _write(descriptor: int, data: memoryview, offset: int) -> None:
+    while data.nbytes:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _map(descriptor: int) -> memoryview:
+    """A private mapping that holds no descriptor, as one of Python's does."""
+    size = os.fstat(descriptor).st_size
+    libc = _libc()
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"mapping {size:,} B: {os.strerror(ctypes.get_errno())}")
+    memory = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(memory, libc.munmap, address, size).atexit = False
+    return memoryview(memory).cast("B")
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+def _close(descriptors: list[int]) -> None:
+    while descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptors.pop())
