@@ -1,6 +1,7 @@
 """CellRun: one cell, or one function, on some ranks: sent, shown while it runs, and collected.
 
-ipyparallel's I/O thread only appends to a queue (`CellRun._put`); the thread that waits takes from it and shows.
+ipyparallel's I/O thread only appends to a queue (`CellRun._put`); the thread that waits takes from it and shows. It
+lets interrupts through only while it sleeps, see [Note: interrupts of the client].
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ClusterError
+from ..insight.words import enumeration
 from . import engine_messages
 from . import failures as reports
-from .engine_messages import RankFunction, check_sendable
-from .outputs import Board, OutputBoard, default_board
+from .cell_options import CellOptions
+from .cell_outputs import CellOutputs
+from .engine_messages import CALL, RankFunction
+from .floods import in_turns
+from .interrupts import held_back, let_through
+from .outputs import OutputBoard, default_board
+from .packing import FunctionCall
 from .rank_sets import label_of
 from .rank_states import RankStates
-from .results import CellResult, CellStatus, RemoteValue
+from .results import CellResult, CellStatus, CellText, RemoteValue
 
-__all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "RankFunction", "RemoteValue", "check_sendable"]
+__all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "CellText", "RankFunction", "RemoteValue"]
 
 _NEVER = float("inf")
 _FIRST_REFRESH_S = 0.04  # a short cell is shown once, complete
@@ -30,31 +36,9 @@ _REFRESH_S = 0.08
 _REFRESH_SHARE = 5  # at most a sixth of the time goes into showing
 _LOOK_S = 0.2  # how often a silent cell looks for lost ranks
 _ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is announced
-_BEGIN_S = 0.05  # from a rank's word that it begins until an interrupt reaches the cell's own code
 _GRACE_S = 5.0  # how long an interrupted rank may take to end
-
-
-@dataclass(frozen=True)
-class CellOptions:
-    """How a cell is run and watched.
-
-    Attributes:
-        label: the cell's name in tracebacks and errors.
-        args: arguments of the function, where a function is run.
-        kwargs: its keyword arguments.
-        board: shows the outputs; None for the one that fits this process.
-        interrupt: makes these ranks stop what they do; returns at once.
-        lost_ranks: rank -> why, for ranks whose process is gone; cheap.
-        timeout: seconds after which the ranks are interrupted; None for no limit.
-    """
-
-    label: str = "cell"
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    board: Board | None = None
-    interrupt: Callable[[Sequence[int]], None] | None = None
-    lost_ranks: Callable[[], Mapping[int, str]] | None = None
-    timeout: float | None = None
+_FREED_S = 0.15  # how long the peers of a lost rank may take to end by themselves: their collectives fail
+_ENDED_S = 1.0  # until a rank whose process was ended is known to be lost
 
 
 class CellRun:
@@ -66,18 +50,22 @@ class CellRun:
     Args:
         client: the ipyparallel client.
         engine_of_rank: rank -> engine id.
-        code: a cell's text, or a function to call on each rank; one of the client's own file or notebook travels by
-            value and sees the rank's namespace.
+        code: a cell's text, or a function to call on each rank. One of the notebook or a closure travels by value with
+            what it mentions; other names are the rank's ([Note: names of a function that was brought] in
+            `ddp_lab.brought`).
         ranks: where to run.
         cell_id: unique id of this run.
         options: see `CellOptions`.
+
+    Raises:
+        TypeError: the function can't be sent; the message says why.
     """
 
     def __init__(
         self,
         client: Any,
         engine_of_rank: Mapping[int, int],
-        code: str | Callable[..., Any] | RankFunction,
+        code: str | CellText | Callable[..., Any] | RankFunction,
         ranks: Sequence[int],
         *,
         cell_id: str,
@@ -88,9 +76,14 @@ class CellRun:
         self.ranks = tuple(sorted(ranks))
         self._client = client
         self._engine_of_rank = dict(engine_of_rank)
-        self._code = code
+        self._call: FunctionCall | None = None
+        self._code: str | CellText | RankFunction = CALL
+        if isinstance(code, str | CellText | RankFunction):
+            self._code = code
+        else:
+            self._call = FunctionCall(code, self.options.args, self.options.kwargs, self.ranks)
         self._board = self.options.board or default_board(self.ranks)
-        self._states = RankStates(self.ranks)
+        self._states = RankStates(self.ranks, CellOutputs(self.ranks, self.options.logs, cell_id))
         self._inbox: deque[tuple[int, str, Any]] = deque()
         self._unshown: list[tuple[int, str, Any]] = []
         self._wake = threading.Event()
@@ -99,9 +92,12 @@ class CellRun:
         self._refresh_at = _NEVER
         self._refresh_after = 0.0
         self._timed_out: tuple[int, ...] | None = None
-        self._late: list[int] = []
         self._silent: tuple[int, ...] = ()
         self._announced = False
+        self._lost_s = 0.0  # when the first rank was found lost
+        self._interrupted_peers = False
+        self._outputs = 0  # that have come
+        self._said_waits = False
         self._follower: threading.Thread | None = None
         self._follower_error: BaseException | None = None
 
@@ -115,6 +111,12 @@ class CellRun:
         """
         self._begin = time.monotonic()
         engine_messages.send(self._client, self._engines(), self._cell(), self._code, self._put)
+        ahead = self.waits_for
+        if ahead:
+            self._said_waits = True
+            self._board.announce(self.ranks, reports.waiting(self.options.label, ahead))
+        else:
+            self._states.begin(self._begin)
         return self
 
     def _engines(self) -> dict[int, int]:
@@ -125,14 +127,16 @@ class CellRun:
 
     def _cell(self) -> dict[str, Any]:
         options = self.options
-        cell = {"id": self.cell_id, "label": options.label}
-        return {**cell, "args": tuple(options.args), "kwargs": dict(options.kwargs)}
+        after = {run.cell_id: run.options.label for run in options.after if not run.done}
+        cell = {"id": self.cell_id, "label": options.label, "after": after}
+        cell["sources"] = self._call.sources if self._call else {}
+        args, kwargs = (self._call.args, {}) if self._call else (tuple(options.args), dict(options.kwargs))
+        return {**cell, "args": args, "kwargs": kwargs}
 
     def _put(self, rank: int, kind: str, content: Any) -> None:
         """On ipyparallel's I/O thread."""
         self._inbox.append((rank, kind, content))
-        if kind != "begun":
-            self._wake.set()
+        self._wake.set()
 
     # -- waiting
 
@@ -147,22 +151,28 @@ class CellRun:
             KeyboardInterrupt: the user interrupted; the ranks were interrupted too, and have ended unless the
                 error names them. A second interrupt returns at once.
         """
-        try:
-            if self._follower is not None:
-                while self._follower.is_alive():
-                    self._follower.join(_LOOK_S)
-                    if tick is not None:
-                        tick()
-                if self._follower_error is not None:
-                    raise self._follower_error
-                if isinstance(self._board, OutputBoard):
-                    self._board.show_again()
-            else:
-                self._pump(tick)
-        except KeyboardInterrupt:
-            self._abort(tick)
-            raise self._interrupted() from None
-        return self.result()
+        with held_back():
+            try:
+                if self._follower is not None:
+                    self._wait_for_follower(tick)
+                else:
+                    self._pump(tick)
+            except KeyboardInterrupt:
+                self._abort(tick)
+                raise self._interrupted() from None
+            return self.result()
+
+    def _wait_for_follower(self, tick: Callable[[], None] | None) -> None:
+        assert self._follower is not None
+        while self._follower.is_alive():
+            with let_through():
+                self._follower.join(_LOOK_S)
+            if tick is not None:
+                tick()
+        if self._follower_error is not None:
+            raise self._follower_error
+        if isinstance(self._board, OutputBoard):
+            self._board.show_again()
 
     def follow(self) -> CellRun:
         """Keeps outputs coming from a thread of its own until the cell has ended; returns at once."""
@@ -178,24 +188,40 @@ class CellRun:
         return self
 
     def interrupt(self) -> None:
-        """Interrupts the ranks that have not ended; returns at once."""
-        self._late = [rank for rank in self._states.open() if not self._states[rank].begun_s]
-        self._interrupt(self._states.open())
-
-    def _interrupt(self, ranks: Sequence[int]) -> None:
+        """Interrupts the ranks that have not ended, those that have not begun as soon as they do; returns at once."""
+        ranks = self._states.open()
+        self._announced = True  # a rank that ends for it is no news
         if ranks and self.options.interrupt is not None:
-            self.options.interrupt(ranks)
+            self.options.interrupt(ranks, self.cell_id)
 
     def __repr__(self) -> str:
         words = self._states.words()
         ranks = {word: [rank for rank in words if words[rank] == word] for word in dict.fromkeys(words.values())}
         states = ", ".join(f"{label_of(members)} {word}" for word, members in ranks.items())
-        return f"<CellRun {self.options.label}: {states}, {self.status().seconds:.1f} s; .wait(), .interrupt()>"
+        if ahead := self.waits_for:
+            states = f"waits for {enumeration(ahead)}"
+        offers = ".result()" if self.done else ".outputs(), .wait(), .interrupt()"
+        return f"<CellRun {self.options.label}: {states}, {self.status().seconds:.1f} s; {offers}>"
 
     @property
     def done(self) -> bool:
         """Whether every rank has ended."""
         return self._end is not None
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The cells that its ranks run before it, as long as none has begun it."""
+        if self._states.begun():
+            return ()
+        return tuple(run.options.label for run in self.options.after if not run.done)
+
+    def outputs(self) -> Mapping[int, Sequence[dict[str, Any]]]:
+        """rank -> every output so far, also while it runs; as `CellResult.outputs`."""
+        return self._states.outputs.by_rank()
+
+    def text(self, rank: int) -> str:
+        """What rank `rank` has printed or displayed so far, as `CellResult.text`."""
+        return self.collected().text(rank)
 
     def result(self) -> CellResult:
         """The values and outputs by rank.
@@ -206,8 +232,8 @@ class CellRun:
         """
         if self._end is None:
             raise ClusterError(f"cell {self.options.label} still runs on {label_of(self._states.open())}")
-        result = self._collected()
-        failed = self._states.failures()
+        result = self.collected()
+        failed = result.failures
         if not failed:
             return result
         if self._timed_out:
@@ -216,6 +242,19 @@ class CellRun:
             error = reports.cell_error(failed, self.options.label)
         error.result = result  # type: ignore[attr-defined]
         raise error
+
+    def collected(self) -> CellResult:
+        """What has come until now, whether the cell has ended or not."""
+        seconds = (self._end or time.monotonic()) - self._begin
+        return CellResult(
+            self.cell_id,
+            self.options.label,
+            self._values(),
+            self.outputs(),
+            seconds,
+            failures=self._states.failures(),
+            logs=self._states.outputs.logs(),
+        )
 
     def status(self) -> CellStatus:
         """Which ranks still run, ended or failed, and since when."""
@@ -240,77 +279,88 @@ class CellRun:
                 self._look(now)
             if tick is not None:
                 tick()
-            self._wake.wait(max(0.0, min(self._refresh_at, look_at, until) - time.monotonic()))
+            with let_through():
+                self._wake.wait(max(0.0, min(self._refresh_at, look_at, until) - time.monotonic()))
         self._feed_board()
         self._board.refresh(final=True)
         if not self._states.open():
             self._end = self._end or time.monotonic()
+            self._values()
 
     def _take(self) -> None:
         while self._inbox:
             rank, kind, content = self._inbox.popleft()
             state = self._states[rank]
-            if kind == "idle":
+            if kind == "begun":
+                state.begun_s = state.begun_s or time.monotonic()
+                if self._said_waits:
+                    self._said_waits = False
+                    self._board.announce(self.ranks, f"{self.options.label} runs …")
+            elif kind == "idle":
                 state.idle = True
-            elif kind == "begun":
-                state.begun_s = time.monotonic()
             elif kind == "reply":
                 state.ended_s = time.monotonic()
                 if isinstance(content, Mapping):
                     state.report = content
                 elif not state.ended:
-                    self._states.take_error(rank, content, self._lost())
+                    self._take_error(rank, content)
             else:
-                state.outputs.append({"output_type": kind, **content})
+                self._outputs += 1
+                self._states.take_output(rank, kind, content)
                 if kind != "error":
                     self._unshown.append((rank, kind, content))
         if self._unshown and self._refresh_at == _NEVER:
             self._refresh_at = max(time.monotonic() + _FIRST_REFRESH_S, self._refresh_after)
 
+    def _take_error(self, rank: int, error: Any) -> None:
+        """The request itself failed: its engine is gone, or was hit outside the cell."""
+        if getattr(error, "ename", type(error).__name__) == "EngineError":
+            self._lose(rank, self._lost().get(rank) or "its process ended while the cell ran")
+        else:
+            self._states.give_up(reports.outside(rank, error))
+
+    def _lose(self, rank: int, why: str) -> None:
+        words = self.options.last_words(rank) if self.options.last_words is not None else ""
+        self._states.give_up(reports.lost(rank, why, words))
+        self._lost_s = self._lost_s or time.monotonic()
+
     def _show(self) -> None:
         begin = time.monotonic()
         self._refresh_at = _NEVER
         self._feed_board()
-        self._board.refresh()
+        pause = self._board.refresh()
         now = time.monotonic()
-        self._refresh_after = now + max(_REFRESH_S, _REFRESH_SHARE * (now - begin))
+        self._refresh_after = now + max(_REFRESH_S, _REFRESH_SHARE * (now - begin), pause)
 
     def _feed_board(self) -> None:
-        """Of outputs within one refresh, every rank's first is shown, then every rank's second, ...: who was first by a
-        millisecond says nothing, and equal outputs meet."""
-        unshown, self._unshown = self._unshown, []
-        counts = dict.fromkeys(self.ranks, 0)
-        turns = []
-        for rank, kind, content in unshown:
-            counts[rank] += 1
-            turns.append((counts[rank], rank, kind, content))
-        for _, rank, kind, content in sorted(turns, key=lambda turn: turn[:2]):
+        for rank, kind, content in in_turns(self._unshown):
             self._board.feed(rank, kind, content)
+        self._unshown.clear()
+        self._board.know(self._states.outputs.where())
 
     def _look(self, now: float) -> None:
         """Looks for lost ranks, for ranks that go on after another one failed, and at the time limit."""
         gone = self._lost()
         for rank in self._states.open():
             if rank in gone:
-                self._states.give_up(reports.lost(rank, gone[rank]))
-        self._interrupt_late(now)
+                self._lose(rank, gone[rank])
+        if self._lost_s and now - self._lost_s > _FREED_S and not self._interrupted_peers:
+            self._interrupted_peers = True
+            self.interrupt()
         self._announce_failure(now)
-        limit = self.options.timeout
-        if limit is None or now - self._begin < limit:
+        told = self.options.watch.look(self._outputs) if self.options.watch is not None else None
+        if told is not None:
+            self._feed_board()
+            self._board.announce(self._states.open(), told)
+        limit, begun = self.options.timeout, self._states.begun()
+        if limit is None or begun is None or now - begun < limit:
             return
         if self._timed_out is None:
             self._timed_out = self._states.open()
             self.interrupt()
-        elif now - self._begin > limit + _GRACE_S:
+        elif now - begun > limit + _GRACE_S:
             for rank in self._states.open():
                 self._states.give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
-
-    def _interrupt_late(self, now: float) -> None:
-        """Interrupts ranks that began the cell only after the interrupt, and so have not seen it."""
-        due = [rank for rank in self._late if 0 < self._states[rank].begun_s < now - _BEGIN_S]
-        if due:
-            self._late = [rank for rank in self._late if rank not in due]
-            self._interrupt([rank for rank in due if rank in self._states.open()])
 
     def _announce_failure(self, now: float) -> None:
         """Says at once that a rank failed when others go on, so that nobody waits for them unaware."""
@@ -324,23 +374,36 @@ class CellRun:
         """After the user's interrupt: stops the ranks and collects what they still say, for a bounded time."""
         with contextlib.suppress(KeyboardInterrupt):
             self.interrupt()
-            if self._follower is not None:
-                self._follower.join(_GRACE_S)
-            else:
-                self._pump(tick, until=time.monotonic() + _GRACE_S)
+            self._collect(tick, _GRACE_S if self._states.begun() else _ANNOUNCE_S)
+            if self._states.begun() and self._states.open() and self.options.end_silent is not None:
+                self.options.end_silent(self._states.open())
+                self._collect(tick, _ENDED_S)
         self._silent = self._states.open()
         self._end = self._end or time.monotonic()
+        self._values()
+
+    def _collect(self, tick: Callable[[], None] | None, seconds: float) -> None:
+        if self._follower is not None:
+            with let_through():
+                self._follower.join(seconds)
+        else:
+            self._pump(tick, until=time.monotonic() + seconds)
 
     def _interrupted(self) -> KeyboardInterrupt:
         error = KeyboardInterrupt(f"cell {self.options.label} on {label_of(self.ranks)}")
-        lines = reports.interrupt_report(self._states.failures(), self._silent, self.options.label)
+        lines = reports.interrupt_report(self._states.failures(), self._silent, self.options.label, self.waits_for)
         error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
-        error.result = self._collected()  # type: ignore[attr-defined]
+        error.result = self.collected()  # type: ignore[attr-defined]
         return error
 
     def _lost(self) -> Mapping[int, str]:
         return self.options.lost_ranks() if self.options.lost_ranks is not None else {}
 
-    def _collected(self) -> CellResult:
-        seconds = (self._end or time.monotonic()) - self._begin
-        return CellResult(self.cell_id, self.options.label, self._states.values(), self._states.outputs(), seconds)
+    def _values(self) -> dict[int, Any]:
+        """rank -> value, so far; once the run has ended, the memory of a call is given back."""
+        if self._call is None:
+            return self._states.values()
+        values = self._call.values(self._states.values())
+        if self._end is not None:
+            self._call.close()
+        return values

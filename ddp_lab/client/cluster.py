@@ -15,19 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CellError, ClusterError
 from . import namespace
-from .cell_run import CellOptions, CellResult, CellRun
+from .cell_run import CellOptions, CellResult, CellRun, CellText, RankFunction
+from .cluster_views import ClusterViews
 from .devices import place
-from .live_control import LiveControl
+from .doctor import Report, Watch
+from .failures import replaced_text
+from .interrupts import held_back
+from .looking import Looking
 from .membership import Membership, RankRecord
-from .outputs import Board
+from .outputs import Board, default_board
+from .predictions import Predictions
+from .runs import Runs
 from .startup import Processes, Progress, ignore
 from .timeline import Timeline
+from .vitals import RankVitals
 from .wire import Wire
 
 if TYPE_CHECKING:
     from ..insight.link_model import LinkModel
-    from ..widgets.dashboard import Dashboard
-    from .what_if import WhatIf
 
 __all__ = ["Cluster", "RankRecord", "current_cluster", "set_current"]
 
@@ -35,7 +40,7 @@ _BACKENDS = ("auto", "nccl", "gloo", "shm", "mpi")
 _current: Cluster | None = None
 
 
-class Cluster(LiveControl):
+class Cluster(Predictions, Looking, ClusterViews):
     """Ranks on this machine: one per GPU, or CPU ranks where there is none.
 
     Use it as a context manager in scripts; in notebooks `%cluster start` makes one. All processes end with this
@@ -46,6 +51,12 @@ class Cluster(LiveControl):
         backend: of the default process group; ``"auto"`` is NCCL for CUDA tensors and Gloo for CPU ones.
         devices: which of the visible GPUs, by index; None for all.
         env: environment variables of the ranks, set before torch is imported there.
+        watch_seconds: a cell that makes no progress for so long while ranks wait for each other is told why, once;
+            None: never.
+
+    Attributes:
+        results: name (of `%%distributed --name`, or a label) -> `CellResult` of the last such cell; its `CellRun` as
+            long as it runs.
 
     Raises:
         ValueError: an argument makes no sense here.
@@ -62,11 +73,15 @@ class Cluster(LiveControl):
         backend: str = "auto",
         devices: Sequence[int] | None = None,
         env: Mapping[str, str] | None = None,
+        watch_seconds: float | None = 10.0,
     ) -> None:
+        if watch_seconds is not None and watch_seconds <= 0:
+            raise ValueError(f"watch_seconds={watch_seconds}: give a time in seconds, or None for never")
         if backend not in _BACKENDS:
             raise ValueError(f"backend={backend!r}: choose one of {', '.join(_BACKENDS)}")
         self._placement = place(n, devices, {k: str(v) for k, v in (env or {}).items()}, backend)
         self._backend = backend
+        self.watch_seconds = watch_seconds
         self._processes: Processes | None = None
         self._wire: Wire | None = None
         self._members: Membership | None = None
@@ -74,6 +89,7 @@ class Cluster(LiveControl):
         self._cells = itertools.count(1)
         self.timeline = Timeline()
         self.last_result: CellResult | None = None
+        self.results = Runs()
         self._link: LinkModel | None = None
 
     # Life
@@ -168,13 +184,21 @@ class Cluster(LiveControl):
             raise
         show(1.0, "ready")
 
-    def rejoin(self) -> None:
+    def rejoin(self, replace: Iterable[int] = ()) -> dict[int, str]:
         """Gives the ranks new process groups; variables are kept, and models and names follow to the new groups.
 
+        A rank whose process has ended gets a new one, without variables: `ddp_lab.restore_from` copies them.
+
+        Args:
+            replace: ranks whose processes are ended first, whatever they do.
+
+        Returns:
+            rank -> how its former process ended, for those that have a new one.
+
         Raises:
-            ClusterError: a rank is dead or still runs a cell.
+            ClusterError: a rank still runs a cell, or could not be started.
         """
-        self._joined().rejoin()
+        return self._joined().rejoin(replace=[] if not replace else self._chosen(replace))
 
     def __enter__(self) -> Cluster:
         return self if self.running else self.start()
@@ -186,7 +210,7 @@ class Cluster(LiveControl):
 
     def run(
         self,
-        code: str | Callable[..., Any],
+        code: str | CellText | Callable[..., Any] | RankFunction,
         *args: Any,
         ranks: Iterable[int] | None = None,
         wait: bool = True,
@@ -199,12 +223,13 @@ class Cluster(LiveControl):
         """Runs a cell, or calls a function, on ranks.
 
         Args:
-            code: the cell's text, or a function.
+            code: the cell's text, or a function. Of cells that wait for each other on a rank, those behind one that
+                fails are not run.
             args: the function's arguments.
             ranks: where; None for all.
             wait: False returns the `CellRun` at once.
             timeout: seconds after which the ranks are interrupted.
-            label: the cell's name in tracebacks.
+            label: the cell's name in tracebacks, and in `results`.
             board: shows the outputs; None for the one that fits this process.
             tick: called now and then while waiting.
             kwargs: the function's keyword arguments.
@@ -214,46 +239,67 @@ class Cluster(LiveControl):
 
         Raises:
             CellError: it failed on a rank; peers that waited for that rank have ended too, variables are kept.
-            ClusterError: a rank is dead, or the cluster does not run.
+            ClusterError: a rank still runs a cell, or the cluster does not run.
         """
         chosen = self._chosen(ranks)
         members = self._joined()
-        members.ensure_whole()
+        idle = members.suspect  # then the ranks are waited for
+        replaced = members.ensure_whole()
         number = next(self._cells)
+        if replaced:
+            board = board or default_board(chosen)
+            board.announce(sorted(replaced), replaced_text(replaced, self.world_size))
         options = CellOptions(
             label=label or f"cell {number}",
             args=args,
             kwargs=kwargs,
             board=board,
-            interrupt=self.interrupt,
+            interrupt=members.interrupt,
             lost_ranks=members.lost,
+            end_silent=members.end_silent,
+            last_words=members.last_words,
             timeout=timeout,
+            watch=self._watch(chosen),
+            logs=self._up().logs,
+            after=() if idle else self.ahead(chosen),
         )
         cell_id = f"{os.getpid()}-{number}"
-        members.begin(cell_id, chosen)
-        cell_run = CellRun(self.client, self.engine_of_rank, code, chosen, cell_id=cell_id, options=options).submit()
-        if not wait:
-            return cell_run.follow()
-        try:
-            self.last_result = cell_run.wait(tick)
-        except (CellError, KeyboardInterrupt):
-            members.suspect = True
-            members.settle()
-            raise
-        self.wire.wait_for(cell_id, chosen)
-        return self.last_result
+        cell_run = CellRun(self.client, self.engine_of_rank, code, chosen, cell_id=cell_id, options=options)
+        name = code.name if isinstance(code, CellText) else label
+        with held_back():
+            members.begin(cell_id, chosen)
+            self.results.add(cell_run.submit(), "" if name is None or isinstance(code, RankFunction) else name)
+            if not wait:
+                return cell_run.follow()
+            try:
+                self.last_result = cell_run.wait(tick)
+            except (CellError, KeyboardInterrupt):
+                members.suspect = True
+                members.settle()
+                raise
+            self.wire.wait_for(cell_id, chosen)
+            return self.last_result
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
         """Raises KeyboardInterrupt in the cells that run, also in a collective that waits; returns at once."""
-        self._joined().suspect = True
-        self.wire.send(ranks, {"op": "interrupt"})
+        self._joined().interrupt(ranks)
 
     def push(self, mapping: Mapping[str, Any], ranks: Iterable[int] | None = None) -> None:
-        """Sets variables on ranks (None: all)."""
+        """Sets variables on ranks (None: all): all of them everywhere, or, if one can't travel or be loaded, none.
+
+        Arrays and tensors arrive as they are, each rank with a copy of its own, and models of the notebook's classes.
+
+        Raises:
+            TypeError: a value can't be sent; the message names it and its part.
+        """
         namespace.push(self, mapping, self._chosen(ranks))
 
     def pull(self, name: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
-        """Returns rank -> value of a variable or expression (None: all ranks); tensors come as numpy arrays."""
+        """Returns rank -> value of a variable or expression (None: all ranks).
+
+        Tensors come to the host, as tensors if this process has imported torch, else as numpy arrays (bfloat16 and
+        float8 as float32); of a model or an optimizer comes the `state_dict()`.
+        """
         return namespace.pull(self, name, self._chosen(ranks))
 
     # Looks
@@ -262,59 +308,34 @@ class Cluster(LiveControl):
         """Every rank as it is now."""
         return self._joined().records()
 
+    def vitals(self, seconds: float = 1.0) -> tuple[RankVitals, ...]:
+        """Every rank as it is now, what it runs for how long, when it was last heard of, and its GPU.
+
+        Args:
+            seconds: to wait for answers at most; a rank without one is ``"silent"``.
+        """
+        return self._joined().vitals(seconds)
+
+    def doctor(self) -> Report:
+        """Says why the ranks do not come on, and what each of them does; also while a cell runs, without stopping it.
+
+        Example:
+            lab.doctor()
+            # rank 0 waits in all_reduce #2 of 4 B (float32 [1]); rank 1 is in `time.sleep(60)` at cell 3 line 2.
+        """
+        return Report.of(self._joined().examine())
+
+    def ahead(self, ranks: Iterable[int]) -> tuple[CellRun, ...]:
+        """The cells that a cell on these ranks would wait for."""
+        return self.results.ahead(self._joined().busy().intersection(ranks))
+
+    def busy_ranks(self) -> set[int]:
+        """Ranks that were given a cell that has not ended."""
+        return self._joined().busy()
+
     def pids(self) -> dict[str, int]:
         """Name -> process id of every process of the cluster; empty when it is stopped."""
         return {} if self._processes is None else self._processes.pids
-
-    def dashboard(self, *views: str) -> Dashboard:
-        """Returns a widget that shows the timeline live.
-
-        Args:
-            views: of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"`` and ``"findings"``;
-                none: all of them.
-        """
-        from ..widgets.dashboard import Dashboard
-
-        def request_inspection(reducer: int, step: int) -> None:
-            for rank, own in self.timeline.own_numbers(reducer).items():
-                self.wire.send([rank], {"op": "inspect", "reducer": own, "step": step})
-
-        def event_cost() -> float | None:
-            replies = self.wire.request([0], "event_cost", timeout=0.5) if self.running else {}
-            cost: float | None = replies.get(0, {}).get("ns")
-            return cost
-
-        return Dashboard(
-            self.timeline,
-            views=views or None,
-            status=self.status,
-            request_inspection=request_inspection,
-            link=lambda: self._link,
-            event_cost=event_cost,
-        )
-
-    # What if
-
-    def measure_link(self, sizes: Sequence[int] | None = None, repeats: int = 7) -> LinkModel:
-        """Measures all-reduces on the ranks (about a second on 2 CPU ranks) and fits a model of the link to them.
-
-        Args:
-            sizes: bytes of the buffers; None: 1 KiB to 16 MiB.
-            repeats: measurements of each size.
-        """
-        from .what_if import measure_link
-
-        self._link = measure_link(self, sizes, repeats)
-        return self._link
-
-    def simulate(self, link: LinkModel | None = None, **what: Any) -> WhatIf:
-        """Predicts the step of the model that trained last, see `Timeline.simulate`.
-
-        Args:
-            link: how long an all-reduce takes; None: as measured on the ranks, now if `measure_link` was not called.
-            what: see `Timeline.simulate`.
-        """
-        return self.timeline.simulate(link or self._link or self.measure_link(), **what)
 
     # Behind the scenes
 
@@ -328,6 +349,11 @@ class Cluster(LiveControl):
         if self._members is None:
             raise ClusterError("the cluster is still starting")
         return self._members
+
+    def _watch(self, ranks: Sequence[int]) -> Watch | None:
+        if self.watch_seconds is None:
+            return None
+        return Watch(self._joined().examine, self.watch_seconds, partial=len(ranks) < self.world_size)
 
     def _chosen(self, ranks: Iterable[int] | None) -> list[int]:
         chosen = list(range(self.world_size)) if ranks is None else sorted(set(ranks))

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-import html
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError
+from ..insight.words import enumeration
 from .displays import kernel_shell, write_line
+from .failures import replaced_text
 from .outputs import default_board
 from .progress import ProgressLine
 from .rank_sets import label_of
+from .results import CellResult, CellText
+from .status_table import cells_of, html_table, status_tables, text_table
 
 if TYPE_CHECKING:
+    from .cell_run import CellRun
     from .cluster import Cluster
 
-__all__ = ["interrupt", "pull", "push", "rejoin", "restart", "run_cell", "start", "status", "stop", "stop_quietly"]
+__all__ = [
+    "doctor",
+    "interrupt",
+    "pull",
+    "push",
+    "rejoin",
+    "restart",
+    "results",
+    "run_cell",
+    "start",
+    "status",
+    "stop",
+    "stop_quietly",
+]
 
-_COLUMNS = ("rank", "state", "device", "backend", "step", "cell", "pid", "host", "engine", "exit_code")
+_VALUES = 60  # characters of a cell's values in the table of results
 
 
 def start(
@@ -93,12 +109,14 @@ def restart() -> None:
     bar.close(f"{_ready(cluster)} in {time.monotonic() - begin:.1f} s; variables are gone")
 
 
-def rejoin() -> None:
-    """Gives the ranks new process groups."""
+def rejoin(replace: Sequence[int] = ()) -> None:
+    """Gives the ranks new process groups; those in `replace`, and those that have ended, new processes."""
     cluster = _running("rejoin")
     if cluster is not None:
         begin = time.monotonic()
-        cluster.rejoin()
+        replaced = cluster.rejoin(replace)
+        if replaced:
+            write_line("stdout", f"{label_of(replaced)}: {replaced_text(replaced, cluster.world_size)}")
         write_line(
             "stdout",
             f"{label_of(range(cluster.world_size))} rejoined in {time.monotonic() - begin:.2f} s; variables kept",
@@ -113,26 +131,50 @@ def interrupt() -> None:
         write_line("stdout", f"interrupted {label_of(range(cluster.world_size))}")
 
 
+def doctor() -> None:
+    """Says why the ranks do not come on."""
+    cluster = _running("examine")
+    if cluster is None:
+        return
+    report = cluster.doctor()
+    _show(str(report), report._repr_html_())
+
+
 def status() -> None:
     """Shows a table of the ranks."""
     cluster = _running("show")
     if cluster is None:
         return
-    records = [_cells_of(record) for record in cluster.status()]
-    columns = [name for name in _COLUMNS if any(record.get(name) not in (None, "") for record in records)]
-    rows = [["" if record.get(name) is None else str(record.get(name)) for name in columns] for record in records]
-    titles = [name.replace("_", " ") for name in columns]
-    text = _text_table(titles, rows)
-    shell = kernel_shell()
-    if shell is None:
-        for line in text.splitlines():
-            write_line("stdout", line)
-    else:
-        shell.display_pub.publish(data={"text/plain": text, "text/html": _html_table(titles, rows)}, metadata={})
+    _show(*status_tables(cluster.status()))
+
+
+def results() -> None:
+    """Shows a table of the named cells."""
+    cluster = _running("list")
+    if cluster is None:
+        return
+    if not cluster.results:
+        write_line("stdout", "no cell has been given a name: `%%distributed --name NAME` keeps its result")
+        return
+    titles = ("name", "state", "ranks", "seconds", "values")
+    rows = [(name, *_outcome(cluster.results[name])) for name in cluster.results]
+    _show(text_table(titles, rows), html_table(titles, rows))
+
+
+def _outcome(found: CellResult | CellRun) -> tuple[str, str, str, str]:
+    """State, ranks, seconds and values of a named cell, in words."""
+    if not isinstance(found, CellResult):
+        ahead = found.waits_for
+        state = f"waits for {enumeration(ahead)}" if ahead else "runs"
+        return state, label_of(found.ranks), f"{found.status().seconds:.1f}", ""
+    state = f"failed on {label_of(found.failures)}" if found.failures else "done"
+    values = "; ".join(f"{rank}: {value!r}" for rank, value in found.values.items() if value is not None)
+    short = values if len(values) <= _VALUES else values[: _VALUES - 1] + "…"
+    return state, label_of(found.outputs), f"{found.seconds:.1f}", short
 
 
 def run_cell(
-    code: str,
+    code: CellText,
     *,
     ranks: Sequence[int] | None,
     label: str,
@@ -158,7 +200,7 @@ def run_cell(
         display(dashboard)
     chosen = list(range(cluster.world_size)) if ranks is None else list(ranks)
     board = default_board(chosen, quiet)
-    if not wait:
+    if not wait and not cluster.ahead(chosen):
         board.announce(chosen, f"{label} runs …")
     try:
         result = cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board)
@@ -199,7 +241,7 @@ def _running(what: str) -> Cluster | None:
 
 
 def _ready(cluster: Cluster) -> str:
-    records = [_cells_of(record) for record in cluster.status()]
+    records = [cells_of(record) for record in cluster.status()]
     parts = [label_of(range(cluster.world_size))]
     for name in ("device", "backend"):
         found = list(dict.fromkeys(str(record[name]) for record in records if record.get(name)))
@@ -208,25 +250,11 @@ def _ready(cluster: Cluster) -> str:
     return "cluster ready: " + " · ".join(parts)
 
 
-def _cells_of(record: Any) -> dict[str, Any]:
-    cells = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
-    kinds = {part.partition(":")[2] for part in str(cells.get("backend", "")).split(",")}
-    if len(kinds) == 1 and kinds != {""}:
-        cells["backend"] = kinds.pop()  # cpu:gloo,cuda:gloo
-    return cells
-
-
-def _text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(text) for text in column) for column in zip(titles, *rows, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (titles, *rows)]
-    lines.insert(1, "  ".join("─" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _html_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th style='text-align:left'>{html.escape(title)}</th>" for title in titles)
-    body = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(text)}</td>" for text in row) + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _show(text: str, page: str) -> None:
+    """Displays HTML in a notebook, the text elsewhere."""
+    shell = kernel_shell()
+    if shell is None:
+        for line in text.splitlines():
+            write_line("stdout", line)
+    else:
+        shell.display_pub.publish(data={"text/plain": text, "text/html": page}, metadata={})

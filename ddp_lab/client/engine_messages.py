@@ -7,20 +7,18 @@ hang on the request's future before the request is sent (`message_future_hook`),
 
 from __future__ import annotations
 
-import linecache
-import os
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ipyparallel import Reference
-from ipyparallel.serialize import can, pack_apply_message
+from ipyparallel.serialize import pack_apply_message
 
 from ..errors import ClusterError
+from .results import CellText
 
-__all__ = ["RankFunction", "check_sendable", "send"]
+__all__ = ["CALL", "RankFunction", "send"]
 
 _RUN = Reference("__import__('ddp_lab.engine.cell', fromlist=['run']).run")
 _OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error"}
@@ -39,11 +37,15 @@ class RankFunction:
     name: str
 
 
+CALL = RankFunction("ddp_lab.engine.variables", "call")
+"""Calls a function of the notebook that came in a parcel."""
+
+
 def send(
     client: Any,
     engines: Mapping[int, int],
     cell: Mapping[str, Any],
-    code: str | Callable[..., Any] | RankFunction,
+    code: str | CellText | RankFunction,
     take: Callable[[int, str, Any], None],
 ) -> None:
     """Sends a cell to every rank and returns at once. See [Note: one request].
@@ -51,11 +53,11 @@ def send(
     Args:
         client: the ipyparallel client.
         engines: rank -> engine id.
-        cell: ``id``, ``label``, and ``args`` and ``kwargs`` for a function.
-        code: a cell's text or a function.
-        take: called in the client's I/O thread with rank, kind and content: ``"begun"`` once the rank takes the cell
-            up, of each output its IOPub type and content, ``"reply"`` with the rank's report (or an exception), and
-            ``"idle"`` after the last output.
+        cell: ``id``, ``label``, ``sources`` (as `ddp_lab.engine.cell.run`), ``after`` (id -> label of cells that the
+            ranks may still run; if one fails, a rank does not run this one), and for a function ``args``, ``kwargs``.
+        code: a cell's text, or a function that ranks import.
+        take: called in the client's I/O thread with rank, kind and content: ``"begun"``, of each output its IOPub type
+            and content, ``"reply"`` with the rank's report (or an exception), and ``"idle"`` after the last output.
 
     Raises:
         ClusterError: a rank has no engine any more; nothing was sent.
@@ -79,20 +81,15 @@ def send(
         )
 
 
-def check_sendable(value: Any) -> None:
-    """Raises what pickling `value` for a rank raises."""
-    pickle.dumps(can(value))
-
-
-def _pack(cell: Mapping[str, Any], code: str | Callable[..., Any] | RankFunction) -> Any:
-    head: dict[str, Any] = {"id": cell["id"], "label": cell["label"]}
+def _pack(cell: Mapping[str, Any], code: str | CellText | RankFunction) -> Any:
+    head: dict[str, Any] = {"id": cell["id"], "label": cell["label"], "sources": cell["sources"]}
+    if not isinstance(code, RankFunction) or code == CALL:  # push and pull follow a failed cell, too
+        head["after"] = cell["after"]
     if isinstance(code, str):
-        return pack_apply_message(_RUN, ({**head, "code": code},), {})
-    function: Any = code
-    if isinstance(code, RankFunction):
-        function = Reference(f"__import__({code.module!r}, fromlist=['_']).{code.name}")
-    else:
-        head["sources"] = _sources_of(code)
+        code = CellText(code)
+    if isinstance(code, CellText):
+        return pack_apply_message(_RUN, ({**head, "code": code.text, "first_line": code.first_line},), {})
+    function = Reference(f"__import__({code.module!r}, fromlist=['_']).{code.name}")
     return pack_apply_message(_RUN, (head, function, cell["args"], cell["kwargs"]), {})
 
 
@@ -113,12 +110,3 @@ def _attach(rank: int, take: Callable[[int, str, Any], None], future: Any) -> No
     future.iopub_callbacks.append(on_message)
     future.output.add_done_callback(lambda _: take(rank, "idle", None))
     future.add_done_callback(lambda done: take(rank, "reply", done.result()))
-
-
-def _sources_of(function: Callable[..., Any]) -> dict[str, str]:
-    """The text of the file a function was written in, if ranks can't read it themselves."""
-    code = getattr(function, "__code__", None)
-    if code is None or os.path.exists(code.co_filename):
-        return {}
-    lines = linecache.getlines(code.co_filename)
-    return {code.co_filename: "".join(lines)} if lines else {}

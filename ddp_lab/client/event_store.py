@@ -10,11 +10,22 @@ import numpy.typing as npt
 __all__ = ["EventStore"]
 
 
-class EventStore:
-    """Keeps the newest batches of at most `max_events` events; a cursor counts the events ever appended."""
+_MOST_STEPS = 1 << 62
 
-    def __init__(self, max_events: int) -> None:
-        self._max_events = max_events
+
+class EventStore:
+    """Keeps the newest batches of at most `max_events` events; a cursor counts the events ever appended.
+
+    Args:
+        max_events: the newest so many are kept.
+        thinned: of those before, at most so many are kept: all of some steps, whose numbers are multiples of a power of
+            two, as in [Note: old steps are thinned].
+    """
+
+    def __init__(self, max_events: int, thinned: int = 0) -> None:
+        self._max_events, self._max_thinned = max_events, thinned
+        self._thinned: list[tuple[int, npt.NDArray[np.void]]] = []
+        self._thinned_events, self._every = 0, 1
         self._chunks: list[tuple[int, npt.NDArray[np.void]]] = []
         self._starts: list[int] = []
         self._first = 0  # index of the oldest chunk that is kept
@@ -33,11 +44,36 @@ class EventStore:
         self._starts.append(self.next)
         self.next += len(events)
         while self.next - self.start > self._max_events and self._first < len(self._chunks) - 1:
+            self._thin(*self._chunks[self._first])
             self._chunks[self._first] = (-1, events[:0])
             self._first += 1
         if self._first > 1_000 and self._first > len(self._chunks) // 2:
             del self._chunks[: self._first], self._starts[: self._first]
             self._first = 0
+
+    def thinned(self) -> list[tuple[int, npt.NDArray[np.void]]]:
+        """What is kept of the events before `start`, as (rank, events) pairs in the order of arrival."""
+        return list(self._thinned)
+
+    def _thin(self, rank: int, events: npt.NDArray[np.void]) -> None:
+        if not self._max_thinned:
+            return
+        kept_events = self._of_kept_steps(events)
+        if not len(kept_events):
+            return
+        self._thinned.append((rank, kept_events))
+        self._thinned_events += len(kept_events)
+        while self._thinned_events > self._max_thinned and self._every < _MOST_STEPS:
+            self._every *= 2
+            kept = [(of, self._of_kept_steps(one)) for of, one in self._thinned]
+            self._thinned = [(of, one) for of, one in kept if len(one)]
+            self._thinned_events = sum(len(one) for _, one in self._thinned)
+        if self._thinned_events > self._max_thinned:  # all of them are of one step
+            self._thinned, self._thinned_events = [], 0
+
+    def _of_kept_steps(self, events: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+        chosen: npt.NDArray[np.void] = events[(events["step"] >= 0) & (events["step"] % self._every == 0)]
+        return chosen  # a copy: it does not hold on to the batch
 
     def since(self, cursor: int) -> tuple[list[tuple[int, npt.NDArray[np.void]]], int, int]:
         """Events from `cursor` on as (rank, events) pairs, the next cursor, and how many in between are gone.

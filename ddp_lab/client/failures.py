@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import CellError, RankFailure
+from ..insight.words import enumeration
 from .rank_sets import label_of
 
 __all__ = [
@@ -18,15 +20,19 @@ __all__ = [
     "in_order",
     "interrupt_report",
     "lost",
+    "outside",
+    "replaced_text",
     "timed_out",
     "timeout_error",
+    "waiting",
 ]
 
 LOST = "RankLost"
+NOT_RUN = "NotRun"
 TIMEOUT = "Timeout"
 _LONGEST_MESSAGE = 300
-_NEW_RANKS = "`%cluster restart` gives new ranks"
-_HELP = "`%cluster interrupt` tries again, `%cluster restart` replaces the processes"
+_REPLACED = "The next cell, or `%cluster rejoin`, starts a new process for it; the other ranks keep their variables."
+_HELP = "`%cluster interrupt` tries again, `%cluster rejoin --replace {}` ends the process for a new one"
 
 # What a collective of torch says when its peers are gone or were freed (Gloo, NCCL, TCPStore).
 _COMMUNICATION = re.compile(
@@ -48,12 +54,38 @@ def failure_of(rank: int, report: Mapping[str, Any]) -> RankFailure:
         traceback="\n".join(report["traceback"]),
         time_ns=int(report["time_ns"]),
         consequence=bool(report["consequence"]),
+        waited_in=str(report["waited_in"]),
+        broke_backward=bool(report["broke_backward"]),
     )
 
 
-def lost(rank: int, why: str) -> RankFailure:
-    """The failure of a rank whose process is gone: the cause of whatever its peers report."""
-    return RankFailure(rank, LOST, why, "", 0, False)
+def lost(rank: int, why: str, last_words: str = "") -> RankFailure:
+    """The failure of a rank whose process is gone: the cause of whatever its peers report.
+
+    Args:
+        rank: the rank.
+        why: how it ended.
+        last_words: the last lines that it wrote outside cells.
+    """
+    return RankFailure(rank, LOST, why, last_words, 0, False)
+
+
+def outside(rank: int, error: Any) -> RankFailure:
+    """The failure of a rank on which the request for the cell itself failed."""
+    trace = getattr(error, "traceback", None) or ""
+    trace = trace if isinstance(trace, str) else "\n".join(trace)
+    name, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+    return RankFailure(rank, name, message, trace, time.monotonic_ns(), consequence=False)
+
+
+def replaced_text(replaced: Mapping[int, str], world_size: int) -> str:
+    """What to say of ranks that have new processes: rank -> how the former one ended."""
+    whole = [rank for rank in range(world_size) if rank not in replaced]
+    why = ", ".join(dict.fromkeys(replaced.values()))
+    text = f"a new process (the former one {why}); variables are gone"
+    if not whole:
+        return text
+    return f"{text}; `ddp_lab.restore_from({whole[0]})`, in a cell on all ranks, copies those of rank {whole[0]}"
 
 
 def timed_out(rank: int, seconds: float, time_ns: int) -> RankFailure:
@@ -90,12 +122,18 @@ def cell_error(failures: Mapping[int, RankFailure], label: str) -> CellError:
     if first.name == LOST:
         message = f"{who} {_headline(first)}"
         lines = [f"\x1b[1;31m{message}\x1b[0m during cell {label}"]
-        lines.append(_NEW_RANKS)
+        if first.traceback:
+            lines += [f"the last lines of the log of {label_of([first.rank])}:", *first.traceback.splitlines()]
+        lines.append(_REPLACED)
+    elif first.name == NOT_RUN:
+        message = f"{who} did not run the cell: {first.message}"
+        lines = [f"\x1b[1;31m{who} did not run\x1b[0m cell {label}: {first.message}"]
     else:
         message = f"{who} failed: {_headline(first)}"
         lines = [f"\x1b[1;31m{who} failed\x1b[0m in cell {label}"]
         lines += first.traceback.splitlines() or [_headline(first)]
     lines += _folded([each for each in failures.values() if each not in same], first)
+    lines += _discarded(failures)
     return CellError(message, failures, "\n".join(lines))
 
 
@@ -114,9 +152,27 @@ def announcement(failure: RankFailure, others: Sequence[int]) -> str:
     return f"✗ {_headline(failure)} ({label_of(others)} {verb}; interrupt the cell to stop)"
 
 
-def interrupt_report(failures: Mapping[int, RankFailure], silent: Sequence[int], label: str) -> list[str]:
-    """What a notebook shows for a cell that the user interrupted: where each rank was."""
+def waiting(label: str, ahead: Sequence[str]) -> str:
+    """One line for a cell whose ranks still run others."""
+    return f"{label} waits for {enumeration(ahead)} …"
+
+
+def interrupt_report(
+    failures: Mapping[int, RankFailure], silent: Sequence[int], label: str, ahead: Sequence[str] = ()
+) -> list[str]:
+    """What a notebook shows for a cell that the user interrupted: where each rank was.
+
+    Args:
+        failures: rank -> failure.
+        silent: ranks that have not ended it.
+        label: the cell's name.
+        ahead: the cells it waited for, if no rank had begun it.
+    """
     lines = [f"\x1b[1;31mKeyboardInterrupt\x1b[0m: cell {label} was interrupted"]
+    if ahead:
+        goes = "go" if len(ahead) > 1 else "goes"
+        lines[0] += f" before it began; {enumeration(ahead)} {goes} on (`%cluster interrupt` ends all cells)"
+        return lines
     return lines + _where(failures, silent)
 
 
@@ -130,6 +186,8 @@ def _where(failures: Mapping[int, RankFailure], silent: Sequence[int]) -> list[s
             continue
         if failure.name == "KeyboardInterrupt" or failure.consequence or _is_communication(failure):
             places.setdefault(_cell_lines_of(failure.traceback), []).append(rank)
+        elif failure.name == LOST:
+            lines += [f"rank {rank} {_headline(failure)}.", _REPLACED]
         else:
             lines.append(f"rank {rank} failed: {_headline(failure)}")
     if not failures and not silent:
@@ -138,9 +196,22 @@ def _where(failures: Mapping[int, RankFailure], silent: Sequence[int]) -> list[s
         verb = "was" if len(ranks) == 1 else "were"
         lines.append(f"{label_of(ranks)} {verb} " + ("here:" if place else "outside the cell's own lines"))
         lines += place.splitlines()
+    lines += _discarded(failures)
     if silent:
-        lines.append(f"\x1b[31m{label_of(silent)} did not answer the interrupt\x1b[0m: {_HELP}")
+        remedy = _HELP.format(",".join(map(str, silent)))
+        lines.append(f"\x1b[31m{label_of(silent)} did not answer the interrupt\x1b[0m: {remedy}")
     return lines
+
+
+def _discarded(failures: Mapping[int, RankFailure]) -> list[str]:
+    """One line if a model's backward was under way on some rank."""
+    ranks = [failure.rank for failure in failures.values() if failure.broke_backward]
+    if not ranks:
+        return []
+    return [
+        f"a backward was under way on {label_of(ranks)}: it is discarded, and with the next cell all ranks find "
+        "`.grad` None in its model"
+    ]
 
 
 def _is_communication(failure: RankFailure) -> bool:
@@ -161,7 +232,7 @@ def _headline(failure: RankFailure) -> str:
         text = _ADDRESS.sub("", _SOURCE_PLACE.sub("", text).split(". ")[0])
     if len(text) > _LONGEST_MESSAGE:
         text = text[:_LONGEST_MESSAGE] + "…"
-    if failure.name in (LOST, TIMEOUT):
+    if failure.name in (LOST, TIMEOUT, NOT_RUN):
         return text
     return f"{failure.name}: {text}" if text else failure.name
 
@@ -169,17 +240,23 @@ def _headline(failure: RankFailure) -> str:
 def _folded(failures: Sequence[RankFailure], first: RankFailure) -> list[str]:
     """One line for the ranks that waited and say the same, one for each other failure."""
     lines = []
-    freed: dict[str, list[int]] = {}
+    freed: dict[tuple[str, str], list[int]] = {}
+    stopped: list[int] = []
     for failure in failures:
-        if failure.consequence:
-            freed.setdefault(_headline(failure), []).append(failure.rank)
+        if first.name == LOST and failure.name == "KeyboardInterrupt":
+            stopped.append(failure.rank)
+        elif failure.consequence:
+            freed.setdefault((failure.waited_in, _headline(failure)), []).append(failure.rank)
         else:
             later = (failure.time_ns - first.time_ns) / 1e6 if first.time_ns else 0.0
             when = f" {later:.0f} ms later" if later >= 1 else " too"
             lines.append(f"rank {failure.rank} failed{when}: {_headline(failure)}")
-    for headline, ranks in freed.items():
+    for (waited_in, headline), ranks in freed.items():
         verb = "was" if len(ranks) == 1 else "were"
-        lines.append(f"{label_of(ranks)} waited for rank {first.rank} and {verb} freed ({headline})")
+        where = f" in {waited_in}" if waited_in else ""
+        lines.append(f"{label_of(ranks)} waited for rank {first.rank}{where} and {verb} freed ({headline})")
+    if stopped:
+        lines.append(f"{label_of(stopped)} {'was' if len(stopped) == 1 else 'were'} interrupted")
     return lines
 
 

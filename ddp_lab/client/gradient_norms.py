@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,9 @@ import numpy.typing as npt
 
 from ..insight import gradient_noise
 from .span_columns import Columns
+from .timeline_records import DriftRecord
 
-__all__ = ["ALL_BUCKETS", "GradientBook", "gradient_norm_columns"]
+__all__ = ["ALL_BUCKETS", "GradientBook", "drift_columns", "gradient_norm_columns"]
 
 ALL_BUCKETS = -1
 _MOST_STEPS = 20_000
@@ -22,10 +25,12 @@ class GradientBook:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int], dict[int, tuple[int, dict[str, Any]]]] = {}  # (type, reducer) -> step
+        self.arrived: Counter[tuple[str, int]] = Counter()  # (type, reducer) -> how many came in all
 
     def add(self, rank: int, description: dict[str, Any]) -> None:
         """Takes one; a second one of the same step replaces the first."""
         kept = self._kept.setdefault((description["type"], description["reducer"]), {})
+        self.arrived[description["type"], description["reducer"]] += 1
         kept.pop(description["step"], None)
         kept[description["step"]] = (rank, description)
         if len(kept) > _MOST_STEPS:
@@ -37,12 +42,50 @@ class GradientBook:
 
     def gradients(self, reducer: int | None, last_steps: int | None) -> list[dict[str, Any]]:
         """Descriptions of type "gradients", by model and step."""
+        return self._of("gradients", reducer, last_steps)
+
+    def drift(self, reducer: int | None, last_steps: int | None = None) -> list[DriftRecord]:
+        """Comparisons of replicas, by model and step."""
+        return [drift_record(one) for one in self._of("drift", reducer, last_steps)]
+
+    def _of(self, wanted: str, reducer: int | None, last_steps: int | None) -> list[dict[str, Any]]:
         found = []
         for (kind, of), kept in sorted(self._kept.items()):
-            if kind == "gradients" and reducer in (None, of):
+            if kind == wanted and reducer in (None, of):
                 steps = sorted(kept)[-last_steps:] if last_steps else sorted(kept)
                 found += [kept[step][1] for step in steps]
         return found
+
+
+def drift_columns(records: list[DriftRecord]) -> Columns:
+    """See `Timeline.drift`."""
+    made: dict[str, npt.NDArray[Any]] = {}
+    for one in fields(DriftRecord):
+        values = [getattr(record, one.name) for record in records]
+        if one.name in ("groups", "first", "error"):
+            made[one.name] = np.empty(len(values), object)
+            made[one.name][:] = ["" if value is None else value for value in values]
+        else:
+            made[one.name] = np.array(values)
+    return made
+
+
+def drift_record(one: dict[str, Any]) -> DriftRecord:
+    """A description of type "drift" as a record; those of older versions lack some fields."""
+    groups = tuple(tuple(ranks) for ranks in one["groups"])
+    differing, tensors, read = (int(one.get(name, 0)) for name in ("differing", "tensors", "bytes"))
+    return DriftRecord(
+        reducer=one["reducer"],
+        step=one["step"],
+        ok=bool(one["ok"]),
+        first=one["first"],
+        groups=groups,
+        differing=differing,
+        tensors=tensors,
+        bytes=read,
+        cost_ms=1e3 * one["seconds"],
+        error=one.get("error", ""),
+    )
 
 
 def gradient_norm_columns(described: list[dict[str, Any]]) -> Columns:

@@ -15,14 +15,16 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import ClusterError
 
-__all__ = ["Controller", "ForkServer", "tail"]
+__all__ = ["Controller", "ForkServer", "in_words", "last_words", "tail"]
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _TAIL_LINES = 15
+_CRASH = "Fatal Python error"  # as faulthandler begins
+_BELOW_CELLS = ("interactiveshell.py", "ddp_lab/engine/cell.py")  # frames from here on are not the user's
 # An engine counts as registered after its first heartbeat. A missed one means nothing: the fork server
 # reports the end of a rank, and a machine that pauses for a minute must kill none.
 _HEARTBEAT_MS = 50
@@ -46,7 +48,8 @@ class Controller:
 
     def start(self) -> None:
         """Starts it and returns at once."""
-        (self._profile / "security").mkdir(parents=True, mode=0o700)
+        for folder in (self._profile, self._profile / "security"):
+            folder.mkdir(mode=0o700)
         options = [
             f"--profile-dir={self._profile}",
             "--usethreads",
@@ -57,7 +60,7 @@ class Controller:
             "--IPController.registration_timeout=600000",
             "--log-level=WARN",
         ]
-        with self._log.open("ab") as log:
+        with _open_log(self._log) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ddp_lab.engine.controller", str(os.getpid()), str(self._run_dir), *options],
                 stdin=subprocess.DEVNULL,
@@ -125,7 +128,7 @@ class ForkServer:
 
     def start(self) -> None:
         """Starts it and returns at once; it imports torch meanwhile."""
-        with self._log.open("ab") as log:
+        with _open_log(self._log) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ddp_lab.engine.fork_server", str(os.getpid()), str(self._run_dir)],
                 stdin=subprocess.PIPE,
@@ -230,12 +233,26 @@ class ForkServer:
                 self._failure = f"the fork server {in_words(code)}; the end of its log:\n{tail(self._log)}"
 
 
+def _open_log(path: Path) -> BinaryIO:
+    """Opens a log for appending; only this user may read it."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
 def tail(path: Path) -> str:
     """The last lines of a log file."""
-    try:
-        return _last_lines(path.read_text(errors="replace"))
-    except FileNotFoundError:
-        return "(no log)"
+    return _last_lines(_text_of(path)) if path.exists() else "(no log)"
+
+
+def last_words(path: Path) -> str:
+    """The last lines of a rank's log; of a crash in C code, what crashed and the user's frames."""
+    text = tail(path) if _CRASH not in (whole := _text_of(path)) else whole[whole.rindex(_CRASH) :]
+    lines = [line for line in text.splitlines() if line]
+    outside = (number for number, line in enumerate(lines) if any(each in line for each in _BELOW_CELLS))
+    return "\n".join(lines[: next(outside, _TAIL_LINES)])
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def in_words(code: int) -> str:

@@ -25,12 +25,14 @@ class Line:
         text: what a terminal shows, colours included.
         closed: whether a newline ended it.
         rewritten: whether a part of it was overwritten, as a progress bar does.
+        first: what it showed when it was first written over since it was last blank: a bar as it began.
         tag: room for the reader's own bookkeeping.
     """
 
     text: str = ""
     closed: bool = False
     rewritten: bool = False
+    first: str = ""
     tag: Any = None
 
 
@@ -40,9 +42,14 @@ def plain(text: str) -> str:
 
 
 class TerminalText:
-    """The last lines of one stream and the cursor in them."""
+    """The last lines of one stream and the cursor in them.
 
-    def __init__(self) -> None:
+    Args:
+        longest: of a line, only so many characters are kept; None: all.
+    """
+
+    def __init__(self, longest: int | None = None) -> None:
+        self._longest = longest
         self._lines = [Line()]
         self._row = 0
         self._column = 0
@@ -75,6 +82,8 @@ class TerminalText:
         if not text:
             return
         line = self._lines[self._row]
+        if self._longest is not None:
+            text = text[: max(0, self._longest - self._column)]
         if self._column >= len(line.text):
             line.text += " " * (self._column - len(line.text)) + text
         elif "\x1b" in line.text or "\x1b" in text:
@@ -99,6 +108,7 @@ class TerminalText:
             return
         if sign == "\r":
             self._column = 0
+            line.first = (line.first or line.text) if line.text.strip() else ""
             line.rewritten = True
         elif sign == "\x08":
             self._column = max(0, self._column - 1)

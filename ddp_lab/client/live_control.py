@@ -10,16 +10,21 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import ClusterError
 from ..faults import Fault, to_dict
 from ..insight.before_after import BeforeAfter, before_after
 from .live_records import Reconfigured, StepState
+from .span_columns import step_columns
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from .timeline import Timeline
     from .wire import Wire
 
-__all__ = ["LiveControl"]
+__all__ = ["LiveControl", "steps_of_change"]
 
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
@@ -34,6 +39,8 @@ class LiveControl:
 
         @property
         def wire(self) -> Wire: ...
+        @property
+        def running(self) -> bool: ...
 
     # -- buckets and hooks
 
@@ -142,19 +149,7 @@ class LiveControl:
         Raises:
             ValueError: there are fewer than 10 steps on a side.
         """
-        number = self._live_model(reducer)
-        steps = self.timeline.steps(number)
-        steps = steps[steps.state == "complete"]
-        generations = sorted(steps.generation.unique())
-        newest = generations[-1] if generation is None else generation
-        earlier = [one for one in generations if one < newest]
-        if not earlier:
-            raise ValueError("the model has had one assignment of buckets: there is nothing before it to compare with")
-        sides = []
-        for one in (earlier[-1], newest):
-            of_steps = steps[steps.generation == one].groupby("step")[what].mean().sort_index()
-            sides.append(of_steps.to_numpy()[_WARM_UP:][-last_steps:])
-        return before_after(*sides)
+        return before_after(*steps_of_change(self.timeline, self._live_model(reducer), what, last_steps, generation))
 
     # -- faults
 
@@ -310,3 +305,28 @@ class LiveControl:
             if "error" in answers[rank]:
                 raise ClusterError(f"rank {rank} refuses: {answers[rank]['error']}")
         return answers
+
+
+def steps_of_change(
+    timeline: Timeline, reducer: int, what: str = "step_ms", last_steps: int = 200, generation: int | None = None
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The times of the steps before and after a change of a model's assignment; see `LiveControl.before_after`.
+
+    Raises:
+        ValueError: there is no assignment before it.
+    """
+    columns = step_columns(timeline.views(reducer))  # without pandas, which takes a second to load
+    generation_of, step_of, times = columns["generation"], columns["step"], columns[what]
+    complete = columns["state"] == "complete"
+    generations = sorted({int(one) for one in generation_of[complete]})
+    newest = generations[-1] if generations and generation is None else generation
+    earlier = [one for one in generations if newest is not None and one < newest]
+    if not earlier:
+        raise ValueError("the model has had one assignment of buckets: there is nothing before it to compare with")
+    sides = []
+    for one in (earlier[-1], newest):
+        rows = complete & (generation_of == one) & np.isfinite(times)
+        steps, place = np.unique(step_of[rows], return_inverse=True)
+        means = np.bincount(place, times[rows], len(steps)) / np.bincount(place, minlength=len(steps))
+        sides.append(means[_WARM_UP:][-last_steps:])
+    return sides[0], sides[1]

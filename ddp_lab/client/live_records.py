@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..insight.examined import BucketStage
+
 __all__ = ["BucketStage", "Reconfigured", "StepState"]
 
 
@@ -26,23 +28,6 @@ class Reconfigured:
 
 
 @dataclass(frozen=True)
-class BucketStage:
-    """One bucket in the middle of a backward.
-
-    Attributes:
-        state: ``"pending"``, ``"ready"``, ``"launched"`` or ``"reduced"``.
-        arrived: gradients that have arrived.
-        of: gradients that it holds.
-        missing: names of those that have not arrived.
-    """
-
-    state: str
-    arrived: int
-    of: int
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class StepState:
     """Where the backward of one rank stands.
 
@@ -57,6 +42,8 @@ class StepState:
         since_ns: when the pause began, on the host's monotonic clock; 0 if it does not pause.
         in_flight: a backward is under way: then the buckets are as they are, else as the last one left them.
         finalizing: all buckets are launched, and it waits for them.
+        armed: it has breakpoints.
+        ended: why they were taken away, if nobody asked for it (the cell was interrupted or failed); else empty.
         buckets: one record for each, in the order of launch.
     """
 
@@ -69,6 +56,8 @@ class StepState:
     since_ns: int
     in_flight: bool
     finalizing: bool
+    armed: bool
+    ended: str
     buckets: tuple[BucketStage, ...]
 
     @property
@@ -90,5 +79,7 @@ class StepState:
             since_ns=paused.get("since_ns", 0),
             in_flight=reply["in_flight"],
             finalizing=reply["finalizing"],
+            armed=reply["armed"],
+            ended=reply["ended"],
             buckets=tuple(BucketStage(**{**one, "missing": tuple(one["missing"])}) for one in reply["buckets"]),
         )

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from ..errors import ClusterError
-from . import commands
+from . import cell_syntax, commands, rank_completion
 from .rank_sets import parse_ranks
+from .results import CellText
 
 __all__ = ["load", "unload"]
 
@@ -31,11 +32,13 @@ def load(shell: Any) -> None:
     for name, kind in _MAGICS.items():
         functions[name].__doc__ = _PARSERS[name].format_help()
         shell.register_magic_function(functions[name], kind, name)
+    rank_completion.load(shell)
 
 
 def unload(shell: Any) -> None:
     """Stops the current cluster and takes the magics away."""
     commands.stop_quietly()
+    rank_completion.unload(shell)
     for name, kind in _MAGICS.items():
         shell.magics_manager.magics[kind].pop(name, None)
 
@@ -47,6 +50,8 @@ def _cluster(line: str) -> None:
     with _brief_errors():
         if options.command == "start":
             commands.start(n=options.n, devices=options.devices, env=dict(options.env), backend=options.backend)
+        elif options.command == "rejoin":
+            commands.rejoin(options.replace or ())
         else:
             getattr(commands, options.command)()
 
@@ -56,10 +61,13 @@ def _distributed(shell: Any, line: str, cell: str) -> Any:
     if options is None:
         return None
     number = len(shell.history_manager.input_hist_raw) - 1  # execution_count counts on before the cell runs
-    label = f"{options.name} [{number}]" if number > 0 else options.name
+    name = options.name or "%%distributed"
+    label = f"{name} [{number}]" if number > 0 else name
+    text = CellText(cell, first_line=2, name=options.name)
+    cell_syntax.check(shell, text, label)
     with _brief_errors():
         return commands.run_cell(
-            cell,
+            text,
             ranks=options.ranks,
             label=label,
             timeout=options.timeout,
@@ -180,8 +188,10 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _add_ranks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=_checked(parse_ranks), metavar="0,2-3", help="these ranks only (default: all)")
+def _add_ranks(
+    parser: argparse.ArgumentParser, option: str = "--ranks", text: str = "these ranks only (default: all)"
+) -> None:
+    parser.add_argument(option, type=_checked(parse_ranks), metavar="0,2-3", help=text)
 
 
 def _cluster_parser() -> _Parser:
@@ -206,7 +216,9 @@ def _cluster_parser() -> _Parser:
         help="of the process group (default: auto)",
     )
     for name, text in _CLUSTER_COMMANDS.items():
-        commands_.add_parser(name, description=text, help=text)
+        command = commands_.add_parser(name, description=text, help=text)
+        if name == "rejoin":
+            _add_ranks(command, "--replace", "end the processes of these ranks first, whatever they do")
     return parser
 
 
@@ -214,8 +226,10 @@ _CLUSTER_COMMANDS = {
     "status": "Shows every rank: state, device, process.",
     "stop": "Ends all ranks and their processes.",
     "restart": "Replaces every rank's process by a new one; variables are gone.",
-    "rejoin": "Gives the ranks new process groups; variables are kept.",
+    "rejoin": "Gives the ranks new process groups, and those that have ended new processes; variables are kept.",
     "interrupt": "Raises KeyboardInterrupt in the cells that run.",
+    "results": "Lists the cells that were named with `%%distributed --name NAME`, and what came of them.",
+    "doctor": "Says why the ranks do not come on: what each of them does, who waits for whom, what helps.",
 }
 
 
@@ -225,7 +239,7 @@ def _distributed_parser() -> _Parser:
     parser.add_argument("--timeout", type=_checked(_seconds), metavar="S", help="interrupt the ranks after S seconds")
     parser.add_argument("--watch", action="store_true", help="show the dashboard above the output")
     parser.add_argument("--no-wait", action="store_true", help="return a CellRun at once; outputs keep coming")
-    parser.add_argument("--name", default="%%distributed", metavar="NAME", help="the cell's name in tracebacks")
+    parser.add_argument("--name", default="", metavar="NAME", help="the cell's name in tracebacks and in `lab.results`")
     parser.add_argument("--quiet", action="store_true", help="show no outputs, only errors")
     return parser
 
@@ -244,7 +258,8 @@ _PARSERS: dict[str, _Parser] = {
     "pull": _names_parser(
         "%pull",
         "Gets variables from the ranks, binds them here and returns them: a dict by rank, or the value itself when "
-        "--ranks names a single rank. Tensors come as numpy arrays.",
+        "--ranks names a single rank. Tensors come as tensors if this notebook has imported torch, else as numpy "
+        "arrays; models and optimizers as their state_dict().",
         "variable of the ranks, or an expression without spaces",
     ),
 }

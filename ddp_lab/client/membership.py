@@ -3,10 +3,14 @@
 See [Note: suspect]. After a cell that failed, was interrupted or lost a rank, groups may be broken: a rank shut its
 sockets down, or entered a collective that its peers did not. Before the next cell the ranks are asked; if all groups
 are whole and all members equally far, nothing was lost, else the ranks rejoin.
+
+See [Note: replaced ranks]. A rank whose process has ended gets a new one when the ranks rejoin. The others keep their
+processes, variables and models; the new rank has none, so the first that is shown after it says which ranks are new.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -14,13 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ClusterError
-from .launchers import in_words
+from ..insight.examined import Examined
+from .launchers import in_words, last_words
+from .rank_sets import label_of
 from .startup import Processes, Progress, ignore
+from .vitals import RankVitals
 from .wire import Wire
 
 __all__ = ["Membership", "RankRecord"]
 
 _ANSWER_SECONDS = 1.0
+_END_SECONDS = 5.0
+_SILENT = "answered nobody (a call into C code held Python's interpreter, or it was stopped) and was ended"
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class RankRecord:
     Attributes:
         rank: its rank.
         engine: id of its ipyparallel engine; not the rank.
-        pid: its process id.
+        pid: its process id; 0 while it is being started.
         host: the machine.
         device: the device it is pinned to.
         backend: the default group's backends.
@@ -68,66 +77,114 @@ class Membership:
         self._lock = threading.Lock()
         self._told: set[str] = set()  # cells whose ranks have been told that one was freed
         self._open: dict[str, set[int]] = {}  # cell -> ranks whose code has not ended
+        self._given: dict[str, set[int]] = {}  # cell that has not ended -> all ranks that run, or ran, it
         self._failed: set[str] = set()  # cells that failed on a rank
         self._joined: dict[int, dict[str, Any]] = {}
+        self._ended: dict[int, str] = {}  # ranks that were ended from here, and why
         self.suspect = False
         wire.on_status(self._on_status)
 
     def join(self, progress: Progress) -> None:
         """Makes every engine a rank; returns after their first collective."""
         self._processes.fork_server.on_exit = self._on_exit
-        self._call("join", progress)
+        with self._lock:
+            self._open.clear()
+            self._given.clear()  # of processes that were replaced
+        self._call(range(self._world_size), progress)
 
-    def rejoin(self) -> None:
-        """Gives all ranks new groups.
+    def rejoin(self, progress: Progress = ignore, replace: Iterable[int] = ()) -> dict[int, str]:
+        """Gives all ranks new groups, and those whose process has ended a new one. See [Note: replaced ranks].
+
+        Args:
+            progress: is told how far it is.
+            replace: ranks whose processes are ended first, whatever they do.
+
+        Returns:
+            rank -> how its former process ended, for those that have a new one.
 
         Raises:
-            ClusterError: a rank is dead, or still runs a cell.
+            ClusterError: a rank still runs a cell, or could not be started.
         """
-        self.check_alive()
+        if self._processes.fork_server.failed:
+            raise ClusterError("all ranks are gone: `%cluster restart` (or .restart()) gives new ones")
+        self._end(replace, "was ended for a new one")
+        lost = self.lost()
         self._check_idle()
         self._ask("settle")  # no thread of an earlier cell may shut the new groups down
-        self._processes.prepare("rejoining")
-        self._call("rejoin", ignore)
+        if lost:
+            self._processes.fork_engines(progress, sorted(lost))
+        else:
+            self._processes.prepare("rejoining")
+        self._call(lost, progress)
+        self._ended.clear()
+        return lost
 
-    def ensure_whole(self) -> None:
-        """Rejoins if an earlier cell left groups broken. See [Note: suspect].
+    def ensure_whole(self) -> dict[int, str]:
+        """Rejoins if an earlier cell left groups broken, or a rank has ended. See [Note: suspect].
+
+        Returns:
+            As `rejoin`.
 
         Raises:
-            ClusterError: a rank is dead, or still runs a cell.
+            ClusterError: as `rejoin`.
         """
-        self.check_alive()
         if self.suspect:
             self._check_idle()
             self.settle()
-        if self.suspect:
-            self.rejoin()
+        return self.rejoin() if self.suspect else {}
 
     def begin(self, cell: str, ranks: Iterable[int]) -> None:
         """Notes that a cell is about to run on these ranks."""
         with self._lock:
             self._open[cell] = set(ranks)
+            self._given[cell] = set(self._open[cell])
+
+    def interrupt(self, ranks: Iterable[int] | None = None, cell: str | None = None) -> None:
+        """Makes ranks (None: all) end a cell (None: each they were given), or not begin it; returns at once."""
+        self.suspect = True
+        with self._lock:
+            cells = list(self._given) if cell is None else [cell]
+        self._wire.send(ranks, {"op": "interrupt", "cells": cells})
+
+    def busy(self) -> set[int]:
+        """Living ranks that were given a cell whose code has not ended, whether they have begun it or not."""
+        lost = self.lost()
+        with self._lock:
+            return {rank for ranks in self._open.values() for rank in ranks if rank not in lost}
 
     def settle(self) -> None:
         """Tells the ranks that a cell is over everywhere, and asks whether its groups are whole and equally far."""
         answers = self._ask("settle")
-        whole = len(answers) == self._world_size and all(answer.get("whole") for answer in answers.values())
+        whole = len(answers) == self._world_size and all(
+            answer.get("whole") and answer.get("cell") is None for answer in answers.values()
+        )
         if whole and _equally_far(answers.values()):
             self.suspect = False
 
     def lost(self) -> dict[int, str]:
         """rank -> how its process ended, for those that have."""
-        return {rank: in_words(code) for rank, code in list(self._processes.fork_server.exits.items())}
+        exits = list(self._processes.fork_server.exits.items())
+        return {rank: self._ended.get(rank) or in_words(code) for rank, code in exits}
 
-    def check_alive(self) -> None:
-        """Raises `ClusterError` naming the first rank whose process has ended."""
-        for rank, why in sorted(self.lost().items()):
-            raise ClusterError(f"rank {rank} {why}: `%cluster restart` (or .restart()) gives new ranks")
+    def last_words(self, rank: int) -> str:
+        """The last lines that a rank's process wrote outside cells."""
+        return last_words(self._processes.fork_server.log_of(rank))
 
     def records(self) -> tuple[RankRecord, ...]:
         """Every rank as it is now."""
-        exits = dict(self._processes.fork_server.exits)
-        answers = self._ask("ping")
+        return self._records(self._ask("ping"))
+
+    def vitals(self, seconds: float) -> tuple[RankVitals, ...]:
+        """What `Cluster.vitals` returns; waits so many seconds for answers at most."""
+        answers = self._ask("vitals", seconds)
+        silence = self._wire.silence()
+        return tuple(
+            RankVitals.of(record, answers.get(record.rank, {}), silence.get(record.rank))
+            for record in self._records(answers)
+        )
+
+    def _records(self, answers: Mapping[int, Mapping[str, Any]]) -> tuple[RankRecord, ...]:
+        exits, pids = dict(self._processes.fork_server.exits), dict(self._processes.fork_server.pids)
         records = []
         for rank in range(self._world_size):
             answer, known = answers.get(rank, {}), self._joined.get(rank, {})
@@ -135,7 +192,7 @@ class Membership:
                 RankRecord(
                     rank=rank,
                     engine=self._processes.engine_of_rank.get(rank),
-                    pid=self._processes.fork_server.pids[rank],
+                    pid=pids.get(rank, 0),
                     host=known.get("host", ""),
                     device=known.get("device", ""),
                     backend=known.get("backend", ""),
@@ -146,26 +203,77 @@ class Membership:
             )
         return tuple(records)
 
+    def examine(self) -> list[Examined]:
+        """What every rank does now, without stopping it.
+
+        Raises:
+            ClusterError: a rank could not be examined.
+        """
+        lost = self.lost()
+        answers = self._ask("examine")
+        with self._lock:
+            given = {rank for ranks in self._given.values() for rank in ranks}
+        made = []
+        for rank in range(self._world_size):
+            answer = answers.get(rank)
+            if rank in lost:
+                made.append(Examined(rank, "dead", why=lost[rank]))
+            elif answer is None:
+                made.append(Examined(rank, "silent"))
+            elif "error" in answer:
+                raise ClusterError(f"rank {rank} could not be examined: {answer['error']}")
+            else:
+                made.append(Examined.of(rank, answer["state"], answer, asked=rank in given))
+        return made
+
+    def end_silent(self, ranks: Iterable[int]) -> None:
+        """Ends those of these ranks that answer nobody: no interrupt can reach them."""
+        living = [rank for rank in ranks if rank not in self.lost()]
+        answers = self._wire.request(living, "ping", _ANSWER_SECONDS)
+        self._end([rank for rank in living if rank not in answers], _SILENT)
+
+    def _end(self, ranks: Iterable[int], why: str) -> None:
+        """Kills these ranks' processes and waits until they are gone."""
+        living = [rank for rank in ranks if rank not in self.lost()]
+        for rank in living:
+            self._ended[rank] = why
+            self._processes.fork_server.signal(rank, signal.SIGKILL)
+        deadline = time.monotonic() + _END_SECONDS
+        while not self.lost().keys() >= set(living):
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{label_of(living)} can't be ended: `%cluster stop` ends the whole cluster")
+            time.sleep(0.005)
+
     def _check_idle(self) -> None:
-        """Raises `ClusterError` if a rank still runs a cell; one that is being freed gets a moment to end."""
+        """Raises `ClusterError` if a rank still runs a cell, or does not answer.
+
+        One that is being freed gets a moment to end.
+        """
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
-            busy = [rank for rank, answer in self._ask("ping").items() if answer.get("cell") is not None]
-            if not busy:
+            answers = self._ask("ping")
+            busy = [rank for rank, answer in answers.items() if answer.get("cell") is not None]
+            silent = [rank for rank in range(self._world_size) if rank not in answers and rank not in self.lost()]
+            if not busy and not silent:
                 return
             if time.monotonic() > deadline:
+                if silent:
+                    raise ClusterError(
+                        f"rank {silent[0]} does not answer: wait for it, or give it a new process "
+                        f"(`%cluster rejoin --replace {silent[0]}`; its variables are lost)"
+                    )
                 raise ClusterError(
                     f"rank {busy[0]} still runs a cell: wait for it, or interrupt it (`%cluster interrupt`)"
                 )
             time.sleep(0.01)
 
-    def _ask(self, op: str) -> dict[int, dict[str, Any]]:
+    def _ask(self, op: str, seconds: float = _ANSWER_SECONDS) -> dict[int, dict[str, Any]]:
         lost = self.lost()
         living = [rank for rank in range(self._world_size) if rank not in lost]
-        return self._wire.request(living, op, _ANSWER_SECONDS)
+        return self._wire.request(living, op, seconds)
 
-    def _call(self, function: str, progress: Progress) -> None:
-        """Calls `bootstrap.join` or `rejoin` on all ranks with what `prepare` said."""
+    def _call(self, new: Iterable[int], progress: Progress) -> None:
+        """Calls `bootstrap.join` on new ranks and `rejoin` on the others, with what `prepare` said."""
         processes, answers = self._processes, self._processes.prepared
         devices = processes.placement.devices
         found = {group["name"]: group for rank in sorted(answers) for group in answers[rank]["groups"]}
@@ -177,12 +285,14 @@ class Membership:
             "endpoint": self._wire.endpoint(),
             "groups": sorted(found.values(), key=_in_order_of_creation),
             "group_count": max(answer["group_count"] for answer in answers.values()),
+            "broken": sorted({reducer for answer in answers.values() for reducer in answer["broken"]}),
         }
-        specs = {
-            engine: ({**common, "rank": rank, "local_rank": rank, "device": devices[rank]},)
+        functions = {**dict.fromkeys(processes.engine_of_rank, "rejoin"), **dict.fromkeys(new, "join")}
+        calls = {
+            engine: (functions[rank], {**common, "rank": rank, "local_rank": rank, "device": devices[rank]})
             for rank, engine in processes.engine_of_rank.items()
         }
-        joined = processes.call(function, specs, "joining, first collective", progress)
+        joined = processes.call(calls, "joining, first collective", progress)
         for rank, engine in processes.engine_of_rank.items():
             self._joined[rank] = {**self._joined.get(rank, {}), **answers[rank], **joined[engine]}
         self.suspect = False
@@ -216,7 +326,7 @@ class Membership:
                 self.suspect = True
             if missing:
                 return
-            del self._open[cell]
+            del self._open[cell], self._given[cell]
             if cell not in self._failed:
                 return
             self._failed.discard(cell)
@@ -226,6 +336,10 @@ class Membership:
         """On the fork server's reader thread: a rank's process has ended."""
         self.suspect = True
         self._free_others(rank, None)
+        with self._lock:
+            cells = list(self._open)
+        for cell in cells:
+            self._note_end(rank, cell, failed=True)
         engine = self._processes.engine_of_rank.get(rank)
         if engine is not None:
             self._processes.unregister(engine)

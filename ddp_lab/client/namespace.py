@@ -1,26 +1,32 @@
 """Variables to and from ranks.
 
-What is pulled is loaded by a process that has no torch: a tensor comes as a numpy array, wherever it sits (bfloat16
-and float8 as float32, a 0-dim tensor as a numpy scalar). An object of a class that was defined on the rank, or that
-belongs to torch (a module, an optimizer), can't be pulled; pull what it holds: `%pull model.state_dict()`.
+Large arrays and tensors travel through memory that client and ranks share; see [Note: how objects travel] in
+`ddp_lab.parcels`. What is pushed arrives as it is: arrays, tensors (those of a GPU on the host), models and classes of
+the notebook. What is pulled is loaded by a process that may have no torch. Tensors come as tensors only if this process
+has imported torch itself, else as numpy arrays, wherever they sit (bfloat16 and float8 as float32, a 0-dim tensor as a
+numpy scalar); of a model, an optimizer or a scheduler comes the `state_dict()`. An object of a class that only the rank
+knows can't be pulled; pull what it holds.
 """
 
 from __future__ import annotations
 
-import pickle
+import itertools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ..errors import ClusterError
-from .cell_run import RankFunction, check_sendable
+from .cell_run import RankFunction
 from .outputs import SilentBoard
+from .packing import Receiving, pickled_for_ranks, shared
 from .rank_sets import label_of
 from .results import CellResult
 
 __all__ = ["pull", "push"]
 
-_WRITE = RankFunction("ddp_lab.engine.variables", "write")
+_STAGE = RankFunction("ddp_lab.engine.variables", "stage")
+_BIND = RankFunction("ddp_lab.engine.variables", "bind")
 _READ = RankFunction("ddp_lab.engine.variables", "read")
+_pushes = itertools.count(1)
 
 
 class Runner(Protocol):
@@ -31,25 +37,29 @@ class Runner(Protocol):
 
 
 def push(cluster: Runner, mapping: Mapping[str, Any], ranks: Sequence[int]) -> None:
-    """Sets variables on ranks.
+    """Sets variables on ranks: all of them on all ranks, or none; see [Note: a push in two halves] in
+    `ddp_lab.engine.variables`.
 
     Args:
         cluster: where.
-        mapping: name -> value; values are pickled, functions and classes of the notebook travel by value.
+        mapping: name -> value; functions and classes of the notebook travel by value. Each rank has a copy of its own.
         ranks: which ranks.
 
     Raises:
         TypeError: a name is not an identifier, or a value can't be pickled; the message names it.
         CellError: a rank could not load a value.
     """
-    for name, value in mapping.items():
+    for name in mapping:
         if not isinstance(name, str) or not name.isidentifier():
             raise TypeError(f"{name!r} can't name a variable on a rank")
-        try:
-            check_sendable(value)
-        except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
-            raise TypeError(f"{name} (a {type(value).__name__}) can't be pushed: {error}") from error
-    cluster.run(_WRITE, tuple(mapping), *mapping.values(), ranks=ranks, label="push", board=SilentBoard())
+    value = pickled_for_ranks(mapping, "pushed")
+    token = f"{os.getpid()}-{next(_pushes)}"
+    options: dict[str, Any] = {"ranks": ranks, "label": "push", "board": SilentBoard()}
+    with shared(value) as parcel:
+        staged: CellResult = cluster.run(_STAGE, token, parcel, **options)
+    if not all(staged.values.values()):
+        cluster.run(_STAGE, token, value.inline(), **options)
+    cluster.run(_BIND, token, **options)
 
 
 def pull(cluster: Runner, name: str, ranks: Sequence[int]) -> dict[int, Any]:
@@ -63,10 +73,20 @@ def pull(cluster: Runner, name: str, ranks: Sequence[int]) -> dict[int, Any]:
     Raises:
         NameError: ranks don't have it; the message says which.
         TypeError: it can't leave the rank; the message says what in it can't.
+        ClusterError: it can't be loaded here.
         CellError: evaluating the expression raised.
     """
-    result: CellResult = cluster.run(_READ, name, ranks=ranks, label=f"pull {name}", board=SilentBoard())
-    answers = result.values
+    with Receiving(ranks) as receiving:
+        result: CellResult = cluster.run(
+            _READ, name, receiving.request(), ranks=ranks, label=f"pull {name}", board=SilentBoard()
+        )
+        answers = result.values
+        _check(name, ranks, answers)
+        return {rank: receiving.unpack(name, rank, answers[rank]["parcel"]) for rank in ranks}
+
+
+def _check(name: str, ranks: Sequence[int], answers: Mapping[int, Any]) -> None:
+    """Raises if a rank does not have the value, or can't part with it."""
     unknown = [rank for rank in ranks if answers[rank]["state"] == "unknown"]
     if unknown:
         have = [rank for rank in ranks if rank not in unknown]
@@ -76,13 +96,5 @@ def pull(cluster: Runner, name: str, ranks: Sequence[int]) -> dict[int, Any]:
         if answers[rank]["state"] == "kept":
             raise TypeError(
                 f"{name} (a {answers[rank]['kind']} on rank {rank}) can't be pulled: {answers[rank]['why']}. "
-                "Pull what it holds, for example model.state_dict()"
+                "Pull what it holds, for example its numbers or its state_dict()"
             )
-    return {rank: _load(name, rank, answers[rank]["blob"]) for rank in ranks}
-
-
-def _load(name: str, rank: int, blob: bytes) -> Any:
-    try:
-        return pickle.loads(blob)
-    except (ImportError, AttributeError) as error:
-        raise ClusterError(f"{name} of rank {rank} can't be loaded here: {error}") from error

@@ -1,4 +1,11 @@
-"""What the ranks print and display, shown as it comes: labelled by rank, equal outputs of several ranks once."""
+"""What the ranks print and display, shown as it comes: labelled by rank, equal outputs of several ranks once.
+
+[Note: what showing costs]
+A notebook draws a whole display anew at each update, so a board shows a bounded part of what ranks print (see [Note:
+bounded rows], [Note: what a page can draw]), places no more lines of a rank than can be shown (`thinned`), and says
+after each update how long the next one has to wait, so that at most `_CHARACTERS_PER_S` are published, whatever the
+ranks do.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +16,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from .displays import BlockDisplay, KernelDisplay, kernel_shell, write_line
+from .floods import Message, thinned
 from .lines import Line, TerminalText
+from .progress_bars import bar_of, began_as
 from .rank_sets import label_of
-from .rows import Block, Row, Rows, text_of
+from .row_text import text_of
+from .rows import HEAD_LINES, TAIL_LINES, Block, Row, Rows
 
 __all__ = ["Board", "LineBoard", "OutputBoard", "SilentBoard", "default_board"]
+
+_CHARACTERS_PER_S = 100_000
+_LONGEST_PAUSE_S = 2.0
+_MOST_RICH = 100  # figures, tables, widgets of one cell; of further ones the plain form is shown
+_LONGEST_LINE = 20_000
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Board(Protocol):
@@ -22,8 +38,15 @@ class Board(Protocol):
     def feed(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """Takes one message: its rank, IOPub type and content. Shows nothing yet."""
 
-    def refresh(self, final: bool = False) -> None:
-        """Shows what came since the last call; `final` also what was still incomplete."""
+    def refresh(self, final: bool = False) -> float:
+        """Shows what came since the last call; `final` also what was still incomplete.
+
+        Returns:
+            Seconds that the next call should be later.
+        """
+
+    def know(self, where: str) -> None:
+        """Takes the words that say where everything is, for what this board leaves out."""
 
     def announce(self, ranks: Iterable[int], text: str) -> None:
         """Shows `text` at once; it is about the running cell, not one of its outputs."""
@@ -48,7 +71,11 @@ class SilentBoard:
     def feed(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """See `Board`."""
 
-    def refresh(self, final: bool = False) -> None:
+    def refresh(self, final: bool = False) -> float:
+        """See `Board`."""
+        return 0.0
+
+    def know(self, where: str) -> None:
         """See `Board`."""
 
     def announce(self, ranks: Iterable[int], text: str) -> None:
@@ -83,7 +110,10 @@ class LineBoard:
             for text in str(content["data"].get("text/plain", "")).splitlines():
                 self._take(rank, "stdout", text)
 
-    def refresh(self, final: bool = False) -> None:
+    def know(self, where: str) -> None:
+        """See `Board`; this one leaves nothing out."""
+
+    def refresh(self, final: bool = False) -> float:
         """See `Board`."""
         if final:
             for (rank, stream), line in self._open.items():
@@ -93,6 +123,7 @@ class LineBoard:
         ready, self._ready = self._ready, []
         for stream, text in ready:
             self._write(stream, text)
+        return 0.0
 
     def announce(self, ranks: Iterable[int], text: str) -> None:
         """See `Board`."""
@@ -105,8 +136,9 @@ class LineBoard:
 class OutputBoard:
     """Text and displays of several ranks below one notebook cell, live.
 
-    Text goes to updatable plain-text displays, a rich output (figure, table, widget) to a display of its own with
-    its mime bundle unchanged. Of a long text the first 60 and last 140 lines are shown.
+    Text goes to updatable plain-text displays, a rich output (figure, table) to a display of its own with its mime
+    bundle unchanged. Of many lines the first 100 and the last 400 are shown, 200 while the cell runs; the progress bars
+    of ranks that show the same one share a line. See [Note: what showing costs].
 
     Args:
         display: where blocks are shown.
@@ -120,9 +152,29 @@ class OutputBoard:
         self._handles: dict[tuple[int, str], Row] = {}
         self._clear_next: set[int] = set()
         self._notes: list[Row] = []
+        self._unshown: list[Message] = []
+        self._where = "the cell's result has them all"
+        self._published = 0  # characters since the last refresh
 
     def feed(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """See `Board`."""
+        self._unshown.append((rank, kind, content))
+
+    def know(self, where: str) -> None:
+        """See `Board`."""
+        if where != self._where:
+            self._where = where
+            for block in self._rows.blocks:
+                block.text_dirty |= block.hidden > 0
+
+    def _place(self) -> None:
+        unshown, self._unshown = self._unshown, []
+        for rank, kind, content, left_out in thinned(unshown, HEAD_LINES, TAIL_LINES):
+            self._take(rank, kind, content)
+            if left_out:
+                self._rows.hide(rank, left_out)
+
+    def _take(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         if kind == "clear_output":
             self._clear_next.add(rank)
             if not content.get("wait"):
@@ -138,8 +190,9 @@ class OutputBoard:
             if row is not None:
                 self._replace(row, content)
 
-    def refresh(self, final: bool = False) -> None:
+    def refresh(self, final: bool = False) -> float:
         """See `Board`."""
+        self._place()
         if final:
             for rank in list(self._clear_next):
                 self._clear_if_asked(rank)
@@ -147,17 +200,20 @@ class OutputBoard:
                 self._rows.drop(row)
             self._notes.clear()
             self._rows.arrange()
-        if not self._rows.dirty:
-            return
-        self._rows.dirty = False
-        for block in self._rows.blocks:
-            if block.text_dirty:
-                self._show_text(block)
-            if block.rich_dirty:
-                self._show_rich(block)
+        self._rows.trim()
+        self._published = 0
+        if self._rows.dirty or final:
+            self._rows.dirty = False
+            for block in self._rows.blocks:
+                if block.text_dirty or (final and block.shortened):
+                    self._show_text(block, final)
+                if block.rich_dirty:
+                    self._show_rich(block)
+        return min(self._published / _CHARACTERS_PER_S, _LONGEST_PAUSE_S)
 
     def announce(self, ranks: Iterable[int], text: str) -> None:
         """See `Board`; the text goes with the final refresh, and until then claims the place below the cell."""
+        self._place()
         self._notes.append(self._rows.append("display", text, set(ranks)))
         self.refresh()
 
@@ -166,31 +222,54 @@ class OutputBoard:
         for block in self._rows.blocks:
             block.text_dirty = block.text_shown
             block.rich_dirty = block.rich_shown
-        self._rows.dirty = True
-        self.refresh()
+        self.refresh(final=True)
 
     def _feed_text(self, rank: int, stream: str, text: str) -> None:
-        feed = self._texts.setdefault((rank, stream), TerminalText())
-        for line in feed.feed(text):
-            row = line.tag
-            if row is None:
-                if not line.closed and not line.text:
-                    continue
-                line.tag = self._rows.place(rank, stream, line.text, joins=line.closed and not line.rewritten)
+        changed = self._texts.setdefault((rank, stream), TerminalText(_LONGEST_LINE)).feed(text)
+        # First the bars that went elsewhere: text printed between bars takes the line of the first.
+        for line in changed:
+            row, bar = line.tag, bar_of(line)
+            if row is None or row.bars is None:
                 continue
-            if row.ranks != {rank}:
-                if row.text != line.text:
-                    self._rows.leave(row, rank)
-                    line.tag = self._rows.append(stream, line.text, {rank})
-                continue
-            row.text = line.text
+            if bar is None or not self._rows.is_bar(row, stream, began_as(line, bar)):
+                self._rows.leave(row, rank)
+                line.tag = None
+        for line in changed:
+            self._show_line(rank, stream, line)
+
+    def _show_line(self, rank: int, stream: str, line: Line) -> None:
+        row, bar = line.tag, bar_of(line)
+        if bar is not None:
+            if row is not None and row.bars is not None:
+                row.bars[rank] = bar
+                self._rows.touch(row)
+                return
+            if row is not None:
+                self._rows.leave(row, rank)
+            line.tag = self._rows.place_bar(rank, stream, began_as(line, bar), bar)
+            return
+        text = line.text.rstrip() if line.rewritten else line.text
+        if row is None:
+            if text or (line.closed and not line.rewritten):
+                # A line that was cleared before it was written is what takes the place of a bar, not one itself.
+                joins = line.closed and not (line.rewritten and line.first)
+                line.tag = self._rows.place(rank, stream, text, joins)
+        elif row.ranks != {rank}:
+            if row.text != text:
+                self._rows.leave(row, rank)
+                line.tag = self._rows.append(stream, text, {rank})
+        else:
+            row.text = text
             self._rows.touch(row)
             if line.closed and not line.rewritten:
                 line.tag = self._rows.settle(rank, row)
 
     def _feed_bundle(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        data = dict(content["data"])
+        content = _without_widget(content)
+        data = content["data"]
         handle = _handle_of(content)
+        if not set(data) <= {"text/plain"} and sum(b.rich is not None for b in self._rows.blocks) >= _MOST_RICH:
+            data = {"text/plain": f"{data.get('text/plain', '')} (not drawn: {_MOST_RICH} of this cell are)"}
         if set(data) <= {"text/plain"}:
             style = "value" if kind == "execute_result" else "display"
             row = self._rows.place(rank, style, str(data.get("text/plain", "")), joins=not handle)
@@ -209,11 +288,11 @@ class OutputBoard:
 
     def _replace(self, row: Row, content: Mapping[str, Any]) -> None:
         if row.bundle is None:
-            row.text = str(content["data"].get("text/plain", ""))
+            row.text = str(_without_widget(content)["data"].get("text/plain", ""))
             self._rows.touch(row)
         else:
             self._rows.withdraw(row)
-            row.bundle = dict(content)
+            row.bundle = dict(_without_widget(content))
             row.block.text_dirty = row.block.rich_dirty = self._rows.dirty = True
 
     def _clear_if_asked(self, rank: int) -> None:
@@ -227,10 +306,11 @@ class OutputBoard:
             for row in [row for row in block.rows if rank in row.ranks]:
                 self._rows.leave(row, rank)
 
-    def _show_text(self, block: Block) -> None:
+    def _show_text(self, block: Block, final: bool) -> None:
         block.text_dirty = False
-        text = text_of(block)
+        text = text_of(block, self._where, final)
         if text or block.text_shown:
+            self._published += len(text)
             self._display.publish(f"{self._key}-{block.index}", {"text/plain": text}, {}, block.text_shown)
             block.text_shown = True
 
@@ -241,8 +321,18 @@ class OutputBoard:
             return
         data = bundle["data"] if bundle is not None else {"text/plain": ""}
         metadata = (bundle.get("metadata") if bundle is not None else None) or {}
+        self._published += sum(len(str(each)) for each in data.values())
         self._display.publish(f"{self._key}-{block.index}-rich", data, metadata, block.rich_shown)
         block.rich_shown = True
+
+
+def _without_widget(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An output without the reference to a widget: its model is on the rank, which no front end is connected to."""
+    data = {kind: value for kind, value in content["data"].items() if kind != _WIDGET}
+    if len(data) == len(content["data"]):
+        return content
+    data["text/plain"] = f"{data.get('text/plain', '')} (widgets of ranks can't be shown here)".strip()
+    return {**content, "data": data}
 
 
 def _handle_of(content: Mapping[str, Any]) -> str:

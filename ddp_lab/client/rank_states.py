@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RankFailure
 from . import failures as reports
+from .cell_outputs import CellOutputs
 from .results import RemoteValue
 
 __all__ = ["RankState", "RankStates"]
@@ -25,17 +26,17 @@ class RankState:
         report: what `ddp_lab.engine.cell.run` returned.
         failure: why there will be no report.
         idle: whether all its outputs have come.
-        begun_s: when it said that it begins, in seconds on the monotonic clock; 0 before.
+        begun_s: when it began, in seconds on the monotonic clock; None if it has not.
         ended_s: when it ended, in seconds on the monotonic clock.
-        outputs: notebook output dicts in order.
+        shown: what it showed of the last expression's value.
     """
 
     report: Mapping[str, Any] | None = None
     failure: RankFailure | None = None
     idle: bool = False
-    begun_s: float = 0.0
+    begun_s: float | None = None
     ended_s: float = 0.0
-    outputs: list[dict[str, Any]] = field(default_factory=list)
+    shown: str = ""
 
     @property
     def ended(self) -> bool:
@@ -44,9 +45,9 @@ class RankState:
 
     @property
     def word(self) -> str:
-        """ "running", "done" or "failed"."""
+        """ "queued", "running", "done" or "failed"."""
         if not self.ended:
-            return "running"
+            return "queued" if self.begun_s is None else "running"
         return "done" if self.report is not None and self.report["ok"] else "failed"
 
 
@@ -55,9 +56,11 @@ class RankStates:
 
     Args:
         ranks: the ranks.
+        outputs: where their outputs go.
     """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], outputs: CellOutputs) -> None:
+        self.outputs = outputs
         self._states = {rank: RankState() for rank in ranks}
 
     def __getitem__(self, rank: int) -> RankState:
@@ -70,10 +73,25 @@ class RankStates:
         """The ranks that have not ended."""
         return tuple(rank for rank, state in self._states.items() if not state.ended)
 
+    def begin(self, time_s: float) -> None:
+        """Takes it that no rank is kept from beginning."""
+        for state in self._states.values():
+            state.begun_s = time_s
+
+    def begun(self) -> float | None:
+        """When the first rank began, in seconds on the monotonic clock; None if none has."""
+        return min((state.begun_s for state in self._states.values() if state.begun_s is not None), default=None)
+
     def finished(self) -> bool:
         """Whether every rank has ended and its last outputs have come, or had their time to."""
         now = time.monotonic()
         return all(state.ended and (state.idle or now - state.ended_s > _TRAILING_S) for state in self._states.values())
+
+    def take_output(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+        """Keeps an output message."""
+        if kind == "execute_result":
+            self._states[rank].shown = str(content["data"].get("text/plain", ""))
+        self.outputs.add(rank, {"output_type": kind, **content})
 
     def give_up(self, failure: RankFailure) -> None:
         """Ends a rank that will not answer."""
@@ -81,18 +99,6 @@ class RankStates:
         state.failure = failure
         state.ended_s = time.monotonic()
         state.idle = True
-
-    def take_error(self, rank: int, error: Any, lost: Mapping[int, str]) -> None:
-        """Ends a rank whose request itself failed: its engine is gone, or was hit outside the cell."""
-        name = getattr(error, "ename", type(error).__name__)
-        if name == "EngineError":
-            self.give_up(reports.lost(rank, lost.get(rank) or "its process ended while the cell ran"))
-            return
-        trace = getattr(error, "traceback", None) or ""
-        trace = trace if isinstance(trace, str) else "\n".join(trace)
-        self.give_up(
-            RankFailure(rank, name, getattr(error, "evalue", str(error)), trace, time.monotonic_ns(), consequence=False)
-        )
 
     def failures(self) -> dict[int, RankFailure]:
         """Failures by rank, causes first (see `failures.in_order`)."""
@@ -111,12 +117,8 @@ class RankStates:
         return None
 
     def words(self) -> dict[int, str]:
-        """rank -> "running", "done" or "failed"."""
+        """rank -> "queued", "running", "done" or "failed"."""
         return {rank: state.word for rank, state in self._states.items()}
-
-    def outputs(self) -> dict[int, list[dict[str, Any]]]:
-        """rank -> its outputs so far."""
-        return {rank: state.outputs for rank, state in self._states.items()}
 
     def values(self) -> dict[int, Any]:
         """rank -> value, of the ranks that have reported."""
@@ -129,6 +131,4 @@ def _value_of(rank: int, state: RankState) -> Any:
         return pickle.loads(report["blob"])
     if not report.get("ok"):
         return None
-    shown = [each for each in state.outputs if each["output_type"] == "execute_result"]
-    text = str(shown[-1]["data"].get("text/plain", "")) if shown else ""
-    return RemoteValue(rank, str(report["kind"]), text, str(report.get("unsent", "")))
+    return RemoteValue(rank, str(report["kind"]), state.shown, str(report.get("unsent", "")))

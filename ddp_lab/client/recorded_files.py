@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import events, journal
-from . import timeline_files
+from . import descriptions, timeline_files
 
 __all__ = ["Recording", "find_files", "is_journal", "read"]
 
@@ -84,29 +84,56 @@ def is_journal(path: Path) -> bool:
 def _journal(path: Path) -> Recording:
     made = Recording(path, rank=-1, how="killed")
     for frames in journal.messages(path):
-        if frames[0] != journal.JSON_FRAME:
-            made.batches.append(events.decode(frames))
-            continue
-        message = json.loads(frames[1])
-        if message["type"] == "journal":
-            _check(path, message["schema_version"])
-            for name in ("rank", "run", "restart", "world_size", "host", "clock", "pid"):
-                setattr(made, name, message[name])
-        elif message["type"] == "describe":
-            made.descriptions += message["descriptions"]
-        elif message["type"] == "end":
-            made.how = message["how"]
+        try:
+            _take(made, frames)
+        except _OtherSchema:
+            raise
+        except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
+            what = f"a message lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} is damaged: {what}") from error
     if made.rank < 0:
         raise ValueError(f"{path} does not say whose journal it is: its rank was killed while it was being begun")
     return made
 
 
-def _check(path: Path, version: int) -> None:
+def _take(made: Recording, frames: list[bytes]) -> None:
+    """Adds one message of a journal."""
+    if not frames or frames[0] != journal.JSON_FRAME:
+        made.batches.append(events.decode(frames))
+        return
+    message = json.loads(frames[1])
+    if message["type"] == "journal":
+        _begin(made, message)
+    elif message["type"] == "describe":
+        for description in message["descriptions"]:
+            descriptions.check(description)
+            made.descriptions.append(description)
+    elif message["type"] == "end":
+        descriptions.text(message["how"], "how it ended")
+        made.how = message["how"]
+
+
+def _begin(made: Recording, message: dict[str, Any]) -> None:
+    version = message["schema_version"]
     if version != events.SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} holds events of schema version {version}, this ddp_lab reads {events.SCHEMA_VERSION}: "
+        raise _OtherSchema(
+            f"{made.path} holds events of schema version {version}, this ddp_lab reads {events.SCHEMA_VERSION}: "
             "read it with the ddp_lab that wrote it"
         )
+    for name, one in _OPENING.items():
+        one(message[name], name)
+        setattr(made, name, message[name])
+
+
+class _OtherSchema(ValueError):
+    """Another ddp_lab wrote it: nothing is damaged."""
+
+
+_WHOLE = descriptions.integer(0, 1 << 31)
+_OPENING: dict[str, Callable[[Any, str], None]] = {
+    "rank": _WHOLE, "run": descriptions.text, "restart": _WHOLE, "world_size": _WHOLE, "host": descriptions.text,
+    "clock": descriptions.text, "pid": _WHOLE,
+}  # fmt: skip
 
 
 def _saved(path: Path) -> Iterator[Recording]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..events import Batch, Kind
 from ..insight.clocks import ClockOffset, Moments, clock_offset
+from ..journal import SUFFIX
 from . import recorded_files
 from .rank_sets import label_of
 from .recorded_files import Recording
@@ -54,6 +55,8 @@ def read_run(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedR
     """
     files = recorded_files.find_files([Path(path) for path in paths])
     if len(files) == 1 and not recorded_files.is_journal(files[0]):
+        if files[0].suffix == SUFFIX:
+            raise ValueError(f"{files[0]} is no journal of `ddp-lab run`: it does not begin as one")
         return _saved_run(files[0], partial=partial)
     recordings: list[Recording] = []
     notices = []

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ..errors import RankFailure
 from .lines import Line, TerminalText
+from .rank_sets import label_of
 
-__all__ = ["CellResult", "CellStatus", "RemoteValue"]
+__all__ = ["CellResult", "CellStatus", "CellText", "RemoteValue"]
+
+
+@dataclass(frozen=True)
+class CellText:
+    """A cell's text and where it stands in its notebook.
+
+    Attributes:
+        text: the text below the line of the magic.
+        first_line: the notebook's number of the text's first line, for tracebacks.
+        name: under which the cell's result is kept; "" for none.
+    """
+
+    text: str
+    first_line: int = 1
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,7 +56,7 @@ class CellStatus:
     Attributes:
         cell_id: the run's id.
         label: its name.
-        ranks: rank -> "running", "done" or "failed".
+        ranks: rank -> "queued" (an earlier cell runs there), "running", "done" or "failed".
         seconds: since it was sent, until its end.
     """
 
@@ -55,25 +73,29 @@ class CellResult:
     Attributes:
         cell_id: the run's id.
         label: its name.
-        values: rank -> value of the last expression (of a function: what it returned). Tensors come as numpy
-            arrays. Of a cell, only plain data up to 64 KiB are sent; else a `RemoteValue` stands for it.
-        outputs: rank -> every output in order, as notebook output dicts (``output_type`` and its fields).
+        values: rank -> what the function returned, as `Cluster.pull` would bring it; or the value of the cell's last
+            expression: only plain data up to 64 KiB, tensors as numpy arrays. For what can't be sent, or is not, a
+            `RemoteValue` stands.
+        outputs: rank -> every output in order, as notebook output dicts (``output_type`` and its fields); of ranks that
+            printed much, read from their logs.
         seconds: wall time from sending to the last rank's end.
+        failures: rank -> failure, the first cause first; empty unless it failed.
+        logs: rank -> the file with all that it printed, there as long as the cluster runs; empty if that is little.
     """
 
     cell_id: str
     label: str
     values: Mapping[int, Any]
-    outputs: Mapping[int, list[dict[str, Any]]]
+    outputs: Mapping[int, Sequence[dict[str, Any]]]
     seconds: float
+    failures: Mapping[int, RankFailure] = field(default_factory=dict)
+    logs: Mapping[int, Path] = field(default_factory=dict)
 
     def text(self, rank: int) -> str:
         """All text that rank `rank` printed or displayed, in order, progress bars in their last state."""
         parts: list[str] = []
-        streams: dict[str, list[str]] = {}
         for output in self.outputs[rank]:
             if output["output_type"] == "stream":
-                streams.setdefault(output["name"], []).append(output["text"])
                 parts.append(output["text"])
             elif "data" in output and output["output_type"] != "update_display_data":
                 parts.append(str(output["data"].get("text/plain", "")) + "\n")
@@ -81,8 +103,9 @@ class CellResult:
         return text if "\r" not in text and "\x1b[" not in text else _settled(text)
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{rank}: {value!r}" for rank, value in self.values.items())
-        return f"<CellResult of {self.label} in {self.seconds:.3f} s, values {{{values}}}>"
+        values = ", ".join(f"{rank}: {value!r}" for rank, value in self.values.items() if rank not in self.failures)
+        failed = f", failed on {label_of(self.failures)}" if self.failures else ""
+        return f"<CellResult of {self.label} in {self.seconds:.3f} s{failed}, values {{{values}}}>"
 
 
 def _settled(text: str) -> str:

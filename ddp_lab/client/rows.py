@@ -5,6 +5,15 @@ Rows are kept in the order in which they first came. A line of a rank joins the 
 one that has the same text and kind; only when there is none it becomes a row of its own. Rows that the rank has had for
 itself meanwhile move above the row that it joins. So every rank's lines stay in their order, and ranks that print the
 same share their rows however late one of them is.
+
+[Note: bars]
+A progress bar joins the first bar of other ranks that began alike, wherever that is, and stays there: ranks draw bars
+and print lines through two streams, whose order says little.
+
+[Note: bounded rows]
+Of all blocks together the first `HEAD_LINES` and the last `TAIL_LINES` lines are kept, and the last few progress bars
+between them, which may still move; the rest goes before each refresh. Rows that were left out are remembered for a
+while, so that other ranks can join them, and counted in their block.
 """
 
 from __future__ import annotations
@@ -15,22 +24,29 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from .rank_sets import label_of
+from .progress_bars import Bar, Began
 
-__all__ = ["Block", "Row", "Rows", "text_of"]
+__all__ = ["HEAD_LINES", "ROW_LINES", "TAIL_LINES", "Block", "Row", "Rows"]
 
-HEAD_LINES = 60
-TAIL_LINES = 140
-_SLACK_LINES = 100
+HEAD_LINES = 100
+TAIL_LINES = 400
+ROW_LINES = 100  # of one value or display that are shown
+_SLACK_LINES = 2_000
+_STREAMS = ("stdout", "stderr")
+_KEPT_BARS = 16
 _JOINABLE_ROWS = 20_000
-_LONGEST_LINE = 5_000
+_JOINABLE_CHARACTERS = 4_000_000
 _MOVABLE_ROWS = 200
 _GAP = 1 << 256  # between the orders of two rows: room to move rows between them
 
 
 @dataclass(eq=False)
 class Row:
-    """One output of one or several ranks."""
+    """One output of one or several ranks.
+
+    Attributes:
+        bars: rank -> its state of the progress bar that this row is.
+    """
 
     order: int
     kind: str
@@ -40,19 +56,33 @@ class Row:
     key: tuple[str, str] = ("", "")
     visible: bool = True
     bundle: dict[str, Any] | None = None
+    bars: dict[int, Bar] | None = None
+
+    @property
+    def lines(self) -> int:
+        """Lines of text that it takes."""
+        return 1 if self.kind in _STREAMS else min(ROW_LINES, 1 + self.text.count("\n"))
 
 
 @dataclass(eq=False)
 class Block:
-    """Consecutive rows of text, ended by at most one rich output."""
+    """Consecutive rows of text, ended by at most one rich output.
+
+    Attributes:
+        hidden: lines that were left out, those of each rank counted.
+        hidden_to: order of the last row of these.
+        shortened: whether fewer lines are shown than are here.
+    """
 
     index: int
     rows: list[Row] = field(default_factory=list)
     hidden: int = 0
+    hidden_to: int = 0
     rich: Row | None = None
     text_dirty: bool = False
     rich_dirty: bool = False
     text_shown: bool = False
+    shortened: bool = False
     rich_shown: bool = False
 
 
@@ -66,7 +96,7 @@ class _Progress:
 
 
 class Rows:
-    """All rows of a board. See [Note: joining equal lines]."""
+    """All rows of a board. See [Note: joining equal lines], [Note: bounded rows]."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -74,7 +104,9 @@ class Rows:
         self._orders = itertools.count(_GAP, _GAP)
         self._ranks: dict[int, _Progress] = {}
         self._joinable: dict[tuple[str, str], list[Row]] = {}
-        self._recent: deque[Row] = deque()
+        self._recent: deque[tuple[Row, int]] = deque()
+        self._recent_characters = 0
+        self._lines = 0  # shown, besides the labels of rich outputs
 
     def place(self, rank: int, kind: str, text: str, joins: bool) -> Row:
         """The row for an output of `rank`: an equal one of other ranks if it `joins`, else a new one."""
@@ -90,15 +122,37 @@ class Rows:
             self.offer(row, key)
         return row
 
-    def append(self, kind: str, text: str, ranks: set[int]) -> Row:
-        """A new last row."""
+    def place_bar(self, rank: int, kind: str, began: Began, bar: Bar) -> Row:
+        """The row for a progress bar of `rank`: the first of other ranks that began alike, else a new one."""
+        key = _bar_key(kind, began)
+        rows = self._joinable.get(key, [])
+        row = next((each for each in rows if rank not in each.ranks and each.visible), None)
+        if row is None:
+            row = self.append(kind, "", {rank}, bars={})
+            self.offer(row, key)
+        row.ranks.add(rank)
+        row.bars = {**(row.bars or {}), rank: bar}
+        self.touch(row)
+        return row
+
+    def is_bar(self, row: Row, kind: str, began: Began) -> bool:
+        """Whether a row is the progress bar that began like this."""
+        return row.key == _bar_key(kind, began)
+
+    def append(self, kind: str, text: str, ranks: set[int], bars: dict[int, Bar] | None = None) -> Row:
+        """A new last row; a progress bar's is no landmark for the lines of its ranks."""
         block = self._block_for(ranks)
-        row = Row(next(self._orders), kind, text, ranks, block)
+        row = Row(next(self._orders), kind, text, ranks, block, bars=bars)
         block.rows.append(row)
-        self._trim(block)
+        if kind != "rich":
+            self._lines += row.lines
+        if self._lines > HEAD_LINES + TAIL_LINES + _SLACK_LINES:
+            self.trim()
         for rank in ranks:
             progress = self._progress(rank)
             progress.block = max(progress.block, block.index)
+            if bars is not None:
+                continue
             if kind == "rich" or len(ranks) > 1 or len(progress.own) >= _MOVABLE_ROWS:
                 progress.anchor, progress.own = row.order, []
             else:
@@ -145,6 +199,8 @@ class Rows:
     def leave(self, row: Row, rank: int) -> None:
         """Takes `rank` off a row; a row without ranks goes."""
         row.ranks.discard(rank)
+        if row.bars is not None:
+            row.bars.pop(rank, None)
         if row.ranks:
             self.touch(row)
         else:
@@ -155,6 +211,7 @@ class Rows:
         self.withdraw(row)
         if row.visible:
             row.block.rows.remove(row)
+            self._lines -= row.lines if row.kind != "rich" else 0
             self.touch(row)
         if row.block.rich is row:
             row.block.rich = None
@@ -213,6 +270,9 @@ class Rows:
                 progress.anchor = row.order
                 progress.own = progress.own[progress.own.index(row) + 1 :]
         row.ranks.add(rank)
+        if not row.visible:
+            row.block.hidden += row.lines
+            row.block.text_dirty = self.dirty = True
         progress = self._progress(rank)
         progress.anchor = row.order
         progress.block = max(progress.block, row.block.index)
@@ -226,21 +286,56 @@ class Rows:
         if joinable:
             self.offer(row, row.key)
 
-    def _trim(self, block: Block) -> None:
-        if len(block.rows) > HEAD_LINES + TAIL_LINES + _SLACK_LINES:
-            cut = block.rows[HEAD_LINES:-TAIL_LINES]
-            del block.rows[HEAD_LINES:-TAIL_LINES]
-            block.hidden += len(cut)
-            for each in cut:
-                each.visible = False
+    def hide(self, rank: int, lines: int) -> None:
+        """Counts lines of `rank` after its last row that are not even placed."""
+        progress = self._progress(rank)
+        last = progress.own[-1].order if progress.own else progress.anchor
+        block = self._block_for({rank})
+        block.hidden += lines
+        block.hidden_to = max(block.hidden_to, last)
+        progress.own = []
+        block.text_dirty = self.dirty = True
+
+    def trim(self) -> None:
+        """Leaves out what is between the first and the last lines. See [Note: bounded rows]."""
+        if self._lines <= HEAD_LINES + TAIL_LINES:
+            return
+        rows = [row for block in self.blocks for row in block.rows if row is not block.rich]
+        between = rows[_reaching(rows, HEAD_LINES) : len(rows) - _reaching(rows[::-1], TAIL_LINES)]
+        bars = [row for row in between if row.bars][-_KEPT_BARS:]
+        for row in between:
+            if row not in bars:
+                row.visible = False
+                row.block.hidden += row.lines * len(row.ranks)
+                row.block.hidden_to = max(row.block.hidden_to, row.order)
+                row.block.text_dirty = True
+        for block in self.blocks:
+            block.rows = [row for row in block.rows if row.visible]
+        self._lines = sum(row.lines for row in rows if row.visible)
 
     def offer(self, row: Row, key: tuple[str, str]) -> None:
         """Lets other ranks join this row with an output of the same kind and text."""
         row.key = key
         bisect.insort(self._joinable.setdefault(key, []), row, key=lambda each: each.order)
-        self._recent.append(row)
-        if len(self._recent) > _JOINABLE_ROWS:
-            self.withdraw(self._recent.popleft())
+        self._recent.append((row, len(key[1])))
+        self._recent_characters += len(key[1])
+        while len(self._recent) > _JOINABLE_ROWS or self._recent_characters > _JOINABLE_CHARACTERS:
+            oldest, characters = self._recent.popleft()
+            self._recent_characters -= characters
+            self.withdraw(oldest)
+
+
+def _bar_key(kind: str, began: Began) -> tuple[str, str]:
+    return (f"bar on {kind}", "\n".join(began))
+
+
+def _reaching(rows: list[Row], lines: int) -> int:
+    """How many of the first rows take at most so many lines."""
+    for place, row in enumerate(rows):
+        lines -= row.lines
+        if lines < 0:
+            return place
+    return len(rows)
 
 
 def _disjoint_runs(blocks: list[Block]) -> list[list[Block]]:
@@ -255,46 +350,3 @@ def _disjoint_runs(blocks: list[Block]) -> list[list[Block]]:
         runs[-1].append(block)
         seen |= ranks
     return runs
-
-
-_GUTTER = {"stderr": "\x1b[31m│\x1b[0m", "value": "→", "rich": "▾"}
-
-
-def text_of(block: Block) -> str:
-    width = max((len(label_of(row.ranks)) for row in block.rows), default=0)
-    lines: list[str] = []
-    before: set[int] | None = None
-    for place, row in enumerate(_by_rank(block.rows)):
-        if place == HEAD_LINES and block.hidden:
-            lines.append(f"{'':{width}} … {block.hidden:,} lines not shown here; the cell's result has them all …")
-            before = None
-        label = label_of(row.ranks).rjust(width) if row.ranks != before else " " * width
-        gutter = _GUTTER.get(row.kind, "│")
-        before = row.ranks
-        if row.kind == "rich":
-            lines.append(f"\x1b[34m{label_of(row.ranks).rjust(width)}\x1b[0m {gutter}")
-            continue
-        for number, text in enumerate(row.text.split("\n")):
-            head = f"\x1b[34m{label}\x1b[0m" if label.strip() and not number else " " * width
-            lines.append(f"{head} {gutter if not number or gutter != '→' else ' '} {_fit(text)}".rstrip())
-    return "\n".join(lines)
-
-
-def _by_rank(rows: list[Row]) -> list[Row]:
-    """`rows` with neighbours of different ranks in rank order: which rank was first by a moment says nothing."""
-    ordered: list[Row] = []
-    window: list[Row] = []
-    seen: set[int] = set()
-    for row in rows:
-        if row.kind == "rich" or not seen.isdisjoint(row.ranks):
-            ordered += sorted(window, key=lambda each: min(each.ranks))
-            window, seen = [], set()
-        window.append(row)
-        seen |= row.ranks
-    return ordered + sorted(window, key=lambda each: min(each.ranks))
-
-
-def _fit(text: str) -> str:
-    if len(text) > _LONGEST_LINE:
-        text = f"{text[:_LONGEST_LINE]}… ({len(text):,} characters)"
-    return text + "\x1b[0m" if "\x1b" in text else text

@@ -52,20 +52,18 @@ class TableView:
     steps: npt.NDArray[np.int64]
     buckets: npt.NDArray[np.int64]
     gradients: npt.NDArray[np.int64]
-    step_before: int  # of the row before the first, -1 if none
-    end_before: int  # that step's backward_end, 0 if unknown
+    previous_end: npt.NDArray[np.int64]  # backward_end of the step before each, 0 if unknown
 
 
-def view(rank: int, reducer: int, table: StepTable, steps: npt.NDArray[np.int64] | None) -> TableView:
-    """Copies the rows of these steps (all if None), in the order of steps."""
-    rows = table.rows()
-    before, end = -1, 0
-    if steps is not None:
-        chosen = np.isin(table.step[rows], steps)
-        first = int(np.argmax(chosen)) if chosen.any() else 0
-        if first:
-            before, end = int(table.step[rows[first - 1]]), int(table.steps[rows[first - 1], _F["backward_end"]])
-        rows = rows[chosen]
+def view(rank: int, reducer: int, table: StepTable, *, first: int | None = None, last: int | None = None) -> TableView:
+    """Copies the rows of the steps from `first` to `last` (None: no bound), in the order of steps."""
+    held = table.rows()
+    end = previous_ends(table, held)
+    chosen = slice(
+        None if first is None else int(np.searchsorted(table.step[held], first)),
+        None if last is None else int(np.searchsorted(table.step[held], last, side="right")),
+    )
+    rows = held[chosen]
     return TableView(
         rank,
         reducer,
@@ -75,9 +73,17 @@ def view(rank: int, reducer: int, table: StepTable, steps: npt.NDArray[np.int64]
         table.steps[rows],
         table.buckets[rows],
         table.gradients[rows],
-        before,
-        end,
+        end[chosen],
     )
+
+
+def previous_ends(table: StepTable, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """When the step before each row's had ended, 0 where that is unknown; rows in the order of steps."""
+    ends = table.steps[rows, _F["backward_end"]]
+    made = table.previous_end[rows]
+    follows = np.diff(table.step[rows]) == 1
+    made[1:][follows] = ends[:-1][follows]
+    return made
 
 
 def _ms(end: npt.NDArray[Any], begin: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -184,8 +190,6 @@ def _steps_of(one: TableView) -> Columns:
     hidden_end, exposed_begin = np.minimum(end, computed), np.maximum(begin, computed)
     ended = fields["backward_end"] > 0
     done = ended & valid.any(axis=1)
-    previous = np.concatenate([[one.end_before], fields["backward_end"][:-1]]).astype(np.int64)
-    follows = np.diff(one.step, prepend=one.step_before) == 1
     state = np.where(ended, "complete", np.where(fields["abandoned"] > 0, "abandoned", "running"))
     # The pieces of a union don't depend on each other: hidden + exposed is the union of the whole.
     hidden = overlap.covered(begin, hidden_end, valid & (hidden_end > begin))
@@ -203,7 +207,7 @@ def _steps_of(one: TableView) -> Columns:
         "backward_begin_ns": fields["backward_begin"],
         "finalize_ns": fields["finalize"],
         "backward_end_ns": fields["backward_end"],
-        "step_ms": np.where(follows, _ms(fields["backward_end"], previous[: len(one.step)]), np.nan),
+        "step_ms": _ms(fields["backward_end"], one.previous_end),
         "forward_ms": _ms(fields["forward_end"], fields["forward_begin"]),
         "backward_ms": _ms(fields["backward_end"], fields["backward_begin"]),
         "compute_ms": _ms(fields["finalize"], fields["backward_begin"]),

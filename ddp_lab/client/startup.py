@@ -46,6 +46,7 @@ class Processes:
         self.prepared: dict[int, dict[str, Any]] = {}
         self._connection: dict[str, dict[str, Any]] = {}
         self._run_dir = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))
+        self.logs = self._run_dir / "outputs"  # of cells that print much
         self.controller = Controller(self._run_dir)
         self.fork_server = ForkServer(self._run_dir, placement.environment)
 
@@ -75,10 +76,16 @@ class Processes:
             )
         self.fork_engines(progress)
 
-    def fork_engines(self, progress: Progress) -> None:
-        """Forks one engine per rank and waits until all have registered; fills `engine_of_rank`."""
+    def fork_engines(self, progress: Progress, ranks: Sequence[int] | None = None) -> None:
+        """Forks one engine per rank and waits until all have registered; then `prepare`s all ranks.
+
+        Args:
+            progress: is told how far it is.
+            ranks: those whose processes are new, in the place of some that ended; None for all.
+        """
+        ranks = range(self.placement.world_size) if ranks is None else ranks
+        self._wait_unregistered({self.engine_of_rank[rank] for rank in ranks if rank in self.engine_of_rank})
         known = set(self.client.ids)
-        ranks = range(self.placement.world_size)
         environments = {rank: {"DDP_LAB_RANK": str(rank), **self.placement.rank_environments[rank]} for rank in ranks}
         self.fork_server.fork(self._connection["engine"], environments)
 
@@ -88,25 +95,23 @@ class Processes:
             return ids if len(ids) == len(ranks) else None
 
         ids = self._wait(registered, "starting engines", progress)
-        self._prepare(ids, "starting engines", progress)
+        kept = {engine for rank, engine in self.engine_of_rank.items() if rank not in ranks}
+        self._prepare(ids | kept, "starting engines", progress)
 
     def prepare(self, doing: str) -> None:
         """Asks every rank to get ready to join anew; fills `prepared` with the answers by rank."""
         self._prepare(self.engine_of_rank.values(), doing, ignore)
 
     def _prepare(self, engines: Iterable[int], doing: str, progress: Progress) -> None:
-        answers = self.call("prepare", dict.fromkeys(engines, ()), doing, progress)
+        answers = self.call(dict.fromkeys(engines, ("prepare",)), doing, progress)
         self.engine_of_rank = {answer["rank"]: engine for engine, answer in answers.items()}
         self.prepared = {answer["rank"]: answer for answer in answers.values()}
 
-    def call(
-        self, function: str, arguments: Mapping[int, Sequence[Any]], doing: str, progress: Progress
-    ) -> dict[int, Any]:
-        """Calls a function of `ddp_lab.engine.bootstrap` on engines and waits for all answers.
+    def call(self, calls: Mapping[int, tuple[Any, ...]], doing: str, progress: Progress) -> dict[int, Any]:
+        """Calls functions of `ddp_lab.engine.bootstrap` on engines and waits for all answers.
 
         Args:
-            function: its name.
-            arguments: engine id -> arguments.
+            calls: engine id -> the function's name and its arguments.
             doing: what this is, for progress and errors.
 
         Returns:
@@ -116,8 +121,10 @@ class Processes:
             ClusterError: it raised on a rank, or a rank's process ended.
         """
         ipyparallel = importlib.import_module("ipyparallel")
-        reference = ipyparallel.Reference(_BOOTSTRAP + function)
-        pending = {engine: self.client[engine].apply_async(reference, *args) for engine, args in arguments.items()}
+        pending = {
+            engine: self.client[engine].apply_async(ipyparallel.Reference(_BOOTSTRAP + function), *arguments)
+            for engine, (function, *arguments) in calls.items()
+        }
 
         def answered() -> dict[int, Any] | None:
             self.fork_server.check(range(self.placement.world_size))
@@ -139,9 +146,12 @@ class Processes:
         self._wait(lambda: ranks <= self.fork_server.exits.keys() or None, "ending ranks", ignore)
         for engine in self.engine_of_rank.values():
             self.unregister(engine)
-        gone = set(self.engine_of_rank.values())
-        self._wait(lambda: not gone & set(self.client.ids) or None, "ending ranks", ignore)
+        self._wait_unregistered(set(self.engine_of_rank.values()))
         self.engine_of_rank = {}
+
+    def _wait_unregistered(self, engines: set[int]) -> None:
+        """Waits until the controller has forgotten these: a new engine may get the id of an old one."""
+        self._wait(lambda: not engines & set(self.client.ids) or None, "ending ranks", ignore)
 
     def unregister(self, engine: int) -> None:
         """Tells the controller that an engine's process is gone: nobody else would."""

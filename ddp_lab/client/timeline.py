@@ -7,6 +7,7 @@ back. Everything is bounded, and what was lost is counted and shown.
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,17 +22,20 @@ from ..insight.workload import Workload
 from ..journal import SUFFIX
 from . import diagnosis, span_columns, timeline_files, timeline_words, what_if, workloads
 from .gradient_columns import gradient_columns
-from .gradient_norms import ALL_BUCKETS, gradient_norm_columns
+from .gradient_norms import ALL_BUCKETS, drift_columns, gradient_norm_columns
 from .span_columns import Columns
 from .timeline_model import TimelineModel
-from .timeline_records import Inspection, LatePlace, RankStatus, ReducerInfo
+from .timeline_records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ..insight.link_model import LinkModel
+    from ..widgets.views import WhatIfSliders
 
-__all__ = ["Inspection", "LatePlace", "RankStatus", "ReducerInfo", "Timeline"]
+__all__ = ["Inspection", "Kept", "LatePlace", "RankStatus", "ReducerInfo", "Timeline"]
+
+_LATE_STEPS = 50  # complete steps that are searched for late ranks
 
 
 class Timeline(TimelineModel):
@@ -41,9 +45,10 @@ class Timeline(TimelineModel):
     process was replaced goes on under its number, and models that it builds then are new reducers.
 
     Args:
-        max_steps: steps of each model to keep. 8 ranks with 50 buckets and 200 parameters take 4.9 kB each and step:
-            40 MB in all for 1,000 steps.
-        max_events: raw events to keep for `since` and `save`, 72 bytes each.
+        max_steps: steps of each model to keep, and a quarter as many of those before: evenly spaced ones of the whole
+            past ([Note: old steps are thinned] in `step_table.py`; `kept` tells which). 8 ranks with 50 buckets and 400
+            parameters take 49 kB a step: 61 MB in all.
+        max_events: raw events to keep for `since` and `save`, 72 bytes each, and a quarter as many of old steps.
     """
 
     def spans(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
@@ -75,7 +80,7 @@ class Timeline(TimelineModel):
         ``communication_ms`` (at least one collective under way), of which ``hidden_ms`` under the computation and
         ``exposed_ms`` after it, on ``clock``.
         """
-        return _frame(span_columns.step_columns(self.views(reducer, last_steps)))
+        return _frame(self.step_columns(reducer, last_steps))
 
     def sync(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Gradient sync: one row per reducer, step and bucket that all ranks have reduced.
@@ -86,10 +91,7 @@ class Timeline(TimelineModel):
         ms that its launched collective waited for the last rank's), ``hidden_ms`` and ``exposed_ms`` (mean over
         the ranks). Needs one clock for all ranks: that of one host.
         """
-        columns = self.columns(reducer, last_steps)
-        ranks = {one.reducer: len(one.ranks) for one in self.reducers()}
-        chosen = {number: ranks[number] for number in np.unique(columns["reducer"]).astype(int).tolist()}
-        return _frame(span_columns.sync_columns(columns, chosen))
+        return _frame(self.sync_columns(reducer, last_steps))
 
     def gradients(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Watched gradients (`DistributedDataParallel.watch_gradients`): a row for each step and bucket.
@@ -109,6 +111,20 @@ class Timeline(TimelineModel):
             described = self._book.watched.gradients(reducer, last_steps)
         return _frame(gradient_norm_columns(described))
 
+    def drift(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
+        """Comparisons of the ranks' replicas (`watch_drift`, `Cluster.check_drift`): a row for each.
+
+        Columns: ``reducer``, ``step`` (synchronised backwards before it), ``ok``, ``first`` (name of the first
+        parameter or buffer that differs, "" for none), ``groups`` (ranks that hold equal values of it, together),
+        ``differing`` (how many differ), ``tensors`` and ``bytes`` (how much was compared), ``cost_ms``, ``error`` (why
+        it could not be done, else ""). They come from rank 0 of the model's group.
+
+        Args:
+            reducer: which model; None for all.
+            last_steps: only so many newest comparisons of each; None for all that are kept.
+        """
+        return _frame(drift_columns(self.drift_records(reducer, last_steps)))
+
     def noise_scale(self, reducer: int | None = None, last_steps: int = 100) -> float:
         """The gradient noise scale over watched steps, in batches of a rank: see [Note: gradient noise scale].
 
@@ -123,7 +139,11 @@ class Timeline(TimelineModel):
         return noise_scale(columns["signal"][together], columns["noise"][together])
 
     def find_late(
-        self, reducer: int | None = None, last_steps: int = 50, minimum_ms: float = 1.0, minimum_share: float = 0.25
+        self,
+        reducer: int | None = None,
+        last_steps: int = _LATE_STEPS,
+        minimum_ms: float = 1.0,
+        minimum_share: float = 0.25,
     ) -> list[LatePlace]:
         """Names the ranks whose own computation falls behind, and the bucket and parameter where it does.
 
@@ -193,6 +213,12 @@ class Timeline(TimelineModel):
         """
         return what_if.what_if(self, link, reducer=reducer, without_rank=without_rank, **what)
 
+    def what_if(self) -> WhatIfSliders:
+        """Returns a widget that predicts the step for what its sliders say, beside what was recorded."""
+        from ..widgets.views import WhatIfSliders
+
+        return WhatIfSliders(self)
+
     # ---- out --------------------------------------------------------------------------------------------
 
     def summary(self, reducer: int | None = None, last_steps: int = 200) -> str:
@@ -200,26 +226,31 @@ class Timeline(TimelineModel):
         chosen = self._chosen(reducer)
         if chosen is None:
             return timeline_words.NOTHING
-        steps = span_columns.step_columns(self.views(chosen.reducer, last_steps))
+        steps = self.step_columns(chosen.reducer, last_steps)
         known = steps["backward_ms"][np.isfinite(steps["backward_ms"])]
         typical = float(np.median(known)) if len(known) else 0.0
+        found = self._facts(chosen.reducer, min(last_steps, _LATE_STEPS))
+        late = diagnosis.late_places(found) if found is not None else []
         facts = timeline_words.Facts(
             info=chosen,
             steps=steps,
-            sync=span_columns.sync_columns(
-                self.columns(chosen.reducer, last_steps), {chosen.reducer: len(chosen.ranks)}
-            ),
-            late=self.find_late(chosen.reducer, last_steps, minimum_ms=max(1.0, 0.1 * typical)),
+            sync=self.sync_columns(chosen.reducer, last_steps),
+            late=[one for one in late if one.delay_ms >= 0.1 * typical],
             assignments={g: self.assignment(chosen.reducer, g) for g in chosen.generations},
             dropped=sum(rank.dropped for rank in self.ranks()),
-            findings=self.findings(chosen.reducer),
+            findings=findings.findings(found) if found is not None else [],
+            kept=self.kept(chosen.reducer),
         )
         return timeline_words.summary(facts)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the raw events that are kept and all descriptions to an ``.npz`` file; `load` reads it."""
+        """Writes the raw events that are kept and all descriptions to an ``.npz`` file; `load` reads it.
+
+        Of more than ``max_events`` these are the newest ones, and before them those of evenly spaced steps, a quarter
+        as many. What the file holds of a long run, `kept` of the loaded timeline tells.
+        """
         with self._lock:
-            chunks, _, _ = self._store.since(self._store.start)
+            chunks = [*self._store.thinned(), *self._store.since(self._store.start)[0]]
             described = [*self._described, *self._book.watched.everything()]
             ranks = {r.rank: {"dropped": r.dropped, "status": r.status} for r in self.ranks()}
         return timeline_files.write(Path(path), timeline_files.Saved(chunks, described, ranks))
@@ -257,26 +288,34 @@ class Timeline(TimelineModel):
             made._append(number, chunk)
         return made
 
-    def to_perfetto(self, path: str | os.PathLike[str]) -> Path:
+    def to_perfetto(self, path: str | os.PathLike[str], *, last_steps: int | None = None) -> Path:
         """Writes a Chrome trace (JSON) for ui.perfetto.dev: one process per rank, a track for each bucket.
 
         Arrows lead from the gradient that completes a bucket to the rank's collective, and on to that of all ranks.
-        Of more than 250,000 gradients only those that complete a bucket are shown.
+        Of more than 250,000 gradients only those that complete a bucket are shown, of more than 100,000 arrows only
+        those of the rank that launched last; the trace says so in its ``otherData``.
+
+        Args:
+            path: where to; compressed if it ends in ``.gz``.
+            last_steps: only so many newest steps of each model; None for all that are kept.
         """
         reducers = self.reducers()
         with self._lock:
-            views, marks = self.views(), self.marks()
-            spans = span_columns.span_columns(views, self._book.sizes())
-            trace = trace_export.Trace(
-                spans=spans,
-                steps=span_columns.step_columns(views),
-                gradients=gradient_columns(views, self._book.buckets()),
-                modules={one.reducer: one.module for one in reducers},
-                names={one.reducer: self._book.names(one.reducer) for one in reducers},
-                marks=marks,
-            )
+            views, marks = self.views(None, last_steps), self.marks()
+            buckets, sizes = self._book.buckets(), self._book.sizes()
+            names = {one.reducer: self._book.names(one.reducer) for one in reducers}
+        many = sum(view.gradients.size for view in views) > trace_export.MOST_GRADIENTS
+        trace = trace_export.Trace(
+            spans=span_columns.span_columns(views, sizes),
+            steps=span_columns.step_columns(views),
+            gradients=gradient_columns(views, buckets, completing=many),
+            modules={one.reducer: one.module for one in reducers},
+            names=names,
+            marks=marks,
+            notes=[note for note in (str(self.kept(one.reducer)) for one in reducers) if note],
+        )
         target = Path(path)
-        with target.open("w", encoding="utf-8") as file:
+        with gzip.open(target, "wb", 1) if target.suffix == ".gz" else target.open("wb") as file:
             trace_export.write(file, trace)
         return target
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +15,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..events import DTYPE, SCHEMA_VERSION
+from ..events import DTYPE, SCHEMA_VERSION, Kind, check
+from . import descriptions
 
 __all__ = ["Saved", "read", "write"]
+
+MOST_BYTES = 8 << 30  # of a file's arrays, unpacked
+_FEW = 1024
+_NAMES = ("about", "chunk_rank", "chunk_size", "descriptions", "dropped", "events", "rank", "schema_version")
+# What zipfile and numpy raise at files that are not what they say.
+_UNREADABLE = (
+    *(ValueError, EOFError, OSError, KeyError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
+    *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
 @dataclass(frozen=True)
@@ -49,46 +64,115 @@ def write(path: Path, saved: Saved) -> Path:
 
 
 def read(path: Path) -> Saved:
-    """Reads what `write`, or on one rank `ddp_lab.recording.save`, wrote.
+    """Reads what `write`, or on one rank `ddp_lab.recording.save`, wrote. Nothing in it is executed.
 
     Raises:
-        ValueError: it is no such file, or of another schema version.
+        ValueError: it is no such file, or of another schema version, or does not hold what it should.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (ValueError, EOFError, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise ValueError(f"{path} is not a saved timeline: {error}") from error
-    if "about" in arrays:
-        return _timeline(path, arrays)
-    if "descriptions" in arrays:
-        return _recording(path, arrays)
-    raise ValueError(f"{path} is not a saved timeline: it holds {sorted(arrays)}")
+        arrays = _arrays(path)
+    except FileNotFoundError:
+        raise
+    except _UNREADABLE as error:
+        raise ValueError(f"{path} is not a saved timeline: {error or type(error).__name__}") from error
+    if "about" not in arrays and "descriptions" not in arrays:
+        raise ValueError(f"{path} is not a saved timeline: it holds {sorted(arrays)}")
+    try:
+        about = json.loads(str(arrays["about"])) if "about" in arrays else None
+        version = int(arrays["schema_version"]) if about is None else about["schema_version"]
+        if version == SCHEMA_VERSION:
+            return _recording(arrays) if about is None else _timeline(about, arrays)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is not a saved timeline: {what}") from error
+    raise ValueError(f"{path} holds events of schema version {version}, this ddp_lab reads {SCHEMA_VERSION}")
 
 
-def _timeline(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> Saved:
-    about = json.loads(str(arrays["about"]))
-    _check(path, about["schema_version"])
-    parts = np.split(arrays["events"], np.cumsum(arrays["chunk_size"])[:-1]) if len(arrays["chunk_size"]) else []
+def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    with zipfile.ZipFile(path) as packed:
+        members = packed.infolist()
+    if (unpacked := sum(one.file_size for one in members)) > MOST_BYTES:
+        raise ValueError(f"unpacked it would take {unpacked / 2**30:.0f} GiB, more than any timeline")
+    if any(one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for one in members):
+        raise ValueError("it is compressed as numpy compresses nothing")
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files if name in _NAMES}
+
+
+def _timeline(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Saved:
+    ranks = {_rank(int(rank)): _status(status) for rank, status in about["ranks"].items()}
+    whose, sizes = _numbers(arrays, "chunk_rank"), _numbers(arrays, "chunk_size")
+    events = _events(arrays)
+    if len(whose) != len(sizes) or sum(sizes) != len(events) or not {*whose} <= ranks.keys():
+        raise ValueError("its chunks are not those of its events and ranks")
+    parts = np.split(events, np.cumsum(sizes)[:-1]) if sizes else []
+    described = [_description(rank, description, ranks) for rank, description in about["described"]]
+    _check_buckets(events, [one for _, one in described])
+    return Saved(chunks=list(zip(whose, parts, strict=True)), described=described, ranks=ranks)
+
+
+def _recording(arrays: dict[str, npt.NDArray[Any]]) -> Saved:
+    rank = _rank(int(arrays["rank"]))
+    ranks = {rank: {"dropped": int(arrays["dropped"]), "status": {}}}
+    described = json.loads(str(arrays["descriptions"]))
     return Saved(
-        chunks=list(zip(arrays["chunk_rank"].tolist(), parts, strict=True)),
-        described=[(rank, description) for rank, description in about["described"]],
-        ranks={int(rank): status for rank, status in about["ranks"].items()},
+        chunks=[(rank, _events(arrays))],
+        described=[_description(rank, description, ranks) for description in described],
+        ranks=ranks,
     )
 
 
-def _recording(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> Saved:
-    _check(path, int(arrays["schema_version"]))
-    rank = int(arrays["rank"])
-    return Saved(
-        chunks=[(rank, arrays["events"])],
-        described=[(rank, description) for description in json.loads(str(arrays["descriptions"]))],
-        ranks={rank: {"dropped": int(arrays["dropped"]), "status": {}}},
-    )
+def _events(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.void]:
+    found = arrays["events"]
+    if found.dtype != DTYPE or found.ndim != 1:
+        raise ValueError("its events are of another type")
+    check(found, "it")
+    # Tables are as wide as the largest bucket: what a small file names must not fill the memory.
+    gradients = found["parameter"][found["kind"] == Kind.GRAD_READY]
+    widest = max(int(found["bucket"].max(initial=-1)), int(gradients.max(initial=-1)))
+    if widest >= max(_FEW, len(found)):
+        raise ValueError(f"{len(found)} events name a bucket or parameter {widest}")
+    return found
 
 
-def _check(path: Path, version: int) -> None:
-    if version != SCHEMA_VERSION:
-        raise ValueError(f"{path} holds events of schema version {version}, this ddp_lab reads {SCHEMA_VERSION}")
+def _check_buckets(events: npt.NDArray[np.void], described: Sequence[dict[str, Any]]) -> None:
+    """Events name no bucket and no parameter that their model's assignments lack."""
+    for one in described:
+        if one.get("type") != "assignment":
+            continue
+        same = (events["reducer"] == one["reducer"]) & (events["generation"] == one["generation"])
+        widest = int(events["bucket"][same].max(initial=-1))
+        gradients = events["parameter"][same & (events["kind"] == Kind.GRAD_READY)]
+        if widest >= len(one["buckets"]) or int(gradients.max(initial=-1)) >= len(one["parameters"]):
+            raise ValueError(f"events of reducer {one['reducer']} name a bucket or parameter that it does not have")
+
+
+def _numbers(arrays: dict[str, npt.NDArray[Any]], name: str) -> list[int]:
+    found = arrays[name]
+    if found.dtype != np.int64 or found.ndim != 1 or (found < 0).any():
+        raise ValueError(f"{name!r} holds no numbers from 0")
+    numbers: list[int] = found.tolist()
+    return numbers
+
+
+def _rank(number: object) -> int:
+    if type(number) is not int or not 0 <= number < 1 << 31:
+        raise ValueError(f"it holds what it calls rank {str(number)[:40]}")
+    return number
+
+
+def _status(about: Any) -> dict[str, Any]:
+    descriptions.integer(0, 1 << 63)(about["dropped"], "dropped")
+    if not isinstance(about["status"], dict):
+        raise ValueError("a rank's status is none")
+    for name in ("state", "cell"):
+        if about["status"].get(name) is not None:
+            descriptions.text(about["status"][name], f"{name} of a rank")
+    return {"dropped": about["dropped"], "status": about["status"]}
+
+
+def _description(rank: object, description: Any, ranks: Container[int]) -> tuple[int, dict[str, Any]]:
+    if (number := _rank(rank)) not in ranks:
+        raise ValueError(f"it describes rank {number}, and holds nothing else of it")
+    descriptions.check(description)
+    return number, description

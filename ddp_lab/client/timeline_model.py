@@ -9,14 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import events
-from . import span_columns
+from . import column_cache, descriptions, span_columns
 from .event_store import EventStore
 from .reducer_book import FLEETING, ReducerBook
 from .span_columns import Columns, TableView
 from .step_table import StepTable
-from .timeline_records import Inspection, RankStatus, ReducerInfo
+from .timeline_records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 
 __all__ = ["TimelineModel"]
+
+
+_MAX_MARKS = 20_000
+
+
+_MARK = int(events.Kind.MARK)
 
 
 class _Rank:
@@ -46,10 +52,12 @@ class TimelineModel:
         self._start()
 
     def _start(self) -> None:
-        self._store = EventStore(self._max_events)
+        self._store = EventStore(self._max_events, thinned=self._max_events // 4)
+        self._marks = EventStore(_MAX_MARKS)
         self._book = ReducerBook()
         self._ranks: dict[int, _Rank] = {}
         self._tables: dict[tuple[int, int], StepTable] = {}  # (reducer, rank)
+        self._cache = column_cache.ColumnCache()
         self._latest: dict[int, int] = {}  # reducer -> time of its latest event
         self._described: list[tuple[int, dict[str, Any]]] = []
 
@@ -75,12 +83,19 @@ class TimelineModel:
             self._append(batch.rank, self._renumbered(batch.rank, rank.life, taken))
 
     def _append(self, rank: int, taken: npt.NDArray[np.void]) -> None:
-        known = self._ranks[rank]
-        known.last_event_ns = max(known.last_event_ns, int(taken["host_ns"].max()))
+        known, newest = self._ranks[rank], int(taken["host_ns"].max())
+        known.last_event_ns = max(known.last_event_ns, newest)
         self._store.append(rank, taken)
-        for reducer in np.unique(taken["reducer"]).tolist():
+        marked = (taken["kind"] == _MARK) & (taken["parameter"] >= 0)
+        if marked.any():
+            self._marks.append(rank, taken[marked])
+        models = _models(taken)
+        for reducer in models:
             if reducer >= 0:
-                self._extend_table(reducer, rank, taken[taken["reducer"] == reducer])
+                of_reducer = taken if len(models) == 1 else taken[taken["reducer"] == reducer]
+                self._extend_table(reducer, rank, of_reducer)
+                at = newest if len(models) == 1 else int(of_reducer["host_ns"].max())
+                self._latest[reducer] = max(self._latest.get(reducer, 0), at)
 
     def _extend_table(self, reducer: int, rank: int, taken: npt.NDArray[np.void]) -> None:
         table = self._tables.get((reducer, rank))
@@ -88,17 +103,16 @@ class TimelineModel:
             table = self._tables[reducer, rank] = StepTable(self._max_steps)
         table.extend(taken)
         self._ranks[rank].step = table.last_step
-        self._latest[reducer] = max(self._latest.get(reducer, 0), int(taken["host_ns"].max()))
 
     def _renumbered(self, rank: int, life: int, taken: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Replaces the rank's numbers of reducers and marks by those of this timeline."""
         changes: list[tuple[str, npt.NDArray[np.bool_], int]] = []
-        for reducer in np.unique(taken["reducer"]).tolist():
+        for reducer in _models(taken):
             number = self._book.number(rank, life, reducer) if reducer >= 0 else reducer
             if number != reducer:
                 changes.append(("reducer", taken["reducer"] == reducer, number))
-        marks = taken["kind"] == events.Kind.MARK
-        for index in np.unique(taken["parameter"][marks]).tolist():
+        marks = taken["kind"] == _MARK
+        for index in np.unique(taken["parameter"][marks]).tolist() if marks.any() else ():
             changes.append(("parameter", marks & (taken["parameter"] == index), self._book.mark(rank, life, index)))
         if not changes:
             return taken
@@ -120,12 +134,19 @@ class TimelineModel:
         return rank
 
     def describe(self, rank: int, description: dict[str, Any]) -> None:
-        """Takes one description of a rank (assignment, mark, inspection); it may name its ``"session"``."""
+        """Takes one description of a rank (assignment, mark, inspection); it may name its ``"session"``.
+
+        Raises:
+            ValueError: it is none; names the field.
+        """
+        descriptions.check(description)
         with self._lock:
             known = self._enter(rank, description.get("session"))
             if known is not None:
                 self.version += 1
                 made = self._book.describe(rank, known.life, description)
+                if made.get("type") == "assignment":
+                    self._cache = column_cache.ColumnCache()  # numbers of parameters are columns
                 if made.get("type") not in FLEETING:
                     self._described.append((rank, made))
 
@@ -206,10 +227,36 @@ class TimelineModel:
                 asked = f"reducer {reducer}, generation {'newest' if generation is None else generation}"
                 raise ValueError(f"no assignment of {asked}; known (reducer: generations): {known}") from None
 
+    def watched_gradients(self, reducer: int, last_steps: int | None = None) -> list[dict[str, Any]]:
+        """Descriptions of a model's watched steps, oldest first."""
+        with self._lock:
+            return self._book.watched.gradients(reducer, last_steps)
+
+    def drift_records(self, reducer: int | None = None, last_steps: int | None = None) -> list[DriftRecord]:
+        """Comparisons of the ranks' replicas, by model and step."""
+        with self._lock:
+            return self._book.watched.drift(reducer, last_steps)
+
+    def looks_arrived(self, reducer: int, kind: str = "drift") -> int:
+        """How many descriptions of type ``"drift"`` or ``"gradients"`` of a model have come in all."""
+        with self._lock:
+            return self._book.watched.arrived[kind, reducer]
+
     def inspections(self, reducer: int) -> list[Inspection]:
         """What the ranks answered when asked for their gradients' norms and checksums, oldest step first."""
         with self._lock:
             return self._book.inspections(reducer, self._info(reducer).ranks)
+
+    def kept(self, reducer: int) -> Kept:
+        """Which steps of a model are kept: [Note: old steps are thinned] in `step_table.py`."""
+        with self._lock:
+            tables = [table for (of, _), table in self._tables.items() if of == reducer]
+            held = np.unique(np.concatenate([np.empty(0, np.int64), *(table.step[table.rows()] for table in tables)]))
+        if not len(held):
+            return Kept(0, 0, -1, 0, 0)
+        gaps = np.flatnonzero(np.diff(held) > 1)
+        whole = int(gaps[-1]) + 1 if len(gaps) else 0
+        return Kept(len(held), int(held[0]), int(held[-1]), int(held[whole]), whole)
 
     # ---- times ------------------------------------------------------------------------------------------
 
@@ -227,15 +274,16 @@ class TimelineModel:
             return self._store.since(cursor)
 
     def marks(self) -> list[tuple[int, int, str]]:
-        """(rank, host time in ns, name) of every mark among the raw events that are kept."""
+        """(rank, host time in ns, name) of the newest marks, at most 20,000."""
         with self._lock:
-            chunks, _, _ = self._store.since(self._store.start)
+            chunks, _, _ = self._marks.since(self._marks.start)
             names = list(self._book.mark_names)
-        found = []
-        for rank, chunk in chunks:
-            marked = chunk[(chunk["kind"] == events.Kind.MARK) & (chunk["parameter"] >= 0)]
-            found += [(rank, int(event["host_ns"]), names[event["parameter"]]) for event in marked]
-        return found
+        return [
+            (rank, int(at), names[index])
+            for rank, chunk in chunks
+            for at, index in zip(chunk["host_ns"].tolist(), chunk["parameter"].tolist(), strict=True)
+            if index < len(names)
+        ]
 
     def mark_names(self) -> list[str]:
         """Names of the marks; the field ``parameter`` of a mark's event is an index of it."""
@@ -246,17 +294,46 @@ class TimelineModel:
         """Copies of the tables behind `spans`, `steps` and `sync`, for drawing without pandas."""
         with self._lock:
             chosen = [key for key in sorted(self._tables) if reducer is None or key[0] == reducer]
-            steps: dict[int, npt.NDArray[np.int64] | None] = {}
-            for of in {of for of, _ in chosen}:
-                held = [self._tables[key].step[self._tables[key].rows(last_steps)] for key in chosen if key[0] == of]
-                steps[of] = None if last_steps is None else np.unique(np.concatenate(held))[-last_steps:]
-            return [span_columns.view(rank, of, self._tables[of, rank], steps[of]) for of, rank in chosen]
+            first = {of: self._first_step(of, last_steps) for of in {of for of, _ in chosen}}
+            return [span_columns.view(rank, of, self._tables[of, rank], first=first[of]) for of, rank in chosen]
+
+    def _first_step(self, reducer: int, last_steps: int | None) -> int | None:
+        """The first of the newest `last_steps` steps over all ranks; None for all."""
+        if last_steps is None:
+            return None
+        tables = [table for (of, _), table in self._tables.items() if of == reducer]
+        held = np.unique(np.concatenate([table.step[table.rows(last_steps)] for table in tables]))
+        return int(held[max(0, len(held) - last_steps)]) if len(held) else np.iinfo(np.int64).max
 
     def columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
         """The columns of `spans` as numpy arrays: for live views."""
+        parts = self._span_parts(reducer, last_steps)
+        return column_cache.joined([part.columns for part in parts], span_columns.SPAN_COLUMNS)
+
+    def step_columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
+        """The columns of `steps` as numpy arrays."""
+        first = self._first_steps(reducer, last_steps)
+        parts = self._cache.parts(
+            "steps", self._tables, self._lock, first, lambda view: span_columns.step_columns([view])
+        )
+        return column_cache.joined([part.columns for part in parts], span_columns.STEP_COLUMNS)
+
+    def sync_columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
+        """The columns of `sync` as numpy arrays."""
+        parts = self._span_parts(reducer, last_steps)
+        return self._cache.sync(parts, {one.reducer: len(one.ranks) for one in self.reducers()})
+
+    def _span_parts(self, reducer: int | None, last_steps: int | None) -> list[column_cache.Part]:
         with self._lock:
-            views, sizes = self.views(reducer, last_steps), self._book.sizes()
-        return span_columns.span_columns(views, sizes)
+            sizes, cache, first = self._book.sizes(), self._cache, self._first_steps(reducer, last_steps)
+        return cache.parts(
+            "spans", self._tables, self._lock, first, lambda view: span_columns.span_columns([view], sizes)
+        )
+
+    def _first_steps(self, reducer: int | None, last_steps: int | None) -> dict[int, int | None]:
+        with self._lock:
+            chosen = {of for of, _ in self._tables if reducer is None or of == reducer}
+            return {of: self._first_step(of, last_steps) for of in chosen}
 
     def _chosen(self, reducer: int | None) -> ReducerInfo | None:
         """The record of a reducer, for None of the most recently active one; None if there is none."""
@@ -268,3 +345,10 @@ class TimelineModel:
             return {}
         buckets = self._book.assignment(reducer)["buckets"]
         return {parameter: one["bucket"] for one in buckets for parameter in one["parameters"]}
+
+
+def _models(taken: npt.NDArray[np.void]) -> list[int]:
+    """The distinct numbers of reducers; nearly always one, which costs little to find out."""
+    reducer = taken["reducer"]
+    lowest = int(reducer.min())
+    return [lowest] if lowest == int(reducer.max()) else np.unique(reducer).tolist()

@@ -5,7 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Inspection", "LatePlace", "RankStatus", "ReducerInfo"]
+__all__ = ["DriftRecord", "Inspection", "Kept", "LatePlace", "RankStatus", "ReducerInfo"]
+
+
+@dataclass(frozen=True)
+class DriftRecord:
+    """What one comparison of the ranks' replicas found.
+
+    Attributes:
+        reducer: which model.
+        step: the model's synchronised backwards before it.
+        ok: no parameter or buffer differs.
+        first: qualified name of the first that differs; None.
+        groups: for `first`, the ranks that hold equal values, together.
+        differing: how many differ.
+        tensors: how many were compared.
+        bytes: how many each rank read.
+        cost_ms: how long it took.
+        error: why they could not be compared; "" if they were.
+    """
+
+    reducer: int
+    step: int
+    ok: bool
+    first: str | None
+    groups: tuple[tuple[int, ...], ...]
+    differing: int
+    tensors: int
+    bytes: int
+    cost_ms: float
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +87,34 @@ class ReducerInfo:
     buckets: int
     last_step: int
     last_event_ns: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which steps of a model a timeline holds.
+
+    Attributes:
+        steps: how many.
+        first: the oldest, 0 if none.
+        last: the newest, -1 if none.
+        whole_from: from this one on there are all of them.
+        thinned: how many there are before that one.
+    """
+
+    steps: int
+    first: int
+    last: int
+    whole_from: int
+    thinned: int
+
+    def __str__(self) -> str:
+        """A sentence; empty if all steps are kept."""
+        if not self.thinned:
+            return ""
+        return (
+            f"Old steps are thinned: of steps {self.first:,}–{self.whole_from - 1:,} {self.thinned:,} are kept, all "
+            f"since {self.whole_from:,}."
+        )
 
 
 @dataclass(frozen=True)

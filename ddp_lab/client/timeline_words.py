@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..insight.facts import Finding
 from ..insight.words import enumeration, ms, size
-from .timeline_records import LatePlace, ReducerInfo
+from .timeline_records import Kept, LatePlace, ReducerInfo
 
 __all__ = ["CHANGE", "NOTHING", "Facts", "summary"]
 
@@ -39,6 +39,7 @@ class Facts:
     assignments: Mapping[int, dict[str, Any]]
     dropped: int
     findings: Sequence[Finding] = ()
+    kept: Kept | None = None
 
 
 def summary(facts: Facts) -> str:
@@ -50,7 +51,7 @@ def summary(facts: Facts) -> str:
     if len(facts.info.ranks) > 1 and len(sync["step"]):
         lines += [_longest(facts, sync), _last(sync)]
         lines += [_late(facts, sync, one) for one in facts.late[:2]]
-    lines += [_largest(facts.findings), _losses(facts)]
+    lines += [_largest(facts.findings), _losses(facts), str(facts.kept or "")]
     return "\n".join(line for line in lines if line)
 
 

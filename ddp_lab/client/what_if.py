@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..insight import predicted_events
+from ..insight.anchor import anchored
 from ..insight.link_model import LinkModel
 from ..insight.simulate import Configuration, Prediction, simulate
 from ..insight.workload import Workload
@@ -82,17 +83,20 @@ def what_if(
     bucket_cap_mb: float | Sequence[float] | None = None,
     reducer: int | None = None,
     without_rank: int | None = None,
+    recorded_link: LinkModel | None = None,
     **options: Any,
 ) -> WhatIf:
-    """See `Timeline.simulate`."""
+    """See `Timeline.simulate`; `recorded_link`: that of the recording, if it was measured."""
     workload = workloads.workload(timeline, reducer)
-    if without_rank is not None:
-        workload = workload.without(without_rank)
     if bucket_cap_mb is None and workload.caps:
         bucket_cap_mb = [cap / _MEBIBYTE for cap in workload.caps]
     configuration = Configuration(bucket_cap_mb, **options)
     info = timeline._chosen(reducer)
     chosen = link or fit_link(timeline, reducer)
+    if link is None or link is recorded_link:
+        workload, chosen = anchored(workload, chosen)
+    if without_rank is not None:
+        workload = workload.without(without_rank)
     predicted = simulate(workload, configuration, chosen)
     return WhatIf(configuration, chosen, workload, predicted, info.module if info else "?")
 

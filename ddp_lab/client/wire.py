@@ -5,7 +5,8 @@ one DEALER each to a ROUTER (control). Both are encrypted and authenticated with
 for every `Wire`, and only who holds the ranks' key gets in.
 
 Who owns what: one receiver thread owns every socket. It decodes, calls the handlers, which only append, and sends
-what other threads put into `_outgoing`. Those threads touch `_lock`-guarded state and the waking pipe, no socket.
+what other threads put into `_outgoing`. Those threads touch `_lock`-guarded state and the waking pipe, no socket; the
+main thread takes the lock with interrupts held back, see [Note: interrupts of the client].
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import json
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +25,8 @@ import zmq
 
 from .. import events
 from ..errors import ClusterError
+from . import wire_messages
+from .interrupts import held_back
 from .wire_sockets import WireSockets
 
 __all__ = ["Wire", "WireStatistics"]
@@ -67,7 +71,8 @@ class Wire:
     rank connects. Usable from any thread; a context manager.
 
     Args:
-        address: interface to listen on; the system picks the ports.
+        address: interface to listen on, the system picks the ports; or a folder, for sockets that processes of this
+            host reach whatever their network is.
     """
 
     def __init__(self, address: str = "127.0.0.1") -> None:
@@ -78,6 +83,7 @@ class Wire:
         self._statistics: dict[int, WireStatistics] = {}
         self._markers: dict[int, deque[str]] = {}
         self._peers: dict[int, bytes] = {}  # rank -> routing id, since its hello
+        self._heard: dict[int, float] = {}  # rank -> when its last message came, in seconds; the receiver thread's
         self._waiting: dict[int, deque[bytes]] = {}  # for ranks that have not said hello
         self._outgoing: deque[tuple[int, bytes]] = deque()
         self._requests: dict[int, _Request] = {}
@@ -114,7 +120,7 @@ class Wire:
 
     def connected(self) -> set[int]:
         """The ranks that have said hello."""
-        with self._lock:
+        with held_back(), self._lock:
             return set(self._peers)
 
     def wait_connected(self, ranks: Iterable[int], timeout: float) -> set[int]:
@@ -133,7 +139,7 @@ class Wire:
             message: JSON-able, with an ``"op"``.
         """
         payload = json.dumps(message).encode()
-        with self._lock:
+        with held_back(), self._lock:
             if self._closing:
                 return
             chosen = sorted(self._peers) if ranks is None else sorted(set(ranks))
@@ -152,13 +158,14 @@ class Wire:
         chosen = self.connected() if ranks is None else set(ranks)
         number = next(self._ids)
         request = _Request(chosen)
-        with self._lock:
-            self._requests[number] = request
-        self.send(chosen, {"op": op, "id": number, **arguments})
-        with self._lock:
-            self._lock.wait_for(lambda: self._closing or not request.missing, timeout)
-            del self._requests[number]
-            return dict(request.replies)
+        with held_back():
+            with self._lock:
+                self._requests[number] = request
+            self.send(chosen, {"op": op, "id": number, **arguments})
+            with self._lock:
+                self._lock.wait_for(lambda: self._closing or not request.missing, timeout)
+                del self._requests[number]
+                return dict(request.replies)
 
     def wait_for(self, cell: str, ranks: Iterable[int], timeout: float = 0.5) -> bool:
         """Waits until everything that these ranks recorded before they flushed `cell` has been handled.
@@ -173,13 +180,18 @@ class Wire:
         def arrived() -> bool:
             return self._closing or all(cell in self._markers.get(rank, ()) for rank in chosen)
 
-        with self._lock:
+        with held_back(), self._lock:
             return self._lock.wait_for(arrived, timeout) and not self._closing
 
     def statistics(self) -> dict[int, WireStatistics]:
         """rank -> what it has sent so far."""
-        with self._lock:
+        with held_back(), self._lock:
             return dict(self._statistics)
+
+    def silence(self) -> dict[int, float]:
+        """rank -> seconds since it last sent anything, of those that ever did."""
+        now = time.monotonic()
+        return {rank: now - at for rank, at in list(self._heard.items())}
 
     @property
     def refused(self) -> int:
@@ -198,7 +210,7 @@ class Wire:
 
     def close(self) -> None:
         """Ends the receiver thread and closes all sockets; what has not been sent is given up."""
-        with self._lock:
+        with held_back(), self._lock:
             if self._closing:
                 return
             self._closing = True
@@ -256,12 +268,13 @@ class Wire:
     def _handle_data(self, frames: list[memoryview]) -> None:
         if frames[0] != JSON_FRAME:
             batch = events.decode([bytes(frames[0]), *frames[1:]])
+            self._heard[batch.rank] = time.monotonic()
             self._count(batch, sum(len(frame) for frame in frames))
             for handler in self._on_batch:
                 handler(batch)
             return
-        message = json.loads(bytes(frames[1]))
-        rank: int = message["rank"]
+        rank, message = wire_messages.parse(frames)
+        self._heard[rank] = time.monotonic()
         kind = message["type"]
         if kind == "describe":
             for description in message["descriptions"]:
@@ -291,14 +304,15 @@ class Wire:
     def _take_control(self) -> None:
         while True:
             try:
-                peer, payload = self._sockets.control.recv_multipart(zmq.NOBLOCK)
+                frames = self._sockets.control.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._guarded(self._handle_control, peer, payload)
+            self._guarded(self._handle_control, frames)
 
-    def _handle_control(self, peer: bytes, payload: bytes) -> None:
-        message = json.loads(payload)
-        rank: int = message["rank"]
+    def _handle_control(self, frames: list[bytes]) -> None:
+        rank, message = wire_messages.parse(frames)
+        peer = frames[0]
+        self._heard[rank] = time.monotonic()
         if message["type"] == "hello":
             with self._lock:
                 self._peers[rank] = peer

@@ -1,9 +1,10 @@
-"""The sockets of a `Wire`: bound to ports that the system picks, encrypted, open to one key alone."""
+"""The sockets of a `Wire`: on ports that the system picks, or in a folder; encrypted, open to one key alone."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 
 import zmq
 from zmq.utils import z85
@@ -43,14 +44,21 @@ class WireSockets:
         self.control = self._listen(zmq.ROUTER, server_secret)
         self.control.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.control.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        ports = [socket.bind_to_random_port(f"tcp://{address}") for socket in (self.data, self.control)]
         self.endpoint = {
-            "data": f"tcp://{address}:{ports[0]}",
-            "control": f"tcp://{address}:{ports[1]}",
+            "data": self._bind(self.data, address, "data"),
+            "control": self._bind(self.control, address, "control"),
             "server_public": server_public.decode("ascii"),
             "client_public": client_public.decode("ascii"),
             "client_secret": client_secret.decode("ascii"),
         }
+
+    @staticmethod
+    def _bind(socket: zmq.Socket[bytes], address: str, name: str) -> str:
+        if "/" not in address:
+            return f"tcp://{address}:{socket.bind_to_random_port(f'tcp://{address}')}"
+        where = f"ipc://{Path(address, name)}"
+        socket.bind(where)
+        return where
 
     def _listen(self, kind: int, secret: bytes) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)

@@ -101,6 +101,7 @@ def workload(
         order=tuple(index for bucket in members for index in bucket) if description["rebuilt"] else (),
         caps=tuple(int(cap * _MEBIBYTE) for cap in caps),
         world_size=len(description["group_ranks"]),
+        step_ns=float(np.median((steps.field("backward_end") - steps.before).mean(axis=0))),
     )
 
 

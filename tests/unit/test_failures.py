@@ -103,5 +103,13 @@ def test_time_limit() -> None:
 
 def test_a_ranks_report_becomes_a_failure() -> None:
     """All that a rank reports is kept."""
-    report = {"name": "E", "message": "m", "traceback": ["a", "b"], "time_ns": 5, "consequence": True}
-    assert failure_of(3, report) == RankFailure(3, "E", "m", "a\nb", 5, True)
+    report = {
+        "name": "E",
+        "message": "m",
+        "traceback": ["a", "b"],
+        "time_ns": 5,
+        "consequence": True,
+        "waited_in": "barrier #2",
+        "broke_backward": True,
+    }
+    assert failure_of(3, report) == RankFailure(3, "E", "m", "a\nb", 5, True, "barrier #2", True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tqdm import tqdm
 
+from ddp_lab.client.floods import thinned
 from ddp_lab.client.lines import plain
 from ddp_lab.client.outputs import LineBoard, OutputBoard
 
@@ -94,14 +97,78 @@ def test_a_line_that_grows_joins_when_it_is_complete() -> None:
     assert page.lines() == ["ranks 0–1 │ loading... done"]
 
 
-def test_progress_bars_stay_one_row_for_each_rank() -> None:
-    """Rewritten lines are updated in place and never shared."""
+def test_other_progress_bars_stay_one_row_for_each_rank() -> None:
+    """Rewritten lines that are not tqdm's are updated in place and never shared."""
     shown, page = board()
     for percent in (0, 50, 100):
         for rank in (0, 1):
             shown.feed(rank, "stream", stream(f"\r{percent}%|", "stderr"))
         shown.refresh()
     assert page.lines() == ["rank 0 │ 100%|", "rank 1 │ 100%|"]
+
+
+def bar(n: int, total: int = 100, desc: str = "train") -> str:
+    """What tqdm prints for a bar after two seconds."""
+    return "\r" + tqdm.format_meter(n, total, 2.0, prefix=desc)
+
+
+def test_the_same_bar_of_several_ranks_is_one_row() -> None:
+    """Bars that began alike share a row with their range; one that only some ranks have carries their label."""
+    shown, page = board()
+    for rank, n in enumerate((40, 50, 60)):
+        shown.feed(rank, "stream", stream(bar(0) + bar(n), "stderr"))
+    shown.feed(2, "stream", stream("\n" + bar(1, 2, "own"), "stderr"))
+    shown.refresh(final=True)
+    first, second = page.lines()
+    assert first.startswith("ranks 0–2 │ train:  40%|████▒▒    | 40..60/100 [00:02<00:03,")
+    assert second.startswith("   rank 2 │ own:  50%|█████     | 1/2 [")
+
+
+def test_nested_bars_are_a_row_each() -> None:
+    """The inner bar moves below the outer one, comes and goes, and neither is mixed up with the other."""
+    shown, page = board()
+    for epoch in (1, 2):
+        for rank in (1, 0):
+            inner = "".join("\n" + bar(n, 10, "batches") + "\x1b[A" for n in (0, 4 + rank))
+            shown.feed(rank, "stream", stream(bar(epoch, 2, "epochs") + inner, "stderr"))
+        shown.refresh()
+        assert [line.split("|")[0] for line in page.lines()] == [
+            f"ranks 0–1 │ epochs: {50 * epoch:3}%",
+            "          │ batches:  40%",
+        ]
+        for rank in (0, 1):
+            shown.feed(rank, "stream", stream("\n\r" + " " * 80 + "\r\x1b[A", "stderr"))
+    shown.refresh(final=True)
+    assert [line.split("|")[0] for line in page.lines()] == ["ranks 0–1 │ epochs: 100%"]
+
+
+def test_text_written_between_bars_is_shared() -> None:
+    """A line that takes a bar's place (`tqdm.write`) is shared by the ranks as any other, and so is the bar."""
+    shown, page = board()
+    for n in (10, 20):
+        for rank in (0, 1):
+            shown.feed(rank, "stream", stream(bar(0) + bar(n) + "\r" + " " * 80 + f"\rat {n}\n" + bar(n + 1), "stderr"))
+            shown.refresh()
+    shown.refresh(final=True)
+    assert sorted(line[12:].split("|")[0] for line in page.lines()) == ["at 10", "at 20", "train:  21%"]
+    assert page.lines()[0].startswith("ranks 0–1 │ ")
+    assert not any("rank " in line for line in page.lines())
+
+
+def test_a_bar_stays_in_sight() -> None:
+    """A bar that still moves is shown although the lines around it are left out."""
+    shown, page = board()
+    lines = [f"line {n}\n" for n in range(2_000)]
+    shown.feed(0, "stream", stream("".join(lines[:500])))
+    shown.refresh()
+    shown.feed(0, "stream", stream(bar(1), "stderr"))
+    for begin in range(500, 2_000, 500):
+        shown.feed(0, "stream", stream("".join(lines[begin : begin + 500])))
+        shown.refresh()
+    shown.feed(0, "stream", stream(bar(77), "stderr"))
+    shown.refresh(final=True)
+    assert any("train:  77%" in line for line in page.lines())
+    assert len(page.lines()) == 502
 
 
 def test_values_are_marked() -> None:
@@ -158,9 +225,86 @@ def test_long_text_shows_head_and_tail() -> None:
     lines = page.lines()
     assert lines[0] == "ranks 0–1 │ line 0"
     assert lines[-1].endswith("│ line 9999")
-    assert len(lines) <= 302
+    assert len(lines) <= 501
     (note,) = [line for line in lines if "not shown" in line]
-    assert f"{10_000 - len(lines) + 1:,} lines" in note
+    assert f"{2 * (10_000 - len(lines) + 1):,} lines not shown" in note
+    assert lines[lines.index(note) + 1].startswith("ranks 0–1 │ line")
+
+
+def test_less_is_shown_while_lines_come() -> None:
+    """While the cell runs 200 of many lines are shown, and what is in the note and on the page are all lines."""
+    shown, page = board()
+    shown.feed(0, "stream", stream("".join(f"line {n}\n" for n in range(450))))
+    shown.refresh()
+    lines = page.lines()
+    (note,) = [line for line in lines if "not shown" in line]
+    assert len(lines) == 201
+    assert "250 lines not shown" in note
+    shown.refresh(final=True)
+    assert len(page.lines()) == 450
+
+
+@pytest.mark.parametrize("kind", ["long lines", "long values", "figures", "colours", "many ranks"])
+def test_a_page_is_bounded(kind: str) -> None:
+    """Whatever ranks put out, the page has a bounded number of displays, lines, characters and colours."""
+    page = Page()
+    shown = OutputBoard(page)
+    for number in range(3_000):
+        content = {
+            "long lines": stream(f"{number} " + 500 * "x" + "\n"),
+            "long values": bundle(text_plain=f"{number}\n" * 40),
+            "figures": bundle(image_png=str(number), text_plain=f"<Figure {number}>"),
+            "colours": stream(f"\x1b[31m{number}\x1b[0m\n"),
+            "many ranks": stream(f"{number}\n"),
+        }[kind]
+        rank = number % 64 if kind == "many ranks" else 0
+        shown.feed(rank, "stream" if "text" in content else "display_data", content)
+    pause = shown.refresh(final=True)
+    texts = [str(data["text/plain"]) for data in page.blocks.values()]
+    assert len(page.blocks) <= 201
+    assert sum(text.count("\n") + 1 for text in texts) <= 800
+    assert sum(map(len, texts)) <= 200_000
+    assert sum(text.count("\x1b[") for text in texts) <= 1_000
+    assert 0 < pause <= 2
+    assert shown.refresh() == 0
+
+
+def test_widgets_of_ranks_are_named() -> None:
+    """A widget, whose model is on the rank, is shown in its plain form, which says so."""
+    shown, page = board()
+    content = bundle(text_plain="HBox()")
+    content["data"]["application/vnd.jupyter.widget-view+json"] = {"model_id": "1"}
+    shown.feed(0, "display_data", content)
+    shown.refresh(final=True)
+    assert page.lines() == ["rank 0 │ HBox() (widgets of ranks can't be shown here)"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.lists(st.sampled_from(["a\n", "b", "\n"]), max_size=12)), max_size=12),
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+def test_thinned_text_is_the_beginning_and_the_end(messages: list[tuple[int, list[str]]], head: int, tail: int) -> None:
+    """Of each rank's text its first and last lines are left, whole, and as many lines as were taken out are counted."""
+    given_text: dict[int, str] = {0: "", 1: ""}
+    for rank, texts in messages:
+        given_text[rank] += "".join(texts)
+    left: dict[int, str] = {0: "", 1: ""}
+    counts = {0: 0, 1: 0}
+    for rank, _, content, out in thinned(
+        [(rank, "stream", stream("".join(texts))) for rank, texts in messages], head, tail
+    ):
+        left[rank] += content["text"]
+        counts[rank] += out
+    for rank, text in given_text.items():
+        assert text.count("\n") - left[rank].count("\n") == counts[rank]
+        lines, kept = text.split("\n"), left[rank].split("\n")
+        if len(lines) - 1 <= head + tail:
+            assert kept == lines
+        else:
+            assert kept[:head] == lines[:head]
+            assert kept[-tail - 1 :] == lines[-tail - 1 :]
+            assert set(kept) <= set(lines)
 
 
 def test_rich_outputs_end_in_rank_order() -> None:
@@ -175,6 +319,16 @@ def test_rich_outputs_end_in_rank_order() -> None:
         "ranks 0–2 │ plot",
         *(line for rank in range(3) for line in (f"rank {rank} ▾", f"<Figure {rank}>")),
     ]
+
+
+def test_what_is_announced_stands_below_what_came() -> None:
+    """An announcement is shown at once, below what ranks printed before it, and goes in the end."""
+    shown, page = board()
+    shown.feed(0, "stream", stream("before\n"))
+    shown.announce([1], "waits")
+    assert page.lines() == ["rank 0 │ before", "rank 1 │ waits"]
+    shown.refresh(final=True)
+    assert page.lines() == ["rank 0 │ before"]
 
 
 def test_nothing_is_published_for_a_silent_cell() -> None:

@@ -1,0 +1,49 @@
+"""How a cell is run and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .doctor import Watch
+from .outputs import Board
+
+if TYPE_CHECKING:
+    from .cell_run import CellRun
+
+__all__ = ["CellOptions"]
+
+
+@dataclass(frozen=True)
+class CellOptions:
+    """How a cell is run and watched.
+
+    Attributes:
+        label: the cell's name in tracebacks and errors.
+        args: arguments of the function, where a function is run.
+        kwargs: its keyword arguments.
+        board: shows the outputs; None for the one that fits this process.
+        interrupt: given ranks and this run's cell id, makes the ranks end the cell, or not begin it; returns at once.
+        lost_ranks: rank -> why, for ranks whose process is gone; cheap.
+        end_silent: ends those of these ranks that answer nobody, so that they are lost; takes a second.
+        last_words: the last lines that a rank whose process is gone wrote outside cells.
+        timeout: seconds after which the ranks are interrupted; None for no limit.
+        watch: says why the cell makes no progress; None: nobody looks.
+        logs: folder for the logs of ranks that print much, see `cell_outputs`; None: all stays in memory.
+        after: cells that were sent before to some of the same ranks and may not have ended: they are waited for.
+    """
+
+    label: str = "cell"
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    board: Board | None = None
+    interrupt: Callable[[Sequence[int], str], None] | None = None
+    lost_ranks: Callable[[], Mapping[int, str]] | None = None
+    end_silent: Callable[[Sequence[int]], None] | None = None
+    last_words: Callable[[int], str] | None = None
+    timeout: float | None = None
+    watch: Watch | None = None
+    logs: Path | None = None
+    after: Sequence[CellRun] = ()

@@ -1,0 +1,70 @@
+"""Tab completion in `%%distributed` cells: names and attributes as they are on a rank.
+
+The rank answers from a thread beside its running cell (`ddp_lab.engine.completion`), or not in time: then the notebook
+completes what it knows itself.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+
+from ..errors import ClusterError
+from .rank_sets import parse_ranks
+
+__all__ = ["load", "unload"]
+
+_SECONDS = 0.3
+_CELL = re.compile(r"\s*%%distributed\b(?P<options>[^\n]*)\n")
+_RANKS = re.compile(r"--ranks[ =](?P<ranks>\S+)")
+# A name with attributes and literal subscripts, up to the cursor.
+_PATH = re.compile(r"""(?:[^\W\d]\w*(?:\[(?:\d+|'[^'\n]*'|"[^"\n]*")\])*\s*\.\s*)*(?:[^\W\d]\w*)?$""")
+
+
+def load(shell: Any) -> None:
+    """Adds the ranks' names to the completions of an IPython shell."""
+    unload(shell)
+    shell.Completer.custom_matchers.append(_matcher)
+
+
+def unload(shell: Any) -> None:
+    """Takes them away."""
+    matchers = shell.Completer.custom_matchers
+    matchers[:] = [each for each in matchers if each is not _matcher]
+
+
+@context_matcher(identifier="ddp_lab.rank_names")  # type: ignore[untyped-decorator, unused-ignore]
+def _matcher(context: CompletionContext) -> dict[str, Any]:
+    cell = _CELL.match(context.full_text)
+    path = _PATH.search(context.text_until_cursor)
+    if cell is None or context.cursor_line < 1 or path is None or not path.group():
+        return {"completions": []}
+    text = path.group()
+    found = _ask(_first_rank(cell["options"]), text)
+    begun = text.rpartition(".")[2].strip()
+    completions = [SimpleCompletion(name, type=kind) for name, kind in found]
+    # What the notebook knows of a variable of the same name is not what the rank has.
+    return {"completions": completions, "matched_fragment": begun, "suppress": bool(found) and "." in text}
+
+
+def _first_rank(options: str) -> int:
+    named = _RANKS.search(options)
+    try:
+        return parse_ranks(named["ranks"])[0] if named is not None else 0
+    except ValueError:
+        return 0
+
+
+def _ask(rank: int, text: str) -> list[tuple[str, str]]:
+    module = sys.modules.get("ddp_lab.client.cluster")
+    cluster = module.current_cluster() if module is not None else None
+    if cluster is None or rank >= cluster.world_size:
+        return []
+    try:
+        answers = cluster.wire.request([rank], "complete", _SECONDS, text=text)
+    except ClusterError:  # it is being stopped
+        return []
+    return [(name, kind) for name, kind in answers.get(rank, {}).get("matches", [])]

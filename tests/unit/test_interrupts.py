@@ -1,0 +1,123 @@
+"""Interrupts wait where something would be left half done, and arrive where a thread only waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ddp_lab.client.interrupts import held_back, let_through
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    """Python's own handler before and after each test."""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted(block: Callable[[], object]) -> KeyboardInterrupt:
+    """What ended the block."""
+    with pytest.raises(KeyboardInterrupt) as caught:
+        block()
+    return caught.value
+
+
+def test_an_interrupt_waits_until_the_block_ends() -> None:
+    """Also when blocks are nested."""
+    done = []
+
+    def outer() -> None:
+        with held_back():
+            with held_back():
+                interrupt()
+                done.append(1)
+            done.append(2)
+
+    interrupted(outer)
+    assert done == [1, 2]
+
+
+def test_an_interrupt_is_let_through() -> None:
+    """One that waited is raised where it is let through, before the thread sleeps; what was held stays held."""
+    done = []
+
+    def sleep() -> None:
+        with let_through():
+            done.append("slept")
+
+    def be_woken() -> None:
+        with let_through():
+            threading.Timer(0.05, interrupt).start()
+            threading.Event().wait(30)
+
+    with held_back():
+        interrupt()
+        interrupted(sleep)
+        interrupted(be_woken)
+        with held_back():
+            interrupt()
+        interrupted(sleep)
+    assert not done
+
+
+def test_an_error_is_not_lost() -> None:
+    """An error that came while an interrupt waited is the interrupt's context."""
+
+    def fail() -> None:
+        with held_back():
+            interrupt()
+            raise ValueError("meanwhile")
+
+    assert isinstance(interrupted(fail).__context__, ValueError)
+
+
+def test_another_handler_is_called_later() -> None:
+    """A program's own handler gets its signal, once, and is put back."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
+    try:
+        with held_back():
+            interrupt()
+            interrupt()
+            assert not got
+        assert got == [signal.SIGINT]
+        interrupt()
+        assert len(got) == 2
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with held_back(), let_through():
+            interrupt()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_hold_nothing() -> None:
+    """A block in another thread changes nothing for the main thread, which gets its interrupt at once."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with held_back(), let_through():
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert inside.wait(30)
+
+    def be_interrupted() -> None:
+        interrupt()
+        time.sleep(30)
+
+    interrupted(be_interrupted)
+    leave.set()
+    thread.join()
