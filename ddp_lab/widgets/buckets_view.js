@@ -2,6 +2,7 @@
 
 import { ChartCanvas } from "./chart_canvas.js";
 import { mapCells } from "./model_map.js";
+import { ReconfigureForm } from "./reconfigure_form.js";
 import { fill, makeTable } from "./tables.js";
 import { bytes, count, element, milliseconds, setText } from "./theme.js";
 
@@ -19,7 +20,7 @@ export function bucketColour(bucket, buckets) {
 }
 
 export class BucketsView {
-  // actions: {select(bucket), redraw(), say(text)}
+  // actions: {select(bucket), send(command), redraw(), say(text)}
   constructor(actions) {
     this.actions = actions;
     this.root = "";
@@ -30,12 +31,14 @@ export class BucketsView {
     this.width.addEventListener("change", () => actions.redraw());
     this.up = element("button", { type: "button", class: "ddp-button" }, "whole model");
     this.up.addEventListener("click", () => this.zoom(""));
+    this.form = new ReconfigureForm(actions);
     this.table = makeTable("Buckets, in the order in which they are launched", TABLE);
     this.node = element(
       "section",
       { class: "ddp-buckets", "aria-label": "buckets" },
       element("h4", {}, "Buckets"),
       this.facts,
+      this.form.node,
       element("div", { class: "ddp-toolbar" }, element("label", { class: "ddp-field" }, "width ", this.width), this.up),
       this.chart.node,
       element("div", { class: "ddp-table-scroll", tabindex: "0", role: "region", "aria-label": "table of buckets" }, this.table.node),
@@ -48,7 +51,9 @@ export class BucketsView {
   }
 
   // readiness: of the kernel: {generation, ready: [ms by parameter], used: [share by parameter]} or undefined
-  draw(record, assignment, selected, readiness) {
+  // controls: {model, current, control, reconfiguration}: for the form
+  draw(record, assignment, selected, readiness, controls) {
+    this.form.draw(controls.model, controls.current, controls.control, controls.reconfiguration);
     this.chart.node.hidden = !assignment;
     if (!assignment) return setText(this.facts, "The ranks have not said yet which parameters the buckets hold.");
     const known = readiness?.generation === assignment.generation ? readiness : undefined;

@@ -1,13 +1,17 @@
 // The dashboard: takes messages into a store, and draws at most once an animation frame, only while it is in view.
 
-import { decodeSteps } from "./decode.js";
+import { Alarm } from "./alarm.js";
 import { DetailView, RankTable } from "./detail_view.js";
+import { hidePicture } from "./hide_picture.js";
+import { takeMessage } from "./incoming.js";
+import { KernelFacts } from "./kernel_facts.js";
 import { MarkStore } from "./marks.js";
 import { OverheadLine } from "./overhead.js";
 import { Panels } from "./panels.js";
+import { Presence } from "./presence.js";
 import { StepStore } from "./store.js";
 import { Tabs } from "./tabs.js";
-import { element, readTheme, setText } from "./theme.js";
+import { element, setText } from "./theme.js";
 import { TimelineView } from "./timeline_view.js";
 import { Toolbar } from "./toolbar.js";
 
@@ -15,7 +19,7 @@ const EMPTY = "No step recorded yet: train with ddp_lab.DistributedDataParallel 
 const CALM_MS = 1000; // between two pictures of a live step for readers who prefer reduced motion
 const SPEAK_MS = 5000;
 const TABLES_MS = 200;
-const ASK_MS = 700; // between two questions for the gradients of a bucket
+const LARGE = 1000; // cells (ranks × buckets) from which tables are written at half that pace
 
 class View {
   constructor(model, store) {
@@ -30,9 +34,10 @@ class View {
     this.updates = 0; // pictures that showed something new
     this.busy = 0; // milliseconds spent drawing
     this.wroteAt = 0;
+    this.stale = true; // the picture is not what the store and the reader ask for
     this.spoken = 0;
-    this.asked = { text: "", at: 0 }; // for the gradients of a bucket
     this.id = Math.random().toString(36).slice(2);
+    this.facts = new KernelFacts(model, store);
     this.calm = matchMedia("(prefers-reduced-motion: reduce)");
     this.build();
   }
@@ -46,8 +51,9 @@ class View {
       compare: () => this.compare(),
       redraw: () => this.schedule(true),
       say: (text) => this.say(text),
+      send: (command) => this.model.send(command), // to the kernel: see commands.py
     };
-    this.timeline = new TimelineView(this.root, { ...actions, redraw: () => this.schedule() }, (record, bucket) => this.describe(record, bucket), this.store.marks);
+    this.timeline = new TimelineView(this.root, { ...actions, redraw: () => this.schedule() }, (record, bucket) => this.facts.bucket(record, bucket), this.store.marks);
     this.toolbar = new Toolbar({
       choose: actions.choose,
       follow: (following) => this.set({ following }),
@@ -63,14 +69,21 @@ class View {
     this.detail = new DetailView(() => this.set({ bucket: null }), actions);
     this.ranks = new RankTable();
     this.overhead = new OverheadLine();
+    this.alarm = new Alarm(actions);
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
     this.empty = element("p", { class: "ddp-empty" }, EMPTY);
     this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
-    this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.toolbar.node, this.panels.node, this.detail.node);
-    this.root.append(this.notice, this.empty, this.content, this.ranks.node, this.overhead.node, this.voice);
+    this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.toolbar.node, this.panels.node, this.detail.node);
+    this.root.append(this.notice, this.alarm.node, this.content, this.ranks.node, this.overhead.node, this.voice);
+    this.presence = new Presence(this.root, {
+      seen: () => this.looked(),
+      show: () => this.schedule(),
+      theme: () => this.refreshTheme(),
+      second: () => this.everySecond(),
+    });
     this.root.statistics = () => {
       const { draws, updates, busy, store, record } = this;
-      return { draws, updates, busy, received: store.received, step: record?.step ?? null, time: performance.now() };
+      return { draws, updates, busy, received: store.received, step: record?.step ?? null, complete: Boolean(record?.complete), time: performance.now() };
     };
   }
 
@@ -83,33 +96,11 @@ class View {
 
   // Tells the kernel which views are seen, so that it computes what they need and nothing else.
   looked() {
-    const views = this.inView ? this.panels.names : [];
+    const views = this.presence.inView ? this.panels.names : [];
     const text = JSON.stringify([views, this.reducer]);
     if (text === this.lookedAt) return;
     this.lookedAt = text;
     this.model.send({ type: "look", id: this.id, views, reducer: this.reducer });
-  }
-
-  mount(target) {
-    target.append(this.root);
-    this.inView = true;
-    this.looked();
-    this.seen = new IntersectionObserver(([entry]) => {
-      this.inView = entry.isIntersecting;
-      this.looked();
-      if (this.inView) this.schedule();
-    });
-    this.seen.observe(this.root);
-    this.sized = new ResizeObserver(() => this.schedule());
-    this.sized.observe(this.root);
-    // JupyterLab switches its theme by an attribute of the body.
-    this.themed = new MutationObserver(() => this.refreshTheme());
-    this.themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
-    this.changed = () => this.schedule();
-    this.store.listeners.add(this.changed);
-    this.model.on("change", this.changed);
-    this.tick = setInterval(() => this.everySecond(), 1000);
-    this.schedule();
   }
 
   refreshTheme() {
@@ -119,24 +110,30 @@ class View {
     this.schedule();
   }
 
-  // A theme that no attribute announces, and what changes without a message; the pictures stay as they are.
   everySecond() {
-    if (!this.inView) return;
     const begin = performance.now();
-    const theme = JSON.stringify(readTheme(this.root));
-    if (this.seenTheme !== undefined && theme !== this.seenTheme) this.refreshTheme();
-    this.seenTheme = theme;
     this.drawFooter();
+    if (this.model.get("stepping")?.paused?.length) this.schedule(); // it says for how long
     this.busy += performance.now() - begin;
   }
 
-  unmount() {
-    this.inView = false;
+  mount(target) {
+    target.append(this.root);
+    this.presence.begin();
     this.looked();
-    for (const observer of [this.seen, this.sized, this.themed]) observer.disconnect();
+    // Steps that are not shown change nothing in a picture of one step.
+    this.changed = (what) => (what === "steps" && this.timeline.mode === "one" ? this.request() : this.schedule());
+    this.store.listeners.add(this.changed);
+    this.told = () => (this.later ??= setTimeout(() => this.catchUp(), Math.max(0, this.wroteAt + TABLES_MS - performance.now())));
+    this.model.on("change", this.told);
+    this.schedule();
+  }
+
+  unmount() {
+    this.presence.end();
+    this.looked();
     this.store.listeners.delete(this.changed);
-    this.model.off("change", this.changed);
-    clearInterval(this.tick);
+    this.model.off("change", this.told);
     clearTimeout(this.later);
     cancelAnimationFrame(this.frame);
     this.root.remove();
@@ -147,10 +144,16 @@ class View {
     this.schedule(true);
   }
 
-  // soon: the reader waits for it, so that tables don't keep to their pace
+  // The picture is to be drawn again. soon: the reader waits for it, so that tables don't keep to their pace
   schedule(soon = false) {
     if (soon) this.wroteAt = 0;
-    if (this.frame || !this.inView) return;
+    this.stale = true;
+    this.request();
+  }
+
+  // What is new is to be drawn, if it is shown.
+  request() {
+    if (this.frame || !this.presence.inView) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = null;
       try {
@@ -165,29 +168,40 @@ class View {
 
   draw() {
     const record = this.choose();
-    this.empty.hidden = record !== null;
-    this.content.hidden = record === null;
+    this.showWhatThereIs(record);
     const withTimeline = this.panels.has("timeline");
     // Sizes are read before anything is written: reading them later would make the browser lay the page out twice.
     const size = record && withTimeline && this.timeline.measure(record);
     const now = performance.now();
-    const hurried = this.following && record !== this.record && now - this.wroteAt < TABLES_MS;
+    const pace = record && record.rankCount * record.buckets > LARGE ? 2 * TABLES_MS : TABLES_MS;
+    const fresh = record !== this.record;
+    const hurried = this.following && fresh && now - this.wroteAt < pace;
     if (record !== null) {
-      if (record !== this.record) this.updates += 1;
+      if (fresh) this.updates += 1;
       this.record = record;
-      if (withTimeline) this.timeline.draw(record, this.records(), size, this.bucket, this.following);
-      this.drawSelector(record, withTimeline);
+      if (withTimeline && (this.stale || fresh)) this.timeline.draw(record, this.records(), size, this.bucket, this.following);
+      this.stale = false;
     }
-    if (hurried) this.later ??= setTimeout(() => this.catchUp(), TABLES_MS);
+    if (hurried) this.later ??= setTimeout(() => this.catchUp(), pace);
     else this.drawTables(record, now);
     this.draws += 1;
     this.busy += performance.now() - now;
   }
 
+  // Before the first step there are only the tabs that need none.
+  showWhatThereIs(record) {
+    const { free, bare, anyFree } = this.panels;
+    this.empty.hidden = record !== null || free;
+    this.tabs.node.hidden = this.panels.tabs.size < 2 || (record === null && !anyFree);
+    this.toolbar.node.hidden = record === null || bare;
+    this.panels.node.hidden = record === null && !free;
+    if (record === null) this.detail.node.hidden = true;
+  }
+
   catchUp() {
     this.later = null;
     this.wroteAt = 0;
-    this.schedule();
+    this.request();
   }
 
   // The steps of the model, in order.
@@ -197,66 +211,40 @@ class View {
 
   drawSelector(record, timeline) {
     const steps = this.store.steps(this.reducer);
-    this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.titles(), timeline });
+    this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.facts.titles(), timeline });
     const state = record.abandoned ? "abandoned" : record.complete ? "" : "in progress";
     this.badge.hidden = !state;
     setText(this.badge, state);
   }
 
-  // Figures that change twenty times a second can't be read: the tables follow at most five times a second.
+  // Figures that change thirty times a second can't be read, and laying them out costs more than the picture: all text
+  // follows at most five times a second.
   drawTables(record, now) {
     this.wroteAt = now;
+    if (record !== null) this.drawSelector(record, this.panels.has("timeline"));
     const notice = this.model.get("notice");
     this.notice.hidden = !notice;
     setText(this.notice, notice);
+    this.alarm.draw(this.model.get("control")?.live, this.model.get("stepping"), this.model.get("rehearsal"));
     this.drawFooter();
     this.drawTabs();
-    if (record === null) return;
     this.looked();
-    const inspection = this.ofReducer("inspection");
-    this.panels.draw({
-      record,
-      records: this.records(),
-      assignment: this.model.get("assignments")[`${record.reducer}:${record.generation}`],
-      bucket: this.bucket,
-      inspection,
-      findings: this.ofReducer("findings"),
-      late: this.ofReducer("late"),
-      readiness: this.ofReducer("readiness"),
-      link: this.model.get("links")[`${record.reducer}:${record.generation}`],
-    });
-    const info = this.bucket === null ? undefined : this.describe(record, this.bucket);
-    this.detail.draw(record, this.bucket, info, inspection, this.gradients(record));
+    const facts = this.facts.all(record);
+    this.panels.draw({ record, records: record ? this.records() : [], bucket: this.bucket, ...facts });
+    if (record === null) return;
+    const info = this.bucket === null ? undefined : this.facts.bucket(record, this.bucket);
+    this.detail.draw(record, this.bucket, info, facts.inspection, this.facts.gradients(record, this.bucket));
     this.label(record);
   }
 
   drawFooter() {
     this.ranks.draw(this.panels.has("timeline") ? this.model.get("ranks") : []);
-    this.overhead.draw(this.model.get("overhead"), this.busy);
+    this.overhead.node.hidden = this.panels.free;
+    if (!this.panels.free) this.overhead.draw(this.model.get("overhead"), this.busy);
   }
 
   drawTabs() {
-    this.tabs.draw(this.panels.opened, { Findings: this.ofReducer("findings")?.items.length });
-  }
-
-  // What the kernel found out about the model that is shown.
-  ofReducer(trait) {
-    const found = this.model.get(trait);
-    return found && found.reducer === this.reducer ? found : undefined;
-  }
-
-  // When each gradient of the chosen bucket was ready; asked for as the reader chooses, and now and then while steps go by.
-  gradients(record) {
-    if (this.bucket === null) return undefined;
-    const text = JSON.stringify([record.reducer, record.step, this.bucket]);
-    const now = performance.now();
-    const other = this.asked.bucket !== this.bucket || this.asked.reducer !== record.reducer;
-    if (text !== this.asked.text && record.complete && (other || now - this.asked.at > ASK_MS)) {
-      this.asked = { text, at: now, bucket: this.bucket, reducer: record.reducer };
-      this.model.send({ type: "gradients", reducer: record.reducer, step: record.step, bucket: this.bucket });
-    }
-    const found = this.store.gradients;
-    return found && found.reducer === record.reducer && found.bucket === this.bucket && found.generation === record.generation ? found : undefined;
+    this.tabs.draw(this.panels.opened, { Findings: this.facts.of("findings", this.reducer)?.items.length });
   }
 
   // The record to show: the chosen step (also when the store has let it go), else the newest of the chosen model.
@@ -272,22 +260,6 @@ class View {
     if (this.calm.matches && this.record?.reducer === this.reducer && now - this.drawnAt < CALM_MS) return this.record;
     this.drawnAt = now;
     return this.store.latest(this.reducer);
-  }
-
-  titles() {
-    const assignments = Object.values(this.model.get("assignments"));
-    return [...this.store.reducers.keys()].map((id) => {
-      const name = assignments.find((one) => one.reducer === id)?.module;
-      return [id, name ? `${name} (reducer ${id})` : `reducer ${id}`];
-    });
-  }
-
-  describe(record, bucket) {
-    const assignment = this.model.get("assignments")[`${record.reducer}:${record.generation}`];
-    const entry = assignment?.buckets.find((one) => one.bucket === bucket);
-    if (!entry) return undefined;
-    const parameters = entry.parameters.map((index) => assignment.parameters[index]);
-    return { ...entry, parameters, rebuilt: assignment.rebuilt };
   }
 
   compare() {
@@ -309,30 +281,13 @@ class View {
   }
 }
 
-// Hides the saved picture of this dashboard as long as a live one is on the page (see saved_picture.py).
-function hidePicture(token) {
-  const rule = element("style", { "data-ddp-lab": token }, `.ddp-lab-static-${token} { display: none !important; }`);
-  document.head.append(rule);
-  document.body.classList.add(`ddp-lab-live-${token}`);
-  return () => {
-    rule.remove();
-    if (!document.querySelector(`style[data-ddp-lab="${token}"]`)) document.body.classList.remove(`ddp-lab-live-${token}`);
-  };
-}
-
 export default () => {
   const store = new StepStore(new MarkStore());
   return {
     initialize({ model }) {
       const kept = model.get("kept");
-      if (kept?.header && kept.body) store.add(decodeSteps(kept.header, kept.body));
-      const receive = (content, buffers) => {
-        if (content.type === "steps") store.add(decodeSteps(content, buffers[0]));
-        else if (content.type === "reset") store.reset();
-        else if (content.type === "forget marks") store.marks.reset();
-        else if (content.type === "marks") store.marks.add(content.marks);
-        else if (content.type === "gradients") store.take(content);
-      };
+      if (kept?.header && kept.body) takeMessage(store, kept.header, [kept.body]);
+      const receive = (content, buffers) => takeMessage(store, content, buffers);
       model.on("msg:custom", receive);
       // What was sent before this page knew the model: the kernel sends the steps that it holds.
       model.send({ type: "hello" });

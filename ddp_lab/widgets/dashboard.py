@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 import uuid
@@ -12,13 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anywidget
-import IPython
-import IPython.display
 import traitlets
 
 from ..client.timeline import Timeline
 from ..errors import DdpLabError
-from . import esm, pictures
+from . import collective_picture, esm, pictures, what_if_picture
+from .collectives import CollectiveStage, no_ranks
+from .commands import Commands
+from .controls import Controls
+from .displayed import Displayed
 from .inspections import Comparison
 from .live import Refresher, receive_while_busy
 from .overhead import Overhead
@@ -28,17 +29,31 @@ from .slow_facts import SlowFacts, bucket_gradients
 from .step_feed import StepFeed
 from .step_store import StepStore
 from .svg import empty_svg
+from .what_if import WhatIfStage
 
 if TYPE_CHECKING:
+    from ..client.looking import Looking
     from ..insight.link_model import LinkModel
 
 __all__ = ["VIEWS", "Dashboard", "DashboardStatistics"]
 
-RATE = 20.0  # refreshes a second while events arrive
-_RANKS_SECONDS = 0.25
+RATE = 30.0  # refreshes a second while events arrive
+_RANKS_SECONDS = 0.5
 _OVERHEAD_SECONDS = 1.0
-VIEWS = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
-_TABS = (("timeline", "sync"), ("overlap",), ("stragglers",), ("buckets",), ("findings",))
+VIEWS = (
+    "timeline",
+    "sync",
+    "overlap",
+    "stragglers",
+    "buckets",
+    "findings",
+    "step",
+    "rehearsal",
+    "what_if",
+    "gradients",
+    "collectives",
+)
+_TABS = (("timeline", "sync"), *((name,) for name in VIEWS[2:]))
 _NOTHING = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell."
 
 
@@ -60,22 +75,25 @@ class DashboardStatistics:
     median_ms: float | None
 
 
-class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     """A live view of a timeline: display it in a notebook, it refreshes itself, also while a cell runs.
 
-    It reads the timeline by cursor on a thread of its own and sends what is new to the browser, at most 20 times a
+    It reads the timeline by cursor on a thread of its own and sends what is new to the browser, at most 30 times a
     second. The browser keeps the last 500 steps of each model: choosing a step, zooming and the details of a bucket
     need no kernel. A saved notebook keeps the last picture (see `saved_picture`).
 
     Args:
         timeline: what to show.
         views: of `VIEWS`, each in a tab of its own; None for all of them.
-        status: returns a record for each rank (`Cluster.status`); called four times a second on the thread. None: what
+        status: returns a record for each rank (`Cluster.status`); called twice a second on the thread. None: what
             the ranks themselves reported to the timeline.
         request_inspection: asks the ranks for norm and checksum of a reducer's gradients after a step, and returns at
             once; the answers come through the timeline. None: gradients can't be compared.
         link: returns the `LinkModel` that was measured, None before; the gradient sync is compared with it.
         event_cost: measures what an event costs on a rank, in ns; called once, for the line on the overhead.
+        collectives: runs collectives on the ranks; None: this view has no ranks.
+        cluster: whose ranks the controls act on (reconfigure, step through, rehearse); None: the controls say that they
+            need one.
 
     Raises:
         ValueError: there is no such view.
@@ -92,7 +110,16 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     late = traitlets.Dict().tag(sync=True)
     readiness = traitlets.Dict().tag(sync=True)
     links = traitlets.Dict().tag(sync=True)
+    collective = traitlets.Dict().tag(sync=True)
     overhead = traitlets.Dict().tag(sync=True)
+    control = traitlets.Dict().tag(sync=True)
+    stepping = traitlets.Dict().tag(sync=True)
+    rehearsal = traitlets.Dict().tag(sync=True)
+    reconfiguration = traitlets.Dict().tag(sync=True)
+    watching = traitlets.Dict().tag(sync=True)
+    norms = traitlets.Dict().tag(sync=True)
+    prediction = traitlets.Dict().tag(sync=True)
+    trial = traitlets.Dict().tag(sync=True)
     notice = traitlets.Unicode().tag(sync=True)
     kept = traitlets.Dict().tag(sync=True)
 
@@ -105,19 +132,25 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         request_inspection: Callable[[int, int], None] | None = None,
         link: Callable[[], LinkModel | None] | None = None,
         event_cost: Callable[[], float | None] | None = None,
+        collectives: CollectiveStage | None = None,
+        cluster: Looking | None = None,
     ) -> None:
-        tabs = _TABS if views is None else tuple((name,) for name in views)
+        if views is None:
+            tabs = tuple(names for names in _TABS if names != ("collectives",) or collectives is not None)
+        else:
+            tabs = tuple((name,) for name in views)
         if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
             raise ValueError(f"views={list(views or ())}: choose from {', '.join(VIEWS)}")
         self._timeline = timeline
         self._status = status
         self._lock = threading.RLock()
-        self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._commands = Commands()
         self._comparison = Comparison(timeline, request_inspection)
         self._feed = StepFeed(timeline, lambda *message: self.send(*message))
         self._slow = SlowFacts(timeline)
         self._overhead = Overhead(timeline, event_cost)
         self._overhead_at = 0.0
+        self._stage = collectives if collectives is not None else CollectiveStage(no_ranks, dict)
         self._link = link
         self._linked: object = None
         self._seconds: deque[float] = deque(maxlen=1_000)
@@ -129,9 +162,11 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         super().__init__(token=uuid.uuid4().hex[:12], tabs=[list(names) for names in tabs])
         receive_while_busy(self)
         self._picture = SavedPicture(self.token)
-        self._hooked: Any = None
+        self._know_commands()
         self.on_msg(self._receive)
         self._refresher = Refresher(self._tick, self._fail, RATE)
+        self._controls = Controls(timeline, cluster, self._refresher.wake)
+        self._what_if = WhatIfStage(timeline, link, cluster, self._refresher.wake)
         self._tick()
         self._refresher.start()
 
@@ -161,12 +196,15 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             return
         self.snapshot()
         self._frozen = True
+        self._controls.stop()
+        self._show(self._controls.traits())
         self._refresher.stop()
 
     def close(self) -> None:
         """Stops, and removes the live view from the notebook."""
         self._frozen = True
-        if "_refresher" in self.__dict__:  # else its arguments were refused
+        if "_controls" in self.__dict__:  # else its arguments were refused
+            self._controls.stop()
             self._refresher.stop()
             self._unhook()
         super().close()
@@ -186,56 +224,29 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         """Returns the first view as a self-contained SVG picture: of the timeline, the newest complete step."""
         with self._lock:
             frame = self._store.latest()
+            if self.tabs[0][0] == "collectives":
+                return collective_picture.picture(self._stage.shown)
+            if self.tabs[0][0] == "what_if":
+                return what_if_picture.picture(self._what_if.snapshot())
+            control = self._controls.picture(self.tabs[0][0])
+            if control is not None:
+                return control
             if frame is None:
                 return empty_svg(_NOTHING)
             assignment = self._feed.assignment(frame.reducer, frame.generation)
             return pictures.picture(self.tabs[0][0], self._timeline, frame, assignment)
 
-    # ---- display ----------------------------------------------------------------------------------------
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the live view, with the picture for who can't show it."""
-        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
-        words = self._words()
-        return {**data, "image/svg+xml": self.svg(), "text/plain": words}, metadata
-
-    def _ipython_display_(self) -> None:
-        """Displays the live view and, below it, the picture that a saved notebook keeps ([Note: two outputs])."""
-        self.refresh()
-        data, metadata = super()._repr_mimebundle_() or ({}, {})
-        live = {**data, "text/plain": "ddp_lab dashboard: the live view; its last picture follows."}
-        publish: Any = IPython.display.publish_display_data
-        publish(live, metadata)
-        self._picture.display(self.svg(), self._words())
-        self._hook()
-
     def _words(self) -> str:
         """Returns what the picture shows in words."""
+        if self.tabs[0][0] == "collectives":
+            return str(self._stage.shown or collective_picture.NOTHING)
+        if self.tabs[0][0] == "what_if":
+            return what_if_picture.words(self._what_if.snapshot())
         return self._timeline.summary() if self._store.reducers() else _NOTHING
 
     @property
     def _store(self) -> StepStore:
         return self._feed.store
-
-    def _hook(self) -> None:
-        """Asks IPython to call `_after_cell` at the end of every cell."""
-        shell = IPython.get_ipython()  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
-        if shell is not None and self._hooked is None:
-            shell.events.register("post_run_cell", self._after_cell)
-            self._hooked = shell
-
-    def _unhook(self) -> None:
-        """Takes that back."""
-        if self._hooked is not None:
-            self._hooked.events.unregister("post_run_cell", self._after_cell)
-            self._hooked = None
-
-    def _after_cell(self, result: Any = None) -> None:
-        """Keeps the notebook's picture up to date."""
-        if self._frozen:
-            self._unhook()
-        elif self._saved_version != self._timeline.version:
-            self.snapshot()
 
     # ---- the thread -------------------------------------------------------------------------------------
 
@@ -249,12 +260,15 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         """One round of the thread; returns whether there was something to do."""
         with self._lock:
             now = time.monotonic()
-            busy = self._obey()
+            busy = self._commands.obey() or self._stage.running
+            self._show({"collective": self._stage.told()})
             if self._comparison.pending:
                 busy = True
                 self._comparison.update(self._store)
             if self._comparison.shown != self.inspection:
                 self.inspection = self._comparison.shown
+            self._show(self._controls.traits())
+            self._show(self._what_if.traits())
             if not self._frozen:
                 return self._update(now) or busy
             self._show(self._slow.update())
@@ -275,10 +289,10 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         if force or now - self._ranks_at >= _RANKS_SECONDS:
             self._ranks_at = now
             self._show_ranks()
-        sent = self._feed.send()
+        sent = self._feed.send(force)
         self._show(self._slow.update())
         spent = time.thread_time() - begin
-        self._overhead.spend(spent)
+        self._overhead.spend(spent + self._controls.take_spent())
         if sent:
             self._seconds.append(spent)
         if now - self._overhead_at >= _OVERHEAD_SECONDS:
@@ -308,22 +322,30 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             self._linked = (link, known)
             self.links = {f"{of}:{generation}": self._feed.expected(of, generation, link) for of, generation in known}
 
-    def _obey(self) -> bool:
-        """Does what the browser asked for since the last round; returns whether it asked for anything."""
-        asked = False
-        while not self._commands.empty():
-            asked = True
-            command = self._commands.get()
-            if command.get("type") == "hello":
-                self._feed.resend()
-            elif command.get("type") == "look":
-                self._slow.look(command["id"], command["views"], command.get("reducer"))
-            elif command.get("type") == "gradients":
-                asked_for = (int(command[name]) for name in ("reducer", "step", "bucket"))
-                self.send(bucket_gradients(self._timeline, *asked_for))
-            elif command.get("type") == "compare":
-                self._comparison.ask(int(command["reducer"]), self._store)
-        return asked
+    def _know_commands(self) -> None:
+        """Says what the browser can ask for."""
+        on = self._commands.on
+        on("hello", lambda asked: self._feed.resend())
+        on("look", self._look)
+        on("compare", lambda asked: self._comparison.ask(int(asked["reducer"]), self._store))
+        on("gradients", self._send_gradients)
+        on("collective", self._stage.ask)
+        on("what if", lambda asked: self._what_if.ask(asked))
+        on("what if run", lambda asked: self._what_if.run(asked))
+        for kind in ("step", "fault", "reconfigure", "watch"):
+            on(kind, lambda asked: self._controls.ask(asked))
+
+    def _look(self, asked: dict[str, Any]) -> None:
+        """Notes what a page shows."""
+        seen = (str(asked["id"]), asked["views"], asked.get("reducer"))
+        self._slow.look(*seen)
+        self._controls.look(*seen)
+        self._what_if.look(*seen)
+
+    def _send_gradients(self, asked: dict[str, Any]) -> None:
+        """Sends when each gradient of a bucket was ready."""
+        reducer, step, bucket = (int(asked[name]) for name in ("reducer", "step", "bucket"))
+        self.send(bucket_gradients(self._timeline, reducer, step, bucket))
 
     def _show_ranks(self) -> None:
         """Sends the table of ranks if it changed."""

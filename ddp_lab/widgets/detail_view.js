@@ -84,6 +84,8 @@ function rankLine(record, bucket, rank, row, norm) {
   ];
 }
 
+const GROUPED = new Intl.NumberFormat("en");
+
 export class RankTable {
   constructor() {
     this.table = makeTable("Ranks", RANK_TABLE);
@@ -98,12 +100,13 @@ export class RankTable {
       one.state ?? "–",
       one.step === null || one.step === undefined || one.step < 0 ? "–" : String(one.step),
       ago(one.lastEvent),
-      one.recorded === null || one.recorded === undefined ? "–" : one.recorded.toLocaleString("en"),
+      one.recorded === null || one.recorded === undefined ? "–" : GROUPED.format(one.recorded),
       String(one.dropped ?? 0),
       [one.device, one.pid && `pid ${one.pid}`, hosts.size > 1 && one.host].filter(Boolean).join(" · ") || "–",
     ]));
     [...this.table.body.rows].forEach((row, index) => {
-      row.cells[1].className = `ddp-state ddp-state-${ranks[index].state}`;
+      const state = `ddp-state ddp-state-${ranks[index].state}`;
+      if (row.cells[1].className !== state) row.cells[1].className = state;
       row.cells[5].classList.toggle("ddp-warning", ranks[index].dropped > 0);
     });
   }

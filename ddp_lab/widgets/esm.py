@@ -1,4 +1,4 @@
-"""The browser's part of the dashboard as one ES module, joined from the package's `.js` files.
+"""The browser's part of a widget as one ES module, joined from the package's `.js` files.
 
 anywidget takes one module as text. The files are ordinary ES modules that import each other by relative path, so
 that they can be read and tested one by one. Here each but the last becomes a function that returns what it exports, so
@@ -11,9 +11,9 @@ import functools
 import importlib.resources
 import re
 
-__all__ = ["MODULES", "module_text", "style_text"]
+__all__ = ["CLUSTER_MODULES", "MODULES", "module_text", "style_text"]
 
-# Every file after those that it imports.
+# Of the dashboard: every file after those that it imports.
 MODULES = (
     "decode.js",
     "store.js",
@@ -37,21 +37,49 @@ MODULES = (
     "stragglers.js",
     "stragglers_view.js",
     "model_map.js",
+    "control_status.js",
+    "before_after.js",
+    "reconfigure_form.js",
     "buckets_view.js",
+    "state_machine.js",
+    "step_through_view.js",
+    "rehearsal_view.js",
+    "alarm.js",
     "findings_view.js",
+    "collective_player.js",
+    "collective_picture.js",
+    "collectives_view.js",
+    "gradient_chart.js",
+    "gradients_view.js",
     "overhead.js",
+    "presence.js",
+    "kernel_facts.js",
+    "hide_picture.js",
+    "incoming.js",
     "toolbar.js",
+    "what_if_sliders.js",
+    "what_if_view.js",
     "panels.js",
     "dashboard.js",
+)
+# Of the cluster's panel.
+CLUSTER_MODULES = (
+    "theme.js",
+    "tables.js",
+    "control_status.js",
+    "presence.js",
+    "hide_picture.js",
+    "cluster_table.js",
+    "cluster_panel.js",
 )
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[a-z_]+\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function) (\w+))", re.MULTILINE)
 
 
 @functools.cache
-def module_text() -> str:
-    """Returns the whole module."""
-    *parts, last = [_IMPORT.sub("", _read(name)) for name in MODULES]
+def module_text(modules: tuple[str, ...] = MODULES) -> str:
+    """Returns the whole module, which exports what the last of these files does."""
+    *parts, last = [_IMPORT.sub("", _read(name)) for name in modules]
     return "\n".join([*(_scoped(part) for part in parts), last])
 
 
@@ -62,9 +90,9 @@ def _scoped(text: str) -> str:
 
 
 @functools.cache
-def style_text() -> str:
-    """Returns the style sheet."""
-    return _read("dashboard.css")
+def style_text(*sheets: str) -> str:
+    """Returns the style sheet; of these files, none: the dashboard's."""
+    return "\n".join(_read(name) for name in sheets or ("dashboard.css",))
 
 
 def _read(name: str) -> str:

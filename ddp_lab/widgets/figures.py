@@ -9,6 +9,7 @@ from ..client.timeline import Timeline
 from .gradient_sync import gradient_sync
 from .layout import Part, spans_of
 from .step_store import BEGIN, FINALIZE, Float64, StepFrame, StepStore
+from .theme import plotly_text
 from .whole_step import phases
 
 if TYPE_CHECKING:
@@ -189,10 +190,10 @@ def _add_phases(
             y=[f"rank {rank}" for rank, _ in chosen],
             base=[one.begin for _, one in chosen],
             x=[one.end - one.begin for _, one in chosen],
-            text=[one.name for _, one in chosen],
+            text=[plotly_text(one.name) for _, one in chosen],
             textposition="inside",
             insidetextanchor="start",
-            customdata=[f"rank {rank}: {one.name} {one.end - one.begin:.2f} ms" for rank, one in chosen],
+            customdata=[plotly_text(f"rank {rank}: {one.name} {one.end - one.begin:.2f} ms") for rank, one in chosen],
             hovertemplate="%{customdata}<extra></extra>",
             width=0.7,
             marker={"color": colour, "line": {"width": 1, "color": _GREY}},
@@ -210,7 +211,7 @@ def _style(
     title = f"{module}: step {frame.step}" if module else f"step {frame.step}"
     axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GREY}
     figure.update_layout(
-        title={"text": f"Bucket timeline of {title}", "font": {"size": 15}},
+        title={"text": f"Bucket timeline of {plotly_text(title)}", "font": {"size": 15}},
         barmode="overlay",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,8 @@ class Refresher:
     """A daemon thread that calls `action` at most `rate` times a second, as long as the action's object lives.
 
     The action returns whether there was something to do; without work for two seconds it is called five times a
-    second. An exception ends the thread and goes to `failed`.
+    second. Between two calls there is a pause, however long they take. An exception ends the thread and goes to
+    `failed`.
     """
 
     _IDLE_SECONDS = 0.2
@@ -69,7 +71,7 @@ class Refresher:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        calm = 0.0
+        calm, due = 0.0, time.monotonic()
         while not self._stopped.is_set():
             action = self._action()
             if action is None:
@@ -87,7 +89,9 @@ class Refresher:
             idle = calm > self._IDLE_AFTER
             # Also when woken it keeps its distance: many wake-ups are one refresh.
             if not idle:
-                self._stopped.wait(self._interval)
+                now = time.monotonic()
+                due = max(due + self._interval, now + self._interval / 4)
+                self._stopped.wait(due - now)
             else:
                 self._wake.wait(self._IDLE_SECONDS)
             self._wake.clear()

@@ -1,16 +1,19 @@
 // Marks of the program (recording.mark), and what a rank did outside its backward.
 
 const MOST = 5000; // marks kept for each rank
+const MOST_FAULTS = 400;
 const REST = "optimizer, rest";
 
 export class MarkStore {
   constructor() {
     this.byRank = new Map();
+    this.faults = []; // [{rank, at, name, fault: "begin" | "end" | "once"}]: of rehearsals, in order of arrival
   }
 
-  // marks: [[rank, seconds, name], ...], each rank's in order
+  // marks: [[rank, seconds, name, what it says of faults or null], ...], each rank's in order
   add(marks) {
-    for (const [rank, at, name] of marks) {
+    for (const [rank, at, name, fault] of marks) {
+      if (fault) this.faults = [...this.faults.slice(1 - MOST_FAULTS), { rank, at, name, fault }];
       if (!this.byRank.has(rank)) this.byRank.set(rank, []);
       const held = this.byRank.get(rank);
       held.push({ at, name });
@@ -20,6 +23,22 @@ export class MarkStore {
 
   reset() {
     this.byRank.clear();
+    this.faults = [];
+  }
+
+  // Names of the faults that a rank had in a step. They begin and end before its forward.
+  faultsIn(record, row) {
+    if (!this.faults.length) return [];
+    const [, , previousEnd] = record.outside.subarray(row * 3, row * 3 + 3);
+    const [begin, , end] = record.bounds.subarray(row * 3, row * 3 + 3);
+    const found = new Set();
+    for (const { rank, at: seconds, name, fault } of this.faults) {
+      const at = (seconds - record.began) * 1000;
+      if (rank !== record.ranks[row] || at > (Number.isNaN(end) ? Infinity : end)) continue;
+      if (fault === "begin" || (fault === "once" && at >= (Number.isNaN(previousEnd) ? begin - 100 : previousEnd))) found.add(name);
+      else if (fault === "end" && at < begin) found.delete(name.slice("end of ".length));
+    }
+    return [...found];
   }
 
   // [{at, name}] of a rank, in milliseconds of the record's common axis, of first ≤ at < last

@@ -10,7 +10,7 @@ export class OverheadLine {
     this.samples = [];
   }
 
-  // found: of the kernel: {events, ns, step, kernel}; busy: milliseconds that the page has spent drawing so far
+  // found: of the kernel: {events, ns, step, kernel, kept}; busy: milliseconds that the page has spent drawing so far
   draw(found, busy) {
     const now = performance.now();
     this.samples.push([now, busy]);
@@ -18,7 +18,7 @@ export class OverheadLine {
     const [from, before] = this.samples[0];
     const page = now - from > 1000 ? (busy - before) / (now - from) : NaN;
     const shares = [share("kernel", found?.kernel), share("page", page)].filter(Boolean);
-    setText(this.node, `Overhead: ${recording(found)}${shares.length ? `; this view: of a core, ${shares.join(" and ")}` : ""}.`);
+    setText(this.node, `Overhead: ${recording(found)}${shares.length ? `; this view: of a core, ${shares.join(" and ")}` : ""}.${found?.kept ? ` ${found.kept}` : ""}`);
   }
 }
 

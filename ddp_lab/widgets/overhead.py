@@ -35,7 +35,8 @@ class Overhead:
         self._spent += seconds
 
     def read(self, frames: list[StepFrame]) -> dict[str, Any]:
-        """Returns events a step and rank, ns of an event, ms of a step, and the share of a core that the kernel needs.
+        """Returns events a step and rank, ns of an event, ms of a step, the share of a core that the kernel needs, and
+        a sentence on old steps that were thinned.
 
         Args:
             frames: the newest steps of the model that is shown.
@@ -53,6 +54,7 @@ class Overhead:
             "events": self._events_a_step(),
             "ns": self._ns,
             "step": _step_ms(frames),
+            "kept": str(self._timeline.kept(frames[-1].reducer)) if frames else "",
             "kernel": (self._spent - before) / (now - since) if now - since > 1.0 else None,
         }
 

@@ -1,11 +1,11 @@
 // Overlap: what each step consists of, as columns over steps; how far each is from the floor.
 
-import { ChartCanvas, median, roundMarks } from "./chart_canvas.js";
+import { ChartCanvas, SCALE_LEFT, SCALE_RIGHT, median, paintScale, roundMarks } from "./chart_canvas.js";
 import { PHASES, binned, breakdownOf, efficiency } from "./overlap.js";
 import { Twin } from "./tables.js";
 import { element, milliseconds, setText } from "./theme.js";
 
-const [LEFT, RIGHT, TOP] = [58, 14, 10];
+const TOP = 10;
 const [PLOT, GAP, STRIP, AXIS] = [210, 26, 64, 34];
 const SUMMARY_STEPS = 100;
 const percent = (value) => (Number.isNaN(value) ? "–" : `${(100 * value).toFixed(0)} %`);
@@ -45,7 +45,7 @@ export class OverlapView {
   }
 
   paint({ pen, width, theme }, rows, shown) {
-    const room = width - LEFT - RIGHT;
+    const room = width - SCALE_LEFT - SCALE_RIGHT;
     const bins = binned(rows, room / 4, ["total", ...PHASES.map((one) => one.key)]);
     const totals = bins.map((one) => one.total).sort((a, b) => a - b);
     // A few long steps (the first ones) must not flatten all others.
@@ -57,7 +57,7 @@ export class OverlapView {
     paintScale(pen, theme, width, [0, 0.5, 1].map((mark) => [level(mark), `${mark * 100} %`]), "efficiency", stripTop, STRIP);
     const step = Math.min(room / bins.length, 40);
     const regions = bins.map((bin, index) => {
-      const x = LEFT + index * step;
+      const x = SCALE_LEFT + index * step;
       let base = 0;
       for (const { key, colour } of PHASES) {
         pen.fillStyle = colour;
@@ -72,7 +72,7 @@ export class OverlapView {
       }
       return { key: `step ${bin.first}`, x, y: TOP, width: step, height: PLOT + GAP + STRIP, lines: () => lines(bin), act: () => this.actions.choose(bin.last) };
     });
-    this.paintLine(pen, theme, bins.map((bin, index) => [LEFT + (index + 0.5) * step, level(efficiency(bin))]));
+    this.paintLine(pen, theme, bins.map((bin, index) => [SCALE_LEFT + (index + 0.5) * step, level(efficiency(bin))]));
     paintSteps(pen, theme, bins, step, TOP + PLOT + GAP + STRIP);
     return regions;
   }
@@ -93,28 +93,6 @@ export class OverlapView {
   }
 }
 
-// Horizontal lines with their numbers, and what they measure.
-export function paintScale(pen, theme, width, marks, name, top, height) {
-  pen.font = `11px ${theme.font}`;
-  pen.lineWidth = 1;
-  for (const [y, text] of marks) {
-    pen.strokeStyle = theme.grid;
-    pen.beginPath();
-    pen.moveTo(LEFT, Math.round(y) + 0.5);
-    pen.lineTo(width - RIGHT, Math.round(y) + 0.5);
-    pen.stroke();
-    pen.fillStyle = theme.muted;
-    pen.textAlign = "right";
-    pen.fillText(text, LEFT - 6, y);
-  }
-  pen.save();
-  pen.translate(10, top + height / 2);
-  pen.rotate(-Math.PI / 2);
-  pen.textAlign = "center";
-  pen.fillText(name, 0, 0);
-  pen.restore();
-}
-
 // A column that goes on beyond the scale.
 function paintCut(pen, theme, x) {
   pen.fillStyle = theme.ink;
@@ -130,11 +108,11 @@ function paintSteps(pen, theme, bins, step, y) {
   pen.textAlign = "center";
   const every = Math.max(1, Math.ceil(56 / step));
   bins.forEach((bin, index) => {
-    if (index % every === 0) pen.fillText(String(bin.first), LEFT + (index + 0.5) * step, y + 12);
+    if (index % every === 0) pen.fillText(String(bin.first), SCALE_LEFT + (index + 0.5) * step, y + 12);
   });
   const each = bins.length && bins[0].last > bins[0].first ? `step (each column: the median of ${bins[0].last - bins[0].first + 1})` : "step";
   pen.textAlign = "left";
-  pen.fillText(each, LEFT, y + 26);
+  pen.fillText(each, SCALE_LEFT, y + 26);
 }
 
 function lines(bin) {

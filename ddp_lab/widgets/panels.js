@@ -1,21 +1,38 @@
 // The views by name, as the dashboard's tabs hold them.
 
 import { BucketsView } from "./buckets_view.js";
+import { CollectivesView } from "./collectives_view.js";
 import { FindingsView } from "./findings_view.js";
+import { GradientsView } from "./gradients_view.js";
 import { OverlapView } from "./overlap_view.js";
+import { RehearsalView } from "./rehearsal_view.js";
+import { StepThroughView } from "./step_through_view.js";
 import { StragglersView } from "./stragglers_view.js";
 import { SyncView } from "./sync_view.js";
 import { element } from "./theme.js";
 import { makeLegend } from "./toolbar.js";
+import { WhatIfView } from "./what_if_view.js";
 
-export const TITLES = { timeline: "Timeline", sync: "Gradient sync", overlap: "Overlap", stragglers: "Stragglers", buckets: "Buckets", findings: "Findings" };
-
-const VIEWS = { sync: SyncView, overlap: OverlapView, stragglers: StragglersView, buckets: BucketsView, findings: FindingsView };
+// Each view: the title of its tab, its class, and what it draws of the facts; free: also without a recorded step. The
+// timeline is the dashboard's own.
+const VIEWS = {
+  timeline: { title: "Timeline" },
+  sync: { title: "Gradient sync", View: SyncView, draw: (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link) },
+  overlap: { title: "Overlap", View: OverlapView, draw: (view, facts) => view.draw(facts.records, facts.record.step) },
+  stragglers: { title: "Stragglers", View: StragglersView, draw: (view, facts) => view.draw(facts.records, facts.late) },
+  buckets: { title: "Buckets", View: BucketsView, draw: (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts) },
+  findings: { title: "Findings", View: FindingsView, draw: (view, facts) => view.draw(facts.findings) },
+  step: { title: "Step", free: true, View: StepThroughView, draw: (view, facts) => view.draw(facts) },
+  rehearsal: { title: "Rehearsal", free: true, View: RehearsalView, draw: (view, facts) => view.draw(facts) },
+  what_if: { title: "What if", free: true, View: WhatIfView, draw: (view, facts) => view.draw(facts.record, facts.prediction, facts.trial) },
+  gradients: { title: "Gradients", free: true, toolbar: true, View: GradientsView, draw: (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity) },
+  collectives: { title: "Collectives", free: true, View: CollectivesView, draw: (view, facts) => view.draw(facts.collective) },
+};
 
 export class Panels {
   // tabs: [[name of a view, ...], ...]; timeline: TimelineView; badge: a node in its heading
   constructor(tabs, actions, timeline, badge) {
-    this.tabs = new Map(tabs.map((names) => [TITLES[names[0]], names]));
+    this.tabs = new Map(tabs.map((names) => [VIEWS[names[0]].title, names]));
     this.views = {};
     this.nodes = {};
     for (const name of tabs.flat()) {
@@ -24,7 +41,7 @@ export class Panels {
         this.timeline = timeline;
         this.nodes.timeline = element("section", { class: "ddp-left", "aria-label": "bucket timeline" }, element("h4", {}, "Bucket timeline ", badge), this.legend, timeline.node);
       } else {
-        this.views[name] = new VIEWS[name](actions);
+        this.views[name] = new VIEWS[name].View(actions);
         this.nodes[name] = this.views[name].node;
       }
     }
@@ -40,6 +57,20 @@ export class Panels {
     return this.names.includes(name);
   }
 
+  // Whether the opened tab has something to show before a step was recorded; whether any tab has.
+  get free() {
+    return this.names.every((name) => VIEWS[name].free);
+  }
+
+  // Whether it has no use for the choice of model and step.
+  get bare() {
+    return this.names.every((name) => VIEWS[name].free && !VIEWS[name].toolbar);
+  }
+
+  get anyFree() {
+    return [...this.tabs.values()].flat().some((name) => VIEWS[name].free);
+  }
+
   // Puts a tab's views on the page, and takes the others from it.
   open(title) {
     if (title === this.opened) return;
@@ -49,22 +80,14 @@ export class Panels {
     this.node.replaceChildren(...this.names.map((name) => this.nodes[name]));
   }
 
-  // facts: {record, records, assignment, bucket, inspection, late, findings, readiness, link}
+  // facts: {record (null before the first step), records, bucket} and those of KernelFacts
   draw(facts) {
-    const { record, records, assignment, bucket } = facts;
-    this.legend?.classList.toggle("ddp-has-device", Boolean(record.device));
+    this.legend?.classList.toggle("ddp-has-device", Boolean(facts.record?.device));
     this.legend?.classList.toggle("ddp-has-whole", this.timeline.whole);
-    const draw = {
-      sync: (view) => view.draw(record, bucket, facts.inspection, facts.link),
-      overlap: (view) => view.draw(records, record.step),
-      stragglers: (view) => view.draw(records, facts.late),
-      buckets: (view) => view.draw(record, assignment, bucket, facts.readiness),
-      findings: (view) => view.draw(facts.findings),
-    };
-    for (const name of this.names) if (this.views[name]) draw[name](this.views[name]);
+    for (const name of this.names) if (this.views[name] && (facts.record || VIEWS[name].free)) VIEWS[name].draw(this.views[name], facts);
   }
 
   forgetTheme() {
-    for (const view of Object.values(this.views)) for (const chart of [view.chart, view.waits]) if (chart) chart.theme = null;
+    for (const view of Object.values(this.views)) for (const chart of [view.chart, view.waits, view.form?.chart.chart]) if (chart) chart.theme = null;
   }
 }

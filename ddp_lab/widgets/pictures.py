@@ -12,12 +12,13 @@ from ..client.timeline import Timeline
 from ..insight.words import size
 from . import charts, view_data
 from .charts import Series
+from .gradient_pictures import gradients_svg
 from .model_map import map_cells
 from .step_store import StepFrame
 from .svg import empty_svg, step_svg
 from .theme import PHASES, bucket_colour
 
-__all__ = ["picture"]
+__all__ = ["framed", "picture"]
 
 _WIDTH = 920
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
@@ -55,6 +56,7 @@ def picture(view: str, timeline: Timeline, frame: StepFrame, assignment: dict[st
         "stragglers": lambda: _stragglers(timeline, frame.reducer),
         "buckets": lambda: _buckets(assignment),
         "findings": lambda: _findings(timeline, frame.reducer),
+        "gradients": lambda: gradients_svg(timeline, frame.reducer),
     }
     return made[view]()
 
@@ -66,7 +68,7 @@ def _overlap(timeline: Timeline, reducer: int) -> str:
     series = [Series(name, key, getattr(found, key)) for key, (_, name) in PHASES.items()]
     efficiency = float(found.floor.sum() / found.total.sum()) if found.total.sum() > 0 else float("nan")
     title = f"Overlap: what a step consists of; {efficiency:.0%} remain without exposed communication"
-    return _framed(charts.stacked(found.step, series, title, "step"), title, series)
+    return framed(charts.stacked(found.step, series, title, "step"), title, series)
 
 
 def _stragglers(timeline: Timeline, reducer: int) -> str:
@@ -74,7 +76,7 @@ def _stragglers(timeline: Timeline, reducer: int) -> str:
     if not found.cells.size or len(found.ranks) < 2:
         return empty_svg("Stragglers: nobody has waited for anybody yet.")
     title = f"Stragglers: ms a step that all others waited for a rank alone (mean of {found.steps} steps)"
-    return _framed(charts.heat(found.cells, [f"rank {rank}" for rank in found.ranks], title, "bucket"), title)
+    return framed(charts.heat(found.cells, [f"rank {rank}" for rank in found.ranks], title, "bucket"), title)
 
 
 def _sync(timeline: Timeline, reducer: int) -> str:
@@ -87,7 +89,7 @@ def _sync(timeline: Timeline, reducer: int) -> str:
     ]
     notes = [f"{one:.2g} GB/s (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
     title = "Gradient sync: medians over the steps"
-    return _framed(charts.rows([f"bucket {one}" for one in found.bucket], series, notes, title), title, series)
+    return framed(charts.rows([f"bucket {one}" for one in found.bucket], series, notes, title), title, series)
 
 
 def _buckets(assignment: dict[str, Any] | None) -> str:
@@ -117,7 +119,7 @@ def _buckets(assignment: dict[str, Any] | None) -> str:
     total = sum(one["bytes"] for one in assignment["buckets"])
     order = "rebuilt in the order of readiness" if assignment["rebuilt"] else "not rebuilt"
     title = f"Buckets of {assignment['module']}: {buckets}, {size(total)}, {order}; dark: launched first"
-    return _framed(inner, title)
+    return framed(inner, title)
 
 
 def _findings(timeline: Timeline, reducer: int) -> str:
@@ -132,10 +134,10 @@ def _findings(timeline: Timeline, reducer: int) -> str:
                 body.append(f"<text x='80' y='{y + 13}' style='{style}'>{escape(line)}</text>")
                 y += 17
         y += 9
-    return _framed(f'<svg viewBox="0 0 {_WIDTH} {y}">{"".join(body)}</svg>', "Findings: gain in percent of the step")
+    return framed(f'<svg viewBox="0 0 {_WIDTH} {y}">{"".join(body)}</svg>', "Findings: gain in percent of the step")
 
 
-def _framed(inner: str, title: str, series: Sequence[Series] = ()) -> str:
+def framed(inner: str, title: str, series: Sequence[Series] = ()) -> str:
     """Puts a chart, which takes its colours from classes, on a white sheet with its title, legend and style."""
     box = re.search(r'viewBox="0 0 (\d+) (\d+)"', inner)
     assert box is not None

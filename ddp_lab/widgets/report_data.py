@@ -47,7 +47,7 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
     if not wanted:
         return None
     info = wanted[-1]
-    steps = span_columns.step_columns(timeline.views(info.reducer, last_steps))
+    steps = timeline.step_columns(info.reducer, last_steps)
     complete = steps["state"] == "complete"
     if not complete.any():
         return None

@@ -12,6 +12,8 @@ from ..client.timeline import Timeline
 from . import charts
 from .charts import Series
 from .figures import find_step
+from .gradient_pictures import gradients_svg
+from .gradients import gradient_facts
 from .report_data import ReportData, by_group, last_alone_ms
 from .svg import step_svg
 
@@ -37,6 +39,9 @@ def figures(timeline: Timeline, found: ReportData) -> Iterator[Figure]:
     if len(found.sync["step"]) and len(found.ranks) > 1:
         yield _waiting(found)
         yield _sync(found)
+    gradients = gradient_facts(timeline, found.reducer)
+    if gradients["steps"]:
+        yield _gradients(timeline, found, gradients)
 
 
 def _step(timeline: Timeline, found: ReportData) -> Figure:
@@ -120,3 +125,24 @@ def _sync(found: ReportData) -> Figure:
         legend=charts.legend(series),
         table=(["bucket", "first waits for last, ms", "all-reduce, ms", "GB/s"], lines),
     )
+
+
+def _gradients(timeline: Timeline, found: ReportData, known: dict[str, Any]) -> Figure:
+    lines = []
+    for one in known["steps"][-50:]:
+        before = [value for value in one["before"] if value is not None] or [float("nan")]
+        bad = one["bad"]
+        where = "" if bad is None else f"{bad['kind']} in {bad['parameter']}" if bad["parameter"] else bad["kind"]
+        lines.append([one["step"], min(before), max(before), _number(one["after"]), _number(one["noise"]), where])
+    return Figure(
+        title="Gradients before and after averaging",
+        caption="Norms of each rank’s own gradients and of their average. The table holds the newest 50 watched steps, "
+        "and the noise scale in batches of a rank.",
+        picture=gradients_svg(timeline, found.reducer),
+        style="gradients",
+        table=(["step", "smallest norm", "largest norm", "norm of the average", "noise scale", "NaN or Inf:"], lines),
+    )
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value

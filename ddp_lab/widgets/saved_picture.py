@@ -17,7 +17,7 @@ from typing import Any
 
 import IPython.display
 
-__all__ = ["SavedPicture"]
+__all__ = ["SavedPicture", "SavedTable"]
 
 
 class SavedPicture:
@@ -33,28 +33,37 @@ class SavedPicture:
         """Whether it was displayed."""
         return bool(self._handles)
 
-    def display(self, svg: str, summary: str) -> None:
+    def display(self, picture: str, summary: str) -> None:
         """Displays it below what was displayed last."""
         make: Any = IPython.display.DisplayHandle
         handle = make(uuid.uuid4().hex)
         self._handles.append(handle)
-        handle.display(self.bundle(svg, summary), raw=True)
+        handle.display(self.bundle(picture, summary), raw=True)
 
-    def replace(self, svg: str, summary: str) -> None:
+    def replace(self, picture: str, summary: str) -> None:
         """Replaces it in every output where it was displayed."""
         for handle in self._handles:
-            handle.update(self.bundle(svg, summary), raw=True)
+            handle.update(self.bundle(picture, summary), raw=True)
 
-    def bundle(self, svg: str, summary: str) -> dict[str, str]:
+    def bundle(self, picture: str, summary: str) -> dict[str, str]:
         """Returns the picture's mime bundle: HTML, and the summary as text."""
         name = f"ddp-lab-static-{self._token}"
-        data = base64.b64encode(svg.encode()).decode()
         alone = (
             f"body:not(.ddp-lab-live-{self._token}) .jp-OutputArea-child:has(+ .jp-OutputArea-child .{name})"
             " { display: none; }"
         )
-        markup = (
-            f'<style>{alone}</style><div class="{name}"><img style="max-width: 100%" '
-            f'alt="{html.escape(summary, quote=True)}" src="data:image/svg+xml;base64,{data}"></div>'
-        )
+        markup = f'<style>{alone}</style><div class="{name}">{self._markup(picture, summary)}</div>'
         return {"text/html": markup, "text/plain": summary}
+
+    def _markup(self, picture: str, summary: str) -> str:
+        """Returns the HTML of the picture, an SVG."""
+        data = base64.b64encode(picture.encode()).decode()
+        alt = html.escape(summary, quote=True)
+        return f'<img style="max-width: 100%" alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+
+
+class SavedTable(SavedPicture):
+    """The same with HTML instead of a picture."""
+
+    def _markup(self, picture: str, summary: str) -> str:
+        return picture

@@ -17,11 +17,13 @@ import numpy.typing as npt
 from ..client.span_columns import TableView
 from ..client.step_table import STEP_FIELDS
 from ..client.timeline import LatePlace, Timeline
+from .gradients import gradient_facts
 
 __all__ = ["SlowFacts", "bucket_gradients", "late_places", "readiness"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
+_VIEWS = {"findings", "stragglers", "buckets", "gradients"}
 _READINESS_STEPS = 20
 _BEGIN, _END = STEP_FIELDS.index("backward_begin"), STEP_FIELDS.index("backward_end")
 
@@ -48,7 +50,7 @@ class SlowFacts:
         Args:
             force: now, whatever it costs.
         """
-        wanted = {view for seen, _ in self._looks.values() for view in seen} & {"findings", "stragglers", "buckets"}
+        wanted = {view for seen, _ in self._looks.values() for view in seen} & _VIEWS
         reducer = next((model for _, model in reversed(self._looks.values()) if model is not None), None)
         key = (self._timeline.version, reducer, frozenset(wanted))
         if not wanted or key == self._done or (not force and time.monotonic() < self._next):
@@ -79,6 +81,8 @@ class SlowFacts:
             made["late"] = {"reducer": reducer, "steps": steps, "places": places}
         if "buckets" in wanted:
             made["readiness"] = {"reducer": reducer, **readiness(views)}
+        if "gradients" in wanted:
+            made["norms"] = {"reducer": reducer, **gradient_facts(self._timeline, reducer)}
         return made
 
 

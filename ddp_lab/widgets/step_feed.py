@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..client.timeline import Timeline
 from ..events import Kind
+from ..faults import mark_kind
 from .messages import encode_steps
 from .step_store import StepFrame, StepStore
 
@@ -18,6 +20,10 @@ __all__ = ["StepFeed"]
 _MESSAGE_BYTES = 128 << 10
 _KEPT_BYTES = 256 << 10
 _KEPT_MARKS = 20_000
+_MOST_GROWING = 1_000
+# A step that takes longer than the first is sent before its end, again and again: this far apart, or a twentieth of the
+# time that it has taken. `store.js` shows it then.
+_GROWING_SECONDS, _APART_SECONDS, _APART_SHARE = 0.1, 0.03, 0.05
 
 
 class StepFeed:
@@ -40,7 +46,8 @@ class StepFeed:
         self._cursor = 0
         self.store = StepStore(self.assignment)
         self.unsent: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._marks: list[tuple[int, float, str]] = []  # rank, seconds, name
+        self._growing: dict[tuple[int, int], tuple[float, float]] = {}  # of steps that have not ended: first seen, due
+        self._marks: list[tuple[int, float, str, str | None]] = []  # rank, seconds, name, what it says of faults
         self._marks_sent = 0
 
     def take(self) -> None:
@@ -58,10 +65,14 @@ class StepFeed:
         for rank, events in chunks:
             for event in events[(events["kind"] == Kind.MARK) & (events["parameter"] >= 0)]:
                 if event["parameter"] < len(names):
-                    self._marks.append((rank, int(event["host_ns"]) / 1e9, names[event["parameter"]]))
+                    name = names[event["parameter"]]
+                    self._marks.append((rank, int(event["host_ns"]) / 1e9, name, mark_kind(name)))
 
-    def send(self) -> bool:
+    def send(self, force: bool = False) -> bool:
         """Sends the newest steps that fit into one message (the others follow with the next ones), and all marks.
+
+        Args:
+            force: also steps that have just begun.
 
         Returns:
             Whether there were steps to send.
@@ -72,9 +83,13 @@ class StepFeed:
             self._marks_sent = len(self._marks)
         chosen: list[StepFrame] = []
         size = 0
-        while self.unsent and size < _MESSAGE_BYTES:
-            key, _ = self.unsent.popitem()
+        for key in reversed(list(self.unsent)):
+            if size >= _MESSAGE_BYTES:
+                break
             frame = self.store.frame(*key)
+            if frame is not None and not force and not self._due(key, frame):
+                continue
+            del self.unsent[key]
             if frame is not None:
                 chosen.append(frame)
                 size += frame.times_ns.nbytes
@@ -136,6 +151,20 @@ class StepFeed:
             if link.fit
             else link.algorithm,
         }
+
+    def _due(self, key: tuple[int, int], frame: StepFrame) -> bool:
+        """Whether the step is to be sent as it is: one that has not ended changes faster than anybody reads."""
+        if frame.complete or frame.abandoned:
+            self._growing.pop(key, None)
+            return True
+        now = time.monotonic()
+        if len(self._growing) > _MOST_GROWING:
+            self._growing.clear()
+        begun, due = self._growing.setdefault(key, (now, now + _GROWING_SECONDS))
+        if now < due:
+            return False
+        self._growing[key] = (begun, now + max(_APART_SECONDS, _APART_SHARE * (now - begun)))
+        return True
 
     def _mark_unsent(self, frame: StepFrame) -> None:
         """Notes that the browser lacks this state of a step."""

@@ -29,7 +29,7 @@ export class StepStore {
       this.forget(held);
     }
     this.received += 1;
-    this.changed();
+    this.changed("steps");
   }
 
   forget(held) {
@@ -55,8 +55,9 @@ export class StepStore {
     this.changed();
   }
 
-  changed() {
-    for (const listener of this.listeners) listener();
+  // what: "steps" if only steps have come
+  changed(what) {
+    for (const listener of this.listeners) listener(what);
   }
 
   steps(reducer) {

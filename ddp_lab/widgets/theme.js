@@ -69,7 +69,8 @@ export function bytes(value) {
 export function significant(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : size >= 1 ? value.toFixed(2) : value.toFixed(3);
+  if (size >= 1) return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(2);
+  return size >= 0.1 || size === 0 ? value.toFixed(3) : String(Number(value.toPrecision(2)));
 }
 
 export function count(number, noun) {

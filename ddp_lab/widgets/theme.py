@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["PHASES", "bucket_colour"]
+from html import escape
+
+__all__ = ["PHASES", "RANK_COLOURS", "bucket_colour", "plotly_text"]
 
 # What a step consists of, as it is stacked: field of `Breakdown` -> colour and name.
 PHASES: dict[str, tuple[str, str]] = {
@@ -12,6 +14,8 @@ PHASES: dict[str, tuple[str, str]] = {
     "hidden": ("#009e73", "hidden communication"),
     "exposed": ("#d55e00", "exposed communication"),
 }
+# Of contributions and ranks; beyond eight they repeat, and the place tells.
+RANK_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#9aa1a9")
 _CIVIDIS = (
     (0, 32, 76),
     (33, 61, 107),
@@ -32,3 +36,8 @@ def bucket_colour(bucket: int, buckets: int) -> tuple[str, str]:
     )
     light = 0.3 * red + 0.59 * green + 0.11 * blue > 120
     return f"rgb({red}, {green}, {blue})", "#000" if light else "#fff"
+
+
+def plotly_text(text: str) -> str:
+    """Text that plotly shows as it is: it takes some HTML (bold, links, line ends) in labels for markup."""
+    return escape(text, quote=False)

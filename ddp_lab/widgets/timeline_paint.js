@@ -5,6 +5,7 @@ import { outsideSpans } from "./marks.js";
 import { PARTS, milliseconds } from "./theme.js";
 
 const FORWARD = "#0072b2";
+const FAULT = "#d55e00";
 
 const MIN_BAR = 0.8;
 
@@ -112,6 +113,7 @@ function paintRank(pen, record, layout, band, view, named) {
   write(pen, `backward ${milliseconds(finalize - begin)} ms`, band.x + 4, middle, band.split - band.x - 6, "backward");
   write(pen, `finalize ${milliseconds(end - finalize)} ms`, band.split + 4, middle, band.end - band.split - 6, "finalize");
   paintProgramMarks(pen, record, layout, band, view);
+  if (named) paintFaults(pen, record, layout, band, view);
   if (!named) return;
   const every = Math.ceil(11 / layout.rowHeight);
   pen.font = `${Math.min(11, Math.max(9, layout.rowHeight - 4))}px ${theme.font}`;
@@ -165,6 +167,24 @@ function paintProgramMarks(pen, record, layout, band, view) {
     pen.fillStyle = view.theme.paper;
     pen.fillText(name, x + 3, band.y + 7.5);
   });
+}
+
+// A rehearsal's faults: a stripe beside the rank, and their kind; the tip says more.
+function paintFaults(pen, record, layout, band, view) {
+  const names = view.marks.faultsIn(record, band.row);
+  if (!names.length) return;
+  pen.fillStyle = FAULT;
+  pen.fillRect(0, band.y, 3, layout.group - 2);
+  pen.textBaseline = "middle";
+  pen.textAlign = "right";
+  pen.font = `600 10.5px ${view.theme.font}`;
+  const text = `⚠ ${names.length > 1 ? `${names.length} faults` : names[0].split(/:| of /)[0]}`;
+  const right = view.width - RIGHT_MARGIN;
+  const wide = Math.min(pen.measureText(text).width + 10, right - LABEL_WIDTH);
+  pen.fillRect(right - wide, band.y + 2, wide, HEADER_HEIGHT - 3);
+  pen.fillStyle = "#000";
+  pen.fillText(text, right - 5, band.y + HEADER_HEIGHT / 2 + 1, wide - 8);
+  pen.textAlign = "left";
 }
 
 // Where each of several steps in a row begins, and its number.

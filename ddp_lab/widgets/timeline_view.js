@@ -41,9 +41,10 @@ export class TimelineView {
     this.brush = null; // the pixels between which time is being chosen
     this.cursor = null;
     this.automatic = 0;
-    this.pointer = new TimelinePointer(this, (record, row, bucket) =>
-      bucket < 0 ? headerLines(record, row, marks) : tipLines(record, row, bucket, describe(record, bucket)),
-    );
+    this.pointer = new TimelinePointer(this, (record, row, bucket) => [
+      ...(bucket < 0 ? headerLines(record, row, marks) : tipLines(record, row, bucket, describe(record, bucket))),
+      ...marks.faultsIn(record, row).map((name) => ["on purpose", name]),
+    ]);
   }
 
   // Reads the sizes that `draw` needs.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..client import span_columns
 from ..client.span_columns import Columns
 from ..client.timeline import Timeline
 
@@ -92,7 +91,7 @@ def breakdown(timeline: Timeline, reducer: int | None = None, last_steps: int = 
         last_steps: only so many newest ones.
     """
     found = _model(timeline, reducer)
-    columns = span_columns.step_columns(timeline.views(found, last_steps))
+    columns = timeline.step_columns(found, last_steps)
     chosen = columns["state"] == "complete"
     columns = {name: values[chosen] for name, values in columns.items()}
     number = np.unique(columns["step"]).astype(np.int64)
@@ -140,7 +139,7 @@ def _sync_columns(timeline: Timeline, reducer: int | None, last_steps: int) -> t
     found = _model(timeline, reducer)
     info = next((one for one in timeline.reducers() if one.reducer == found), None)
     ranks = info.ranks if info is not None else ()
-    columns = span_columns.sync_columns(timeline.columns(found, last_steps), {found: len(ranks)})
+    columns = timeline.sync_columns(found, last_steps)
     if len(columns["generation"]):
         newest = columns["generation"] == columns["generation"].max()
         columns = {name: values[newest] for name, values in columns.items()}

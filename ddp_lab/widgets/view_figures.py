@@ -11,8 +11,9 @@ import numpy as np
 from ..client.timeline import Timeline
 from . import view_data
 from .figures import timeline_figure
+from .gradient_pictures import gradients_figure
 from .model_map import map_cells
-from .theme import PHASES, bucket_colour
+from .theme import PHASES, bucket_colour, plotly_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -28,7 +29,8 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
 
     Args:
         timeline: where the events are.
-        view: ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"`` or ``"findings"``.
+        view: ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"`` or
+            ``"gradients"``.
         options: ``reducer`` (which model; None for the most recently active) and ``last_steps``; for the timeline see
             `timeline_figure`.
 
@@ -42,6 +44,7 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
         "stragglers": stragglers_figure,
         "buckets": buckets_figure,
         "findings": findings_figure,
+        "gradients": gradients_figure,
     }
     if view not in known:
         raise ValueError(f"view={view!r}: choose from {', '.join(known)}")
@@ -155,9 +158,9 @@ def buckets_figure(
     ids = [one.path or "/" for one in cells]
     made = go.Figure(
         go.Icicle(
-            ids=ids,
-            labels=[one.name if one.parameter < 0 else f"{one.name} · {one.bucket}" for one in cells],
-            parents=[_parent(one.path, set(ids)) for one in cells],
+            ids=[plotly_text(one) for one in ids],
+            labels=[plotly_text(one.name if one.parameter < 0 else f"{one.name} · {one.bucket}") for one in cells],
+            parents=[plotly_text(_parent(one.path, set(ids))) for one in cells],
             values=[one.end - one.begin for one in cells],
             branchvalues="total",
             tiling={"orientation": "v"},
@@ -170,7 +173,13 @@ def buckets_figure(
         )
     )
     order = "rebuilt in the order of readiness" if assignment["rebuilt"] else "not rebuilt"
-    _style(made, f"{assignment['module']} in {buckets} buckets, {order} (dark: launched first)", None, None, 420)
+    _style(
+        made,
+        f"{plotly_text(assignment['module'])} in {buckets} buckets, {order} (dark: launched first)",
+        None,
+        None,
+        420,
+    )
     made.update_layout(margin={"t": 60, "l": 10, "r": 10, "b": 10})
     return made
 
@@ -186,11 +195,11 @@ def findings_figure(timeline: Timeline, *, reducer: int | None = None, last_step
         go.Bar(
             orientation="h",
             x=[one.gain_percent for one in found],
-            y=["<br>".join(textwrap.wrap(one.title, 60)) for one in found],
+            y=[_lines(one.title, 60) for one in found],
             marker={"color": "#009e73"},
             text=[f"{one.gain_percent:.1f} %" for one in found],
             textposition="outside",
-            customdata=["<br>".join(textwrap.wrap(f"{one.evidence} → {one.remedy}", 80)) for one in found],
+            customdata=[_lines(f"{one.evidence} → {one.remedy}", 80) for one in found],
             hovertemplate="%{customdata}<extra></extra>",
         )
     )
@@ -198,6 +207,11 @@ def findings_figure(timeline: Timeline, *, reducer: int | None = None, last_step
     made.update_xaxes(range=[0, 1.15 * max(one.gain_percent for one in found)])
     made.update_yaxes(autorange="reversed", automargin=True)
     return made
+
+
+def _lines(text: str, width: int) -> str:
+    """Text in lines of so many characters at most."""
+    return "<br>".join(plotly_text(line) for line in textwrap.wrap(text, width))
 
 
 def _parent(path: str, ids: set[str]) -> str:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..client.collectives import ShownCollective
 from ..client.timeline import Timeline
+from . import collective_picture
 from .dashboard import Dashboard
 
-__all__ = ["BucketTimeline", "Buckets", "Findings", "GradientSync", "Overlap", "Stragglers"]
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = [
+    "BucketTimeline",
+    "Buckets",
+    "Collectives",
+    "Findings",
+    "GradientSync",
+    "Gradients",
+    "Overlap",
+    "Rehearsal",
+    "StepThrough",
+    "Stragglers",
+    "WhatIfSliders",
+]
 
 
 class _View(Dashboard):
@@ -53,3 +70,51 @@ class Findings(_View):
     """What to change, in words, the largest gain first."""
 
     _name = "findings"
+
+
+class StepThrough(_View):
+    """Pauses a backward at chosen points, shows the reducer as a state machine, and goes on step by step."""
+
+    _name = "step"
+
+
+class Rehearsal(_View):
+    """Faults on purpose: injected, listed, ended."""
+
+    _name = "rehearsal"
+
+
+class WhatIfSliders(_View):
+    """Sliders for world size, link, bucket cap and straggler; the predicted step beside the recorded one."""
+
+    _name = "what_if"
+
+
+class Gradients(_View):
+    """Norms before and after averaging by rank and bucket, noise, where NaN came from; are the replicas equal?"""
+
+    _name = "gradients"
+
+
+class Collectives(_View):
+    """A collective, step by step: who holds which part, what travels, how long each step took."""
+
+    _name = "collectives"
+
+    @property
+    def shown(self) -> ShownCollective | None:
+        """What was run last; None before the first."""
+        return self._stage.shown
+
+    def show(self, shown: ShownCollective) -> None:
+        """Shows what was run elsewhere."""
+        self._stage.show(shown)
+        self.refresh()
+
+    def figure(self) -> go.Figure:
+        """Bytes and time of each step as a plotly figure, for reports.
+
+        Raises:
+            ValueError: nothing was run yet.
+        """
+        return collective_picture.figure(self.shown)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-_TRAITS = ("token", "assignments", "ranks", "tabs", "inspection", "notice", "findings", "late", "readiness", "links")
-_TRAITS += ("overhead", "kept")
+_TRAITS = tuple(Dashboard.class_own_traits(sync=True))
 _BOOT = """async ({source, style, traits, theme}) => {
   document.head.insertAdjacentHTML("beforeend", `<style>${style} body { margin: 8px } ${theme}</style>`);
   const listeners = new Map();
@@ -93,6 +92,21 @@ class BarePage:
         """Opens a tab, as a reader does."""
         self.page.get_by_role("tab", name=tab).click()
         self.pump()
+
+    def first_row(self, table: str) -> list[str]:
+        """The texts of the cells in the first row of a table, as soon as it has one."""
+        cells = self.page.locator(f"{table} tbody tr").first.locator("th, td")
+        return self.until(cells.all_inner_texts, f"a row in {table}")
+
+    def says(self, selector: str, words: str) -> str:
+        """What the first such node says, as soon as these words are in it."""
+        node = self.page.locator(selector).first
+
+        def said() -> str:
+            text = node.inner_text()
+            return text if words in text else ""
+
+        return self.until(said, f"{words!r} in {selector}")
 
     def close(self) -> None:
         """Ends the dashboard; fails if the page's script had an error."""

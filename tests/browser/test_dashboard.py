@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddp_lab.bench.browser import NotebookPage, until
+from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -97,7 +98,7 @@ def _ink(page: Page) -> int:
 def test_says_what_to_do_before_the_first_step(page: Page, notebook: Open) -> None:
     """Without a recorded step the dashboard says how to get one, and draws no empty axes."""
     notebook()
-    assert "No step recorded yet" in page.locator(".ddp-empty").inner_text()
+    says(page.locator(".ddp-empty"), "No step recorded yet")
     assert not page.locator(".ddp-lab canvas").is_visible()
 
 
@@ -136,19 +137,19 @@ def test_bars_by_pointer_and_keyboard(shown: NotebookPage) -> None:
     canvas = page.locator(".ddp-lab canvas")
     canvas.hover(position={"x": 300, "y": 44})
     tip = page.locator(".ddp-tip")
-    assert "step 4 · rank 0 · bucket 1" in tip.inner_text()
+    says(tip, "step 4 · rank 0 · bucket 1")
     assert "waiting for rank 1" in tip.inner_text()
     assert "1.00 MiB, 4 parameters" in tip.inner_text()
     canvas.click(position={"x": 300, "y": 44})
     detail = page.locator(".ddp-detail")
-    assert detail.get_by_role("heading").inner_text() == "Bucket 1 in step 4"
-    assert "layers.2.weight" in detail.inner_text()
+    says(detail.get_by_role("heading"), "Bucket 1 in step 4")
+    says(detail, "layers.2.weight")
     page.keyboard.press("Escape")
     until(lambda: not detail.is_visible(), 5, "the end of the details")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
         page.keyboard.press(key)
-    assert "rank 1 · bucket 2" in page.locator(".ddp-voice").inner_text()
-    until(lambda: detail.get_by_role("heading").inner_text() == "Bucket 2 in step 4", 5, "the details of bucket 2")
+    says(page.locator(".ddp-voice"), "rank 1 · bucket 2")
+    says(detail.get_by_role("heading"), "Bucket 2 in step 4")
 
 
 def test_zoom_and_reset(shown: NotebookPage) -> None:
@@ -165,7 +166,7 @@ def test_zoom_and_reset(shown: NotebookPage) -> None:
 def test_follows_the_theme(shown: NotebookPage) -> None:
     """The canvas's text is dark in the light theme and light in the dark one."""
     page = shown.page
-    assert _ink(page) < 80
+    until(lambda: _ink(page) < 80, 5, "dark text")
     shown.set_theme("JupyterLab Dark")
     try:
         until(lambda: _ink(page) > 180, 5, "light text")
@@ -183,7 +184,7 @@ def test_follows_the_model_that_trains(page: Page, notebook: Open) -> None:
     assert not models.is_visible()
     opened.run_cell(3)
     until(lambda: models.is_visible() and models.input_value() == "1", 10, "the second model")
-    assert page.locator(".ddp-sync-table tbody tr").count() == 5
+    has(page.locator(".ddp-sync-table tbody tr"), 5)
     models.select_option("0")
     opened.run_cell(4)
     until(lambda: page.locator(".ddp-sync-table tbody tr").count() == 3, 10, "the chosen model's buckets")
@@ -208,7 +209,7 @@ def test_reopened_without_its_kernel_the_picture_is_there(page: Page, notebook: 
     opened = notebook("feed(12)")
     opened.run_cell(2)
     picture = page.locator("div[class^='ddp-lab-static-'] img")
-    assert picture.count() == 1
+    has(picture, 1)
     assert not picture.is_visible(), "the saved picture shows beside the live view"
     opened.save()
     opened.shut_down()

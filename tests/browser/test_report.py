@@ -11,6 +11,7 @@ import pytest
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.events import Batch
 from tests.training_events import Training
+from tests.unit.test_gradients_view import watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -43,6 +44,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank, events in enumerate(training.step(step, (step + 1) * 50_000_000)):
             timeline.extend(Batch(rank, 1, sequence[rank], 0, events))
             sequence[rank] += len(events)
+    bad = {"kind": "NaN", "parameter": "layers.1.weight", "rank": 1}
+    for step in range(0, 30, 2):
+        norms = [[3.0 + rank, 4.0] for rank in range(3)]
+        timeline.describe(0, watched(step, norms, [3.5, 4.0], nonfinite=bad if step == 20 else None))
     return timeline.report(tmp_path_factory.mktemp("report") / "report.html")
 
 
@@ -88,12 +93,21 @@ def test_findings_come_first(opened: Opened) -> None:
     assert "Rank 1 falls behind at the gradient of layers.4.weight (bucket 2)" in first.inner_text()
     assert " %" in first.locator(".gain").inner_text()
     figures = page.locator("figure svg")
-    assert figures.count() == 4
-    assert page.locator("figure:not(.step) svg[role=img][aria-label]").count() == 3
+    assert figures.count() == 5
+    assert page.locator("figure:not(.step) svg[role=img][aria-label]").count() == 4
     summary = page.locator("summary").first
     summary.focus()
     page.keyboard.press("Enter")
     assert page.locator("details[open] td").first.is_visible()
+
+
+def test_watched_gradients_have_a_section(opened: Opened) -> None:
+    """The norms of watched steps are drawn, told in words, and listed with where a NaN came from."""
+    section = opened[0]("dark", 1100).locator("section", has_text="Gradients before and after averaging")
+    assert "NaN in step 20: first in layers.1.weight on rank 1" in section.locator("svg").text_content()
+    assert section.locator("tbody tr").count() == 15
+    section.locator("summary").click()
+    assert section.locator("tbody tr").nth(10).inner_text().split("\t")[-1] == "NaN in layers.1.weight"
 
 
 def test_the_late_cell_is_the_darkest(opened: Opened) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 STEPS = 30
-TABS = ("Timeline", "Overlap", "Stragglers", "Buckets", "Findings")
+PICTURES = ("Overlap", "Stragglers", "Buckets")
 _COLOURS = """() => {
   const canvas = document.querySelector('.ddp-lab canvas');
   const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
@@ -34,9 +34,11 @@ _COLOURS = """() => {
 _PICTURE = "() => document.querySelector('.ddp-lab canvas').toDataURL()"
 
 
-def training_of(ranks: int = 2, buckets: int = 3, steps: int = STEPS, **options: Any) -> Timeline:
+def training_of(
+    ranks: int = 2, buckets: int = 3, steps: int = STEPS, max_steps: int = 1_000, **options: Any
+) -> Timeline:
     """Steps 20 ms apart, each with a forward; rank 1 is late in bucket 1."""
-    made = Timeline()
+    made = Timeline(max_steps)
     training = Training(ranks, buckets, forward_ms=2.5, delays={(1, 1): 4.0}, **options)
     for step in range(steps):
         training.feed(made, step, 10**12 + step * 20 * 10**6)
@@ -56,13 +58,18 @@ def shown(browser: Browser) -> Iterator[BarePage]:
     context = browser.new_context(viewport={"width": 1240, "height": 900})
     link = LinkModel(latency_ns=1e5, ns_per_byte=0.4)
     made = BarePage(context.new_page(), training_of(), link=lambda: link, event_cost=lambda: 34.0)
-    made.until(lambda: made.page.locator(".ddp-tab").count() == len(TABS), "the tabs")
+    made.until(lambda: len(_titles(made)) == len(made.dashboard.tabs), "the tabs")
     yield made
     made.close()
     context.close()
 
 
-@pytest.mark.parametrize("tab", TABS[1:4])
+def _titles(page: BarePage) -> list[str]:
+    """What the tabs are called, without the numbers beside it."""
+    return [one.partition(" (")[0] for one in page.page.locator(".ddp-tab").all_inner_texts()]
+
+
+@pytest.mark.parametrize("tab", PICTURES)
 def test_each_tab_draws(shown: BarePage, tab: str) -> None:
     """A tab's picture is there when it is opened, in several colours, with a label in words and a table beside it."""
     shown.open(tab)
@@ -77,8 +84,10 @@ def test_each_tab_draws(shown: BarePage, tab: str) -> None:
 def test_tabs_by_keyboard(shown: BarePage) -> None:
     """The arrow keys open the next tab and the first after the last; one tab is reached with the Tab key."""
     page = shown.page
+    titles = _titles(shown)
+    assert titles[0] == "Timeline"
     page.get_by_role("tab", name="Timeline").focus()
-    for wanted in (*TABS[1:], TABS[0]):
+    for wanted in (*titles[1:], titles[0]):
         page.keyboard.press("ArrowRight")
         assert page.locator("[role=tab][aria-selected=true]").inner_text().startswith(wanted)
         assert page.locator("[role=tab][tabindex='0']").count() == 1
@@ -89,7 +98,7 @@ def test_overlap_is_that_of_the_timeline(shown: BarePage) -> None:
     shown.open("Overlap")
     page = shown.page
     page.locator(".ddp-overlap summary").click()
-    cells = page.locator(".ddp-overlap tbody tr").first.locator("th, td").all_inner_texts()
+    cells = shown.first_row(".ddp-overlap")
     found = view_data.breakdown(shown.dashboard._timeline)
     wanted = [found.total, found.other, found.forward, found.alone, found.hidden, found.exposed]
     assert int(cells[0]) == STEPS - 1
@@ -104,11 +113,11 @@ def test_a_column_chooses_its_step(shown: BarePage) -> None:
     """By keyboard a reader goes from column to column, hears the numbers, and chooses a step."""
     shown.open("Overlap")
     page = shown.page
+    shown.until(lambda: page.locator(".ddp-overlap tbody tr").count() == STEPS, "a column for each step")
     page.locator(".ddp-overlap .ddp-chart").focus()
     page.keyboard.press("End")
     page.keyboard.press("ArrowLeft")
-    said = page.locator(".ddp-voice").inner_text()
-    assert said.startswith(f"step {STEPS - 2}, step ")
+    said = shown.says(".ddp-voice", f"step {STEPS - 2}, step ")
     assert "exposed communication" in said
     page.keyboard.press("Enter")
     shown.until(
@@ -132,8 +141,7 @@ def test_the_straggler_is_named(shown: BarePage) -> None:
     page.locator(".ddp-stragglers .ddp-chart").focus()
     for key in ("Home", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
-    said = page.locator(".ddp-voice").inner_text()
-    assert said.startswith("rank 1 · bucket 1, waited for alone")
+    said = shown.says(".ddp-voice", "rank 1 · bucket 1, waited for alone")
     assert float(said.split()[-2]) > 2
     shown.open("Timeline")
 
@@ -142,9 +150,7 @@ def test_the_map_opens_a_bucket(shown: BarePage) -> None:
     """A click on a parameter opens its bucket: its parameters, and when each gradient was ready on each rank."""
     shown.open("Buckets")
     page = shown.page
-    shown.until(
-        lambda: "every parameter is used" in page.locator(".ddp-buckets .ddp-summary").inner_text(), "readiness"
-    )
+    shown.says(".ddp-buckets .ddp-summary", "every parameter is used")
     chart = page.locator(".ddp-buckets .ddp-chart")
     chart.click(position={"x": 30, "y": 34 * 2 + 60})
     detail = page.locator(".ddp-detail")
@@ -165,7 +171,7 @@ def test_findings_in_words(shown: BarePage) -> None:
     items = page.locator("ol.ddp-findings li")
     shown.until(lambda: items.count() >= 1, "a finding")
     assert "layers.2.weight" in page.locator("ol.ddp-findings").inner_text()
-    assert f"Findings ({items.count()})" in page.locator(".ddp-tabs").inner_text()
+    shown.says(".ddp-tabs", f"Findings ({items.count()})")
     shown.open("Timeline")
 
 
@@ -208,11 +214,11 @@ def test_a_range_of_time_is_brushed(shown: BarePage) -> None:
 
 def test_sync_is_compared_with_the_link(shown: BarePage) -> None:
     """Gradient sync shows both bandwidths and the share of what the measured link allows."""
-    cells = shown.page.locator(".ddp-sync-table tbody tr").first.locator("th, td").all_inner_texts()
+    cells = shown.first_row(".ddp-sync-table")
     assert float(cells[4]) == pytest.approx(float(cells[3]), rel=0.02)  # two ranks: 2 (n - 1) / n = 1
     share = (1e5 * 2 + 0.4 * 2**20) / (float(cells[2]) * 1e6)
     assert float(cells[5].rstrip(" %")) == pytest.approx(100 * share, abs=1.5)
-    assert "Limit of the link: 2.5" in shown.page.locator(".ddp-limit").inner_text()
+    shown.says(".ddp-limit", "Limit of the link: 2.5")
 
 
 def test_it_states_its_own_overhead(shown: BarePage) -> None:
@@ -222,13 +228,26 @@ def test_it_states_its_own_overhead(shown: BarePage) -> None:
     assert "× 34 ns = " in line.inner_text()
 
 
+def test_it_says_that_old_steps_are_thinned(browser: Browser) -> None:
+    """Of a run that is longer than the timeline keeps, the view says which steps there are."""
+    context = browser.new_context()
+    made = BarePage(context.new_page(), training_of(steps=50, max_steps=16))
+    line = made.page.locator(".ddp-overhead")
+    try:
+        made.until(lambda: "Old steps are thinned: of steps" in line.inner_text(), "the sentence")
+        assert "are kept, all since 34." in line.inner_text()
+    finally:
+        made.close()
+        context.close()
+
+
 def test_dark_and_narrow(browser: Browser) -> None:
     """In the dark and 420 pixels wide nothing is wider than the page, and text on the canvas is light."""
     context = browser.new_context(viewport={"width": 420, "height": 800})
     made = BarePage(context.new_page(), training_of(8, 12, 8), theme=DARK)
     try:
-        made.until(lambda: made.page.locator(".ddp-tab").count() == len(TABS), "the tabs")
-        for tab in TABS:
+        made.until(lambda: len(_titles(made)) == len(made.dashboard.tabs), "the tabs")
+        for tab in _titles(made):
             made.open(tab)
             width = made.page.evaluate("() => document.documentElement.scrollWidth")
             assert width <= 420, tab

@@ -13,12 +13,14 @@ import pytest
 from ipywidgets.widgets.widget import _instances
 
 from ddp_lab.client.timeline import Timeline
+from ddp_lab.engine.telemetry import interval_of
 from ddp_lab.events import DTYPE, Batch, Kind
 from ddp_lab.insight.link_model import LinkModel
 from ddp_lab.widgets import esm, views
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.live import Refresher, receive_while_busy
 from ddp_lab.widgets.messages import BLOCKS
+from ddp_lab.widgets.step_feed import StepFeed
 from tests.leftovers import wait_until
 from tests.training_events import Training
 
@@ -294,7 +296,7 @@ def test_marks_are_sent_with_their_names(make: Made) -> None:
     dashboard._refresher.stop()
     dashboard.refresh()
     sent = [content["marks"] for content, _ in dashboard.sent if content["type"] == "marks"]
-    assert sent == [[(1, 5.0, "epoch")]]
+    assert sent == [[(1, 5.0, "epoch", None)]]
     dashboard._feed.resend()
     dashboard.refresh()
     assert [content["type"] for content, _ in dashboard.sent].count("marks") == 2
@@ -320,3 +322,28 @@ def test_a_bucket_is_asked_about(make: Made) -> None:
     wait_until(lambda: any(content["type"] == "gradients" for content, _ in dashboard.sent), 10, "the answer")
     (answer,) = [content for content, _ in dashboard.sent if content["type"] == "gradients"]
     assert [len(row) for row in answer["ms"]] == [4, 4]
+
+
+def test_a_step_that_grows_waits_before_it_is_sent() -> None:
+    """A step that has just begun is not sent, one that goes on is after a while, and its end at once."""
+    timeline, training = Timeline(), Training(2, 2)
+    sent: list[Any] = []
+    feed = StepFeed(timeline, lambda *message: sent.append(message))
+    for rank in range(2):
+        timeline.describe(rank, training.assignment() | {"session": 1})
+    for rank, events in enumerate(training.step(0, 10**12)):
+        timeline.extend(Batch(rank, 1, 0, 0, events[: len(events) // 2]))
+    feed.take()
+    assert not feed.send()
+    wait_until(feed.send, 10, "the step as far as it is")
+    for rank, events in enumerate(training.step(0, 10**12)):
+        timeline.extend(Batch(rank, 1, 0, 0, events))
+    feed.take()
+    assert feed.send()
+    assert sent[-1][0]["steps"][0]["complete"]
+
+
+def test_many_ranks_send_less_often() -> None:
+    """Few ranks drain every 20 ms; of more than 25 all together send 1,250 batches a second."""
+    assert [interval_of(ranks) for ranks in (1, 8, 25)] == [0.02] * 3
+    assert 64 / interval_of(64) == pytest.approx(1250)

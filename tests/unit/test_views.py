@@ -204,6 +204,7 @@ def test_the_overhead_counts_events_of_a_step() -> None:
         found = overhead.read(store.frames(0))
     assert found["events"] == len(training.step(0)[0])
     assert found["ns"] == 35.0
+    assert found["kept"] == ""
     assert found["step"] == pytest.approx(10.0, abs=0.5)
     assert asked == [1]
 

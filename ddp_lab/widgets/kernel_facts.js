@@ -1,0 +1,84 @@
+// What the kernel knows about a model, beside its steps.
+
+const ASK_MS = 700; // between two questions for the gradients of a bucket
+
+export class KernelFacts {
+  constructor(model, store) {
+    this.model = model;
+    this.store = store;
+    this.asked = { text: "", at: 0 }; // for the gradients of a bucket
+  }
+
+  // What was found out about one model under the name of a trait; undefined if it is about another one.
+  of(trait, reducer) {
+    const found = this.model.get(trait);
+    return found && found.reducer === reducer ? found : undefined;
+  }
+
+  // What the panels draw beside the record; null before the first step.
+  all(record) {
+    return { ...this.free(record?.reducer), ...(record ? this.ofRecord(record) : {}) };
+  }
+
+  // What is no step's.
+  free(reducer) {
+    const models = this.models();
+    const model = reducer === undefined ? models.at(-1) : models.find((one) => one.reducer === reducer);
+    const names = ["collective", "control", "stepping", "rehearsal", "reconfiguration", "watching", "prediction", "trial"];
+    const norms = this.of("norms", reducer ?? model?.reducer);
+    return { models, current: model, norms, model: reducer ?? model?.reducer ?? null, faultMarks: this.store.marks.faults, ...Object.fromEntries(names.map((name) => [name, this.model.get(name)])) };
+  }
+
+  // The newest assignment of each model, the newest model last.
+  models() {
+    const newest = new Map();
+    for (const one of Object.values(this.model.get("assignments"))) {
+      if (one && !(newest.get(one.reducer)?.generation > one.generation)) newest.set(one.reducer, one);
+    }
+    return [...newest.values()].sort((a, b) => a.reducer - b.reducer);
+  }
+
+  ofRecord(record) {
+    const { reducer, generation } = record;
+    return {
+      assignment: this.model.get("assignments")[`${reducer}:${generation}`],
+      inspection: this.of("inspection", reducer),
+      findings: this.of("findings", reducer),
+      late: this.of("late", reducer),
+      readiness: this.of("readiness", reducer),
+      link: this.model.get("links")[`${reducer}:${generation}`],
+    };
+  }
+
+  // [[reducer, what a reader calls it], ...]
+  titles() {
+    const assignments = Object.values(this.model.get("assignments"));
+    return [...this.store.reducers.keys()].map((id) => {
+      const name = assignments.find((one) => one.reducer === id)?.module;
+      return [id, name ? `${name} (reducer ${id})` : `reducer ${id}`];
+    });
+  }
+
+  // A bucket with its parameters, or undefined.
+  bucket(record, bucket) {
+    const assignment = this.model.get("assignments")[`${record.reducer}:${record.generation}`];
+    const entry = assignment?.buckets.find((one) => one.bucket === bucket);
+    if (!entry) return undefined;
+    const parameters = entry.parameters.map((index) => assignment.parameters[index]);
+    return { ...entry, parameters, rebuilt: assignment.rebuilt };
+  }
+
+  // When each gradient of the chosen bucket was ready; asked for as the reader chooses, and now and then while steps go by.
+  gradients(record, bucket) {
+    if (bucket === null) return undefined;
+    const text = JSON.stringify([record.reducer, record.step, bucket]);
+    const now = performance.now();
+    const other = this.asked.bucket !== bucket || this.asked.reducer !== record.reducer;
+    if (text !== this.asked.text && record.complete && (other || now - this.asked.at > ASK_MS)) {
+      this.asked = { text, at: now, bucket, reducer: record.reducer };
+      this.model.send({ type: "gradients", reducer: record.reducer, step: record.step, bucket });
+    }
+    const found = this.store.gradients;
+    return found && found.reducer === record.reducer && found.bucket === bucket && found.generation === record.generation ? found : undefined;
+  }
+}

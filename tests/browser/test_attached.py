@@ -1,0 +1,69 @@
+"""The live dashboard of a job that `ddp-lab run` runs, in a JupyterLab that has no ranks of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ddp_lab import journal
+from ddp_lab.bench.browser import NotebookPage, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from ddp_lab.bench.browser import Lab
+
+ROOT = Path(__file__).parents[2]
+_SCRIPT = str(ROOT / "tests" / "ranks" / "programs" / "train_anything.py")
+_STATISTICS = "() => document.querySelector('.ddp-lab').statistics()"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a run of two ranks that trains until it is stopped, once both have begun."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "ddp_lab", "run", "--standalone", "--nproc-per-node", "2", "--record", str(folder)]
+    process = subprocess.Popen(
+        [*command, _SCRIPT, "plain", "100000000"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        until(lambda: all(_bytes(journal.path_of(folder, rank)) > 20_000 for rank in range(2)), 200, "two journals")
+        yield folder
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def _bytes(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_a_running_job_is_followed_live(page: Page, lab: Lab, job: Path) -> None:
+    """attach(folder).dashboard() draws the job's steps as they are made."""
+    name = lab.write(
+        f"import ddp_lab\njob = ddp_lab.attach({str(job)!r})\nview = job.dashboard()\nview", "view.stop(); job.close()"
+    )
+    notebook = NotebookPage(page, lab, name)
+    notebook.start_kernel()
+    try:
+        notebook.run_cell(0)
+        page.wait_for_selector(".ddp-lab")
+        page.locator(".ddp-lab").scroll_into_view_if_needed()
+        until(lambda: page.evaluate(_STATISTICS)["step"] is not None, 60, "a step")
+        before = page.evaluate(_STATISTICS)
+        until(lambda: page.evaluate(_STATISTICS)["updates"] >= before["updates"] + 5, 60, "five more pictures")
+        assert page.evaluate(_STATISTICS)["step"] > before["step"]
+        notebook.run_cell(1)
+        assert not notebook.errors
+    finally:
+        notebook.shut_down()

@@ -1,0 +1,50 @@
+"""The benchmarks that open a browser, as short as they can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddp_lab.bench import dashboard, output, widget
+
+
+@pytest.mark.soak
+def test_the_dashboard_with_replayed_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Six ranks that are replayed over the wire are shown while two train, and their finished steps with a delay."""
+    path = tmp_path / "found.json"
+    assert widget.main(["--ranks", "2", "--senders", "6", "--buckets", "4", "--seconds", "3", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert found["shape"] == [6, 4]
+    assert found["updates_per_second"] > 0
+    assert found["steps_per_second"] > 0
+    assert 0 < found["latency_ms"] <= found["latency_ms_90"]
+    assert "6 ranks replayed over the wire while 2 train" in capsys.readouterr().out
+
+
+@pytest.mark.soak
+def test_what_a_dashboard_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the dashboard and two views open, recording on is compared with off, and off with itself."""
+    path = tmp_path / "found.json"
+    asked = ["--model", "conv_net", "--rounds", "3", "--views", "overlap", "findings", "--json", str(path)]
+    assert dashboard.main(asked) == 0
+    found = json.loads(path.read_text())
+    assert found["events"] > 10
+    assert found["share"] == pytest.approx(found["events"] * found["ns"] / (1e6 * found["step_ms"]))
+    assert found["on / off"]["pairs"] == found["off again / off"]["pairs"] == 3
+    assert "off again / off" in capsys.readouterr().out
+
+
+@pytest.mark.soak
+def test_ranks_that_print_without_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what two ranks print a bounded part is on the page, which keeps drawing, and no line is lost."""
+    path = tmp_path / "found.json"
+    assert output.main(["--ranks", "2", "--rate", "500", "--seconds", "3", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert {one["printed"] for one in found["of_ranks"].values()} == {1_500}
+    assert all(one["log_whole"] and one["result_whole"] for one in found["of_ranks"].values())
+    assert found["shown"] == 501
+    assert "2,502 lines not shown" in found["note"]
+    assert found["printing"]["frames"] > 1
+    assert "every line in order in log and result: True" in capsys.readouterr().out

@@ -1,0 +1,136 @@
+"""The cluster's panel in a real JupyterLab: ranks that train in the foreground, hang, die, and come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ddp_lab.bench.browser import NotebookPage, printed, until
+from tests.browser.waiting import has, says
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+    from ddp_lab.bench.browser import Lab
+
+START = "import ddp_lab, json\nlab = ddp_lab.Cluster(2, backend='gloo').start()"
+TRAIN = '''
+try:
+    lab.run("""
+model = ddp_lab.DistributedDataParallel(torch.nn.Linear(8, 8))
+while True:
+    model(torch.randn(4, 8)).sum().backward()
+""", label="%%distributed [4]")
+except ddp_lab.CellError as error:
+    print(json.dumps([failure.name for failure in error.failures.values()]))
+'''
+PIDS = "print(json.dumps(lab.pids()))"
+HIDDEN = "thread = lab.panel()._refresher._thread\nthread.join(20)\nprint(json.dumps(thread.is_alive()))"
+CELLS = (START, "lab", TRAIN, PIDS, HIDDEN, "lab.stop()")
+
+
+@pytest.fixture(scope="module")
+def notebook(browser: Browser, lab: Lab) -> Iterator[NotebookPage]:
+    """A notebook with two ranks and their panel."""
+    context = browser.new_context(viewport={"width": 1360, "height": 1000})
+    opened = NotebookPage(context.new_page(), lab, lab.write(*CELLS))
+    opened.start_kernel()
+    for cell in (0, 1):
+        opened.run_cell(cell)
+    has(_rows(opened.page), 2)
+    yield opened
+    opened.run_cell(5)
+    says(opened.page.locator(".ddp-cluster"), "The cluster does not run")
+    opened.shut_down()
+    context.close()
+    assert not opened.errors
+
+
+def _rows(page: Page) -> Locator:
+    return page.locator(".ddp-cluster-ranks tbody tr")
+
+
+def _press(page: Page, name: str) -> None:
+    page.locator(".ddp-cluster").get_by_role("button", name=name, exact=True).click()
+
+
+def _pids(notebook: NotebookPage) -> dict[str, int]:
+    notebook.run_cell(3)
+    found: dict[str, int] = printed(notebook.save().cells[3])
+    return found
+
+
+def test_buttons_while_a_cell_trains_in_the_foreground(notebook: NotebookPage) -> None:
+    """Step and cell of each rank are shown; rejoin and restart say what to do first; a rank's button ends the cell."""
+    page, status = notebook.page, notebook.page.locator(".ddp-cluster > .ddp-status").last
+    notebook.run_cell(2, wait=False)
+    says(_rows(page).nth(1), "runs %%distributed [4] for")
+
+    def step() -> Any:
+        text = _rows(page).first.locator("td").nth(6).inner_text().replace(",", "")
+        return text.isdigit() and int(text)
+
+    first = until(step, 20, "a step")
+    until(lambda: step() > first, 20, "another step")
+    _press(page, "Rejoin")
+    says(status, "Ranks 0–1 run a cell: interrupt it first")
+    _press(page, "Restart …")
+    says(status, "The notebook runs a cell: interrupt it first")
+    assert not page.get_by_role("alertdialog").is_visible()
+    _press(page, "Interrupt rank 1")
+    says(status, "Interrupt sent to rank 1")
+    until(lambda: notebook.executions(2), 30, "the end of the cell")
+    assert printed(notebook.save().cells[2])[0] == "KeyboardInterrupt"
+    until(lambda: "runs" not in "".join(_rows(page).all_inner_texts()), 20, "ranks that run nothing")
+    _press(page, "Rejoin")
+    says(status, "variables kept")
+    says(_rows(page).first, "idle")
+
+
+def test_a_stopped_rank_and_a_dead_one(notebook: NotebookPage) -> None:
+    """A paused process has a heartbeat that ages, in another colour; a killed one names its signal until a restart that
+    was confirmed."""
+    page, pids = notebook.page, _pids(notebook)
+    heartbeat = _rows(page).nth(1).locator(".ddp-heartbeat")
+    os.kill(pids["rank 1"], signal.SIGSTOP)
+    says(_rows(page).nth(1), "stopped by SIGSTOP")
+    says(heartbeat, "ddp-heartbeat-late", attribute="class")
+    _press(page, "Rejoin")
+    says(page.locator(".ddp-cluster > .ddp-status").last, "Rank 1 can't rejoin without an answer")
+    os.kill(pids["rank 1"], signal.SIGCONT)
+    says(heartbeat, "ddp-heartbeat-good", attribute="class")
+    os.kill(pids["rank 0"], signal.SIGKILL)
+    says(_rows(page).first, "killed by SIGKILL (signal 9)")
+    _press(page, "Restart …")
+    says(page.get_by_role("alertdialog"), "all variables on the ranks are lost")
+    _press(page, "Cancel")
+    until(lambda: not page.get_by_role("alertdialog").is_visible(), 10, "no question")
+    says(_rows(page).first, "killed")
+    _press(page, "Restart …")
+    _press(page, "Restart")
+    says(page.locator(".ddp-cluster > .ddp-status").last, "variables are gone")
+    says(_rows(page).first, "idle")
+    assert not set(pids.values()) & {pid for name, pid in _pids(notebook).items() if name.startswith("rank")}
+
+
+def test_a_hidden_panel_asks_nothing(notebook: NotebookPage) -> None:
+    """Out of sight its thread ends; in sight again it goes on."""
+    notebook.page.evaluate("() => { document.querySelector('.ddp-cluster').style.display = 'none' }")
+    notebook.run_cell(4)
+    assert printed(notebook.save().cells[4]) is False
+    notebook.page.evaluate("() => { document.querySelector('.ddp-cluster').style.display = '' }")
+    os.kill(_pids(notebook)["rank 1"], signal.SIGKILL)
+    says(_rows(notebook.page).nth(1), "killed by SIGKILL")
+
+
+def test_the_saved_notebook_keeps_the_table(notebook: NotebookPage) -> None:
+    """A reader without a kernel sees the ranks as they were when the cluster was displayed."""
+    live, kept = notebook.save().cells[1].outputs
+    assert "application/vnd.jupyter.widget-view+json" in live.data
+    assert "<td style='text-align:left'>idle</td>" in kept.data["text/html"]
+    assert json.dumps(kept.data["text/plain"]).count("idle") == 2

@@ -1,0 +1,152 @@
+"""The dashboard's controls in a real JupyterLab, on a real cluster that trains in the foreground meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ddp_lab.bench.browser import NotebookPage, until
+from tests.browser.bare_page import BarePage
+from tests.browser.test_views import training_of
+from tests.browser.waiting import says
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+    from ddp_lab.bench.browser import Lab
+
+START = "import ddp_lab\nlab = ddp_lab.Cluster(2, backend='gloo').start()"
+MODEL = '''
+lab.run("""
+torch.manual_seed(0)
+layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+model = ddp_lab.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=1)
+""")
+'''
+TRAIN = '''
+lab.run("""
+import pathlib
+while True:
+    model.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+    go = torch.tensor([0 if pathlib.Path({path!r}).exists() else 1])
+    dist.broadcast(go, 0)
+    if not go: break
+""", timeout=280)
+'''
+CELL = 3
+_STATISTICS = "() => document.querySelector('.ddp-lab')?.statistics()"
+
+
+@pytest.fixture(scope="module")
+def training(browser: Browser, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotebookPage]:
+    """A notebook whose last cell trains, in the foreground, until the module's tests are over; a dashboard above it."""
+    stop = tmp_path_factory.mktemp("training") / "stop"
+    context = browser.new_context(viewport={"width": 1360, "height": 1000})
+    name = lab.write(START, MODEL, "lab.dashboard()", TRAIN.format(path=str(stop)), "lab.stop()")
+    opened = NotebookPage(context.new_page(), lab, name)
+    opened.start_kernel()
+    for cell in range(CELL):
+        opened.run_cell(cell)
+    opened.page.locator(".ddp-lab").scroll_into_view_if_needed()
+    opened.run_cell(CELL, wait=False)
+    until(lambda: (_step(opened.page) or 0) > 3, 60, "the first steps")
+    yield opened
+    assert opened.executions(CELL) is None, "the training ended early"
+    stop.touch()
+    until(lambda: opened.executions(CELL), 60, "the end of the training")
+    opened.run_cell(CELL + 1)
+    opened.shut_down()
+    context.close()
+    assert not opened.errors
+
+
+def _step(page: Page) -> Any:
+    return page.evaluate(_STATISTICS)["step"]
+
+
+def _open(page: Page, tab: str) -> None:
+    page.get_by_role("tab", name=tab).click()
+
+
+def test_buckets_are_changed_by_the_form(training: NotebookPage) -> None:
+    """A cap that is typed in is applied between two steps: the table has the new buckets, and before and after are
+    compared."""
+    page = training.page
+    _open(page, "Buckets")
+    rows = page.locator(".ddp-buckets > .ddp-table-scroll tbody tr")
+    until(lambda: rows.count() == 1, 20, "one bucket")
+    page.get_by_label("caps of the buckets").select_option("cap")
+    page.get_by_label("cap of a bucket in MiB").fill("0.01")
+    page.keyboard.press("Enter")
+    says(page.locator(".ddp-reconfigure .ddp-status"), "There are 4 buckets now")
+    until(lambda: rows.count() == 4, 20, "four buckets")
+    says(page.locator(".ddp-verdict-line"), "95 %", seconds=60)
+    page.get_by_label("comm hook").fill("fp61")
+    page.get_by_role("button", name="Apply").click()
+    says(page.locator(".ddp-reconfigure .ddp-status"), "did you mean 'fp16'")
+
+
+def _pause_both(page: Page) -> None:
+    """Presses Pause until both ranks pause at their first bucket: breakpoints that come in the middle of a backward
+    find one rank at a later bucket than the other, or beyond its last."""
+    for _ in range(20):
+        page.get_by_role("button", name="Pause", exact=True).click()
+        says(page.locator(".ddp-step"), "Training waits")
+        label = page.locator(".ddp-step canvas").get_attribute("aria-label") or ""
+        if all(f"Rank {rank} pauses: bucket 0 is ready" in label for rank in (0, 1)):
+            break
+        page.locator(".ddp-step h4").click()
+        page.locator(".ddp-step").press("c")
+        says(page.locator(".ddp-step"), "No breakpoints")
+    says(page.locator(".ddp-step"), "Training waits: ranks 0, 1 pause")
+
+
+def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
+    """Ranks pause when a bucket is ready, go on to the next one by a key, and train on."""
+    page = training.page
+    _open(page, "Step")
+    canvas = page.locator(".ddp-step canvas")
+    _pause_both(page)
+    says(canvas, "Rank 1 pauses: bucket 0 is ready, and not yet launched", attribute="aria-label")
+    says(page.get_by_role("group", name="Paused"), "training waits")
+    held = _step(page)
+    page.locator(".ddp-step h4").click()
+    page.locator(".ddp-step").press("b")
+    says(canvas, "Rank 1 pauses: bucket 1 is ready", attribute="aria-label")
+    page.locator(".ddp-twin summary").last.click()
+    page.locator(".ddp-step").press("c")
+    says(page.locator(".ddp-step"), "No breakpoints")
+    until(lambda: not page.get_by_role("group", name="Paused").is_visible(), 20, "no buttons of a pause")
+    until(lambda: _step(page) > held + 3, 20, "more steps")
+
+
+def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
+    """A slow layer is injected by the form; a sign stays above every tab until it is ended; both ends are marked."""
+    page = training.page
+    _open(page, "Rehearsal")
+    page.get_by_role("combobox", name="rank", exact=True).select_option("1")
+    page.get_by_role("combobox", name="parameter").select_option("2.weight")
+    page.get_by_label("delay in ms").fill("30")
+    page.get_by_role("button", name="Inject").click()
+    mark = "slow layer: 30 ms before the gradient of '2.weight'"
+    says(page.locator(".ddp-active"), "happens")
+    says(page.locator(".ddp-past"), mark)
+    _open(page, "Timeline")
+    sign = page.get_by_role("alert", name="Rehearsal")
+    says(sign, f"rank 1: {mark}")
+    _open(page, "Rehearsal")
+    page.get_by_role("button", name="End", exact=True).click()
+    says(page.locator(".ddp-past"), f"end of {mark}")
+    until(lambda: not sign.is_visible(), 10, "no sign")
+
+
+@pytest.mark.parametrize("view", ["step", "rehearsal"])
+def test_a_recording_has_no_controls(page: Page, view: str) -> None:
+    """A control of a saved timeline, alone, says that it needs a live cluster, and offers nothing to press."""
+    shown = BarePage(page, training_of(steps=3), views=[view])
+    shown.until(lambda: "controls need a live cluster" in page.locator(".ddp-main").inner_text(), "the words")
+    assert not page.locator(".ddp-controls").is_visible()
+    shown.close()

@@ -1,0 +1,154 @@
+"""The sliders in Chromium, on real ranks: predictions are those of the simulator, and can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ddp_lab import Cluster
+from ddp_lab.client.outputs import SilentBoard
+from ddp_lab.client.timeline import Timeline
+from tests.browser.bare_page import DARK, BarePage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+MODEL = """
+torch.manual_seed(0)
+model = ddp_lab.DistributedDataParallel(
+    torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)]), bucket_cap_mb=0.05)
+def step():
+    model.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+for _ in range(20): step()
+"""
+LOOP = """
+import pathlib
+while True:
+    step()
+    go = torch.tensor([0 if pathlib.Path({path!r}).exists() else 1])
+    dist.broadcast(go, 0)
+    if not go: break
+"""
+_PICTURES = "() => [...document.querySelectorAll('.ddp-what-if-step canvas')].map((one) => one.toDataURL())"
+_ANSWERED = "() => Number(document.querySelector('.ddp-what-if').dataset.answered ?? 0)"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Cluster]:
+    """Two ranks with a model that has trained twenty steps."""
+    with Cluster(2) as cluster:
+        cluster.run(MODEL, board=SilentBoard())
+        cluster.measure_link(sizes=[1 << 10, 1 << 14, 1 << 18], repeats=2)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Browser, lab: Cluster) -> Iterator[BarePage]:
+    """The sliders of that cluster."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    made = BarePage(context.new_page(), lab.timeline, views=["what_if"], **lab._means())
+    made.until(lambda: "Recorded:" in _summary(made), "the first answer", 30)
+    yield made
+    made.close()
+    context.close()
+
+
+def _summary(shown: BarePage) -> str:
+    return str(shown.page.locator(".ddp-what-if .ddp-summary").inner_text())
+
+
+def _move(shown: BarePage, label: str, key: str) -> None:
+    """Moves a slider by keyboard and waits for the answer."""
+    before = shown.page.evaluate(_ANSWERED)
+    slider = shown.page.get_by_label(label, exact=True)
+    slider.focus()
+    shown.page.keyboard.press(key)
+    shown.until(lambda: shown.page.evaluate(_ANSWERED) > before, f"the answer to {label}", 30)
+
+
+def test_a_slider_is_answered_by_the_simulator(shown: BarePage, lab: Cluster) -> None:
+    """With the smallest cap the step is the simulator's, and the predicted picture is another one."""
+    before = shown.page.evaluate(_PICTURES)
+    _move(shown, "bucket cap", "Home")
+    answer: dict[str, Any] = shown.dashboard.prediction
+    wanted = lab.simulate(bucket_cap_mb=answer["cap"])
+    assert answer["predicted"]["step"] == pytest.approx(wanted.step_ms, rel=1e-6)
+    after = shown.page.evaluate(_PICTURES)
+    assert after[1] != before[1]
+    assert len(set(after)) == 2
+    shown.page.get_by_role("button", name="As recorded").click()
+    shown.until(lambda: "Move a slider" in _summary(shown), "what was recorded")
+
+
+def test_worlds_links_and_stragglers(shown: BarePage, lab: Cluster) -> None:
+    """16,384 ranks take longer, a faster link and no straggler do not; what is not a cap can't be run here."""
+    recorded = shown.dashboard.prediction["predicted"]["step"]
+    run = shown.page.get_by_role("button", name="Run it")
+    assert run.is_disabled()
+    _move(shown, "world size", "End")
+    assert shown.dashboard.prediction["world"] == 16384
+    assert shown.dashboard.prediction["predicted"]["step"] > recorded
+    assert run.is_disabled()
+    shown.page.get_by_role("button", name="As recorded").click()
+    for label in ("bandwidth", "latency"):
+        _move(shown, label, "End" if label == "bandwidth" else "Home")
+    shown.page.get_by_label("without the straggler").check()
+    shown.until(lambda: shown.dashboard.prediction["predicted"]["step"] <= 1.001 * recorded, "a shorter step")
+    shown.page.get_by_role("button", name="As recorded").click()
+    shown.page.locator(".ddp-what-if summary").click()
+    rows = shown.page.locator(".ddp-what-if .ddp-twin tbody tr")
+    shown.until(lambda: rows.count() == 6 and rows.last.inner_text().startswith("step"), "the table")
+
+
+def test_a_prediction_is_run(shown: BarePage, lab: Cluster, tmp_path: Path) -> None:
+    """While a cell trains "Run it" tries the cap on the ranks, tells the error, and leaves them what they had."""
+    before = lab.run("model.configuration()", board=SilentBoard()).values
+    path = tmp_path / "stop"
+    running = lab.run(LOOP.format(path=str(path)), wait=False, board=SilentBoard(), timeout=240)
+    try:
+        _move(shown, "bucket cap", "End")
+        shown.page.get_by_role("button", name="Run it").click()
+        scores = shown.page.locator(".ddp-what-if-scores tbody tr")
+        shown.until(lambda: scores.count() == 1, "the score", 180)
+    finally:
+        path.touch()
+        running.wait()
+    (score,) = shown.dashboard.trial["scores"]
+    assert score["measured"] > 0
+    assert score["error"] == pytest.approx(100 * (score["predicted"] / score["measured"] - 1))
+    assert scores.inner_text().split("\t")[0] == score["setting"]
+    shown.says(".ddp-voice", "predicted")
+    assert lab.run("model.configuration()", board=SilentBoard()).values == before
+
+
+def test_nothing_trains(shown: BarePage) -> None:
+    """Without a cell that trains "Run it" says what to do."""
+    shown.page.get_by_role("button", name="Run it").click()
+    why = shown.page.locator(".ddp-what-if-run [role=status]")
+    shown.until(lambda: "--no-wait" in why.inner_text(), "the remedy", 30)
+
+
+def test_empty_dark_and_narrow(browser: Browser) -> None:
+    """Before the first steps it says what to do; in the dark and narrow nothing is wider than the page."""
+    from tests.browser.test_views import training_of
+
+    context = browser.new_context(viewport={"width": 420, "height": 800})
+    made = BarePage(context.new_page(), Timeline(), views=["what_if"], theme=DARK)
+    try:
+        made.until(lambda: "train some steps" in made.page.locator(".ddp-what-if .ddp-empty").inner_text(), "the words")
+        assert "train some steps" in made.dashboard.svg()
+    finally:
+        made.close()
+    made = BarePage(context.new_page(), training_of(8, 12, 8), views=["what_if"], theme=DARK)
+    try:
+        made.until(lambda: "Recorded:" in _summary(made), "an answer", 30)
+        assert made.page.evaluate("() => document.documentElement.scrollWidth") <= 420
+        assert "recorded step" in made.dashboard.svg()
+        assert made.page.get_by_role("button", name="Run it").is_disabled()
+    finally:
+        made.close()
+        context.close()

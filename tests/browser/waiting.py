@@ -1,0 +1,28 @@
+"""Waiting for what a page says: pages draw in frames of their own, some time after a click or a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_lab.bench.browser import until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
+
+
+def says(node: Locator, words: str, *, attribute: str = "", seconds: float = 30) -> None:
+    """Waits until the first such node, or its attribute, says these words."""
+    node = node.first
+
+    def text() -> str:
+        return (node.get_attribute(attribute) or "") if attribute else node.inner_text()
+
+    try:
+        until(lambda: words in text(), seconds, f"{words!r} in {node}")
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; it says {text()!r}") from None
+
+
+def has(nodes: Locator, count: int, *, seconds: float = 30) -> None:
+    """Waits until there are so many such nodes."""
+    until(lambda: nodes.count() == count, seconds, f"{count} of {nodes}")

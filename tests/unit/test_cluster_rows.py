@@ -1,0 +1,105 @@
+"""The table of the cluster's panel without ranks: what is said of each, from what was heard."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from ddp_lab.client.membership import RankRecord
+from ddp_lab.client.timeline import RankStatus
+from ddp_lab.client.vitals import RankVitals
+from ddp_lab.widgets.cluster_processes import ProcessUse, ProcessWatch
+from ddp_lab.widgets.cluster_rows import SILENT_SECONDS, cluster_rows, row_texts
+from tests.leftovers import wait_until
+
+
+def record(rank: int = 0, **fields: Any) -> RankRecord:
+    """A rank of this host."""
+    values = {"engine": rank, "pid": 100 + rank, "host": os.uname().nodename, "device": "cpu", "backend": "gloo"}
+    return RankRecord(rank=rank, **{**values, "state": "idle", "cell": None, "exit_code": None, **fields})
+
+
+def row(vitals: RankVitals, told: RankStatus | None = None, use: ProcessUse | None = None) -> dict[str, Any]:
+    """The row of a single rank 0."""
+    (made,) = cluster_rows([vitals], [told] if told else [], {0: use} if use else {})
+    return made
+
+
+def test_a_running_rank_names_its_cell() -> None:
+    """A rank that runs a cell says which, for how long, at which step, and what its process takes."""
+    vitals = RankVitals(record(state="running", cell="7-1"), "%%distributed [3]", 12.4, 0.2)
+    made = row(vitals, RankStatus(0, state="running", step=41, events=9), ProcessUse(97.5, 3 << 20, stopped=False))
+    assert (made["words"], made["seconds"], made["step"]) == ("runs %%distributed [3]", 12.4, 41)
+    assert (made["cpu"], made["memory"], made["silent"]) == (97.5, 3 << 20, 0.2)
+    titles, texts = row_texts([made])
+    assert titles == ["rank", "state", "device", "memory", "CPU", "step", "heartbeat"]
+    assert texts == [["0", "runs %%distributed [3] for 12 s", "cpu", "3 MiB", "98 %", "41", "0 s ago"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "stopped", "state", "words"),
+    [
+        ({"state": "dead", "exit_code": -9}, False, "dead", "killed by SIGKILL (signal 9)"),
+        ({"state": "dead", "exit_code": 3}, False, "dead", "ended with exit code 3"),
+        ({"state": "silent"}, True, "stopped", "stopped by SIGSTOP; kill -CONT 100 lets it go on"),
+        ({"state": "silent"}, False, "silent", "silent"),
+        ({"state": "silent", "pid": 0}, False, "starting", "starting"),
+        ({"state": "freed"}, False, "freed", "freed; the next cell rejoins"),
+    ],
+)
+def test_ranks_in_trouble(fields: dict[str, Any], stopped: bool, state: str, words: str) -> None:
+    """A dead rank says how it ended and has no heartbeat; one that a signal paused is told from one that is silent."""
+    made = row(RankVitals(record(**fields), silent_seconds=8.0), None, ProcessUse(0.0, 1, stopped))
+    assert (made["state"], made["words"]) == (state, words)
+    assert made["silent"] == (None if state in ("dead", "starting") else 8.0)
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(SILENT_SECONDS - 0.1, "running"), (SILENT_SECONDS + 0.1, "silent")])
+def test_a_slow_answer_is_no_silence(seconds: float, state: str) -> None:
+    """A rank that has not answered in time, but was heard of just before, is in the state that it told by itself."""
+    vitals = RankVitals(record(state="silent"), silent_seconds=seconds)
+    assert row(vitals, RankStatus(0, state="running"))["state"] == state
+
+
+def test_steps_of_a_former_process_do_not_count() -> None:
+    """After a restart a rank has no step until its new process sends events."""
+    assert row(RankVitals(record()), RankStatus(0, state="idle", step=41, events=0))["step"] is None
+
+
+def test_gpu_columns() -> None:
+    """What a GPU rank answers is shown; where the driver tells nothing, there is no such column."""
+    answer = {"gpu": {"used": 3 << 30, "total": 24 << 30, "percent": 88}}
+    (texts,) = row_texts([row(RankVitals.of(record(device="cuda:0"), answer, 0.1))])[1]
+    assert texts[3:5] == ["3 GiB of 24 GiB", "88 %"]
+    silent = {"gpu": {"used": None, "total": None, "percent": None}}
+    assert "GPU" not in row_texts([row(RankVitals.of(record(), silent, 0.1))])[0]
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that sleeps."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+def test_what_the_system_tells(sleeper: subprocess.Popen[bytes]) -> None:
+    """Memory at once, processor share from the second look on, whether it is stopped; nothing of one that ended."""
+    watch, ranks = ProcessWatch(), [record(pid=sleeper.pid), record(1, pid=sleeper.pid, host="elsewhere")]
+    first = watch.look(ranks)
+    assert set(first) == {0}
+    assert first[0].cpu_percent is None
+    assert first[0].memory > 1 << 20
+    assert isinstance(watch.look(ranks)[0].cpu_percent, float)
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    wait_until(lambda: watch.look(ranks)[0].stopped, 5, "the stop")
+    sleeper.kill()
+    wait_until(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_ZOMBIE, 5, "its end")
+    assert watch.look(ranks) == {}

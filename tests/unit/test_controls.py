@@ -1,0 +1,225 @@
+"""The dashboard's controls without ranks: words for what stands where, changes taken back, comparisons, requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp_lab import faults
+from ddp_lab.client.live_records import BucketStage, StepState
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import Batch
+from ddp_lab.widgets.control_buckets import BucketControl, change_back, compared, described
+from ddp_lab.widgets.control_faults import FaultControl, fault_rows
+from ddp_lab.widgets.control_step import StepControl, machine
+from ddp_lab.widgets.controls import Controls
+from ddp_lab.widgets.dashboard import Dashboard
+from ddp_lab.widgets.standings import standings
+from tests.training_events import Training
+
+
+def state(rank: int, *buckets: str, step: int = 4, **fields: Any) -> StepState:
+    """A rank in the middle of a backward."""
+    stages = tuple(BucketStage(one, 0 if one == "pending" else 2, 2, ()) for one in buckets)
+    values = {"generation": 1, "point": None, "parameter": None, "bucket": None, "since_ns": 0, "in_flight": True}
+    values |= {"finalizing": False, "armed": True, "ended": ""} | fields
+    return StepState(rank=rank, step=step, buckets=stages, **values)
+
+
+def test_a_rank_waits_for_the_one_that_pauses() -> None:
+    """A rank that has launched everything waits, in bucket order, for the ranks that have not launched that bucket."""
+    found = standings(
+        {
+            0: state(0, "reduced", "launched", "launched", finalizing=True),
+            1: state(1, "launched", "ready", "pending", point="bucket_ready", bucket=1),
+            2: state(2, "launched", "pending", "pending"),
+        }
+    )
+    assert (found[0].kind, found[0].bucket, found[0].waits_for) == ("waiting", 1, (1, 2))
+    assert found[0].text == "waits for ranks 1 and 2, which have not launched bucket 1"
+    assert found[1].text == "pauses: bucket 1 is ready, and not yet launched"
+    assert found[2].text == "computes gradients; 1 of 3 buckets are launched"
+
+
+def test_ranks_in_different_steps() -> None:
+    """What a rank launched in an earlier step does not count; one that is a step ahead has launched everything."""
+    behind = state(1, "reduced", "reduced", step=3, in_flight=False)
+    found = standings({0: state(0, "launched", "launched", finalizing=True), 1: behind})
+    assert found[0].waits_for == (1,)
+    ahead = state(1, "pending", "pending", step=5, in_flight=False)
+    found = standings({0: state(0, "launched", "launched", point="reduced", bucket=0), 1: ahead})
+    assert found[1].text == "is done with step 4, and before the backward of step 5"
+    found = standings({0: state(0, "launched", "launched", finalizing=True), 1: ahead})
+    assert (found[0].kind, found[0].waits_for) == ("finishing", ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"point": "gradient_ready", "parameter": "0.bias"}, "the gradient of '0.bias' is ready, and not yet in its"),
+        ({"point": "bucket_ready", "bucket": 1}, "not yet launched (bucket 0 has to be launched first)"),
+        ({"point": "launched", "bucket": 1}, "the collective of bucket 1 has been started"),
+        ({"point": "reduced", "bucket": 1}, "the average of bucket 1 is there, and not yet written back"),
+    ],
+)
+def test_pauses_in_words(fields: dict[str, Any], words: str) -> None:
+    """Each point at which a backward can pause says what has happened and what has not."""
+    assert words in standings({0: state(0, "pending", "ready", **fields)})[0].text
+
+
+def test_what_the_machine_shows() -> None:
+    """The browser gets armed and paused ranks, why breakpoints ended, and each bucket with its missing gradients."""
+    missing = tuple(f"{index}.weight" for index in range(9))
+    stage = BucketStage("pending", 1, 10, missing)
+    states = {
+        0: state(0),
+        1: state(1, point="launched", bucket=0, since_ns=5),
+        2: state(2, armed=False, ended="it fell"),
+    }
+    states[0] = StepState(**{**states[0].__dict__, "buckets": (stage,)})
+    shown = machine(states, standings(states), lambda one: 7.0)
+    assert (shown["armed"], shown["paused"], shown["ended"]) == ([0, 1], [1], "it fell")
+    assert shown["ranks"][0]["buckets"] == [["pending", 1, 10, list(missing[:6]), 3]]
+    assert [one["since"] for one in shown["ranks"]] == [None, 7.0, None]
+
+
+def test_faults_are_listed_in_words() -> None:
+    """A rank's faults come with their number, whether they have begun, and the words of their mark."""
+    fault = faults.SlowLayer(1, "0.weight", 0.05)
+    (row,) = fault_rows({1: [{**faults.to_dict(fault), "number": 3, "begun": False}]})
+    assert row == {"rank": 1, "number": 3, "begun": False, "kind": "SlowLayer", "text": fault.text()}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [faults.SlowRank(0, 0.1), faults.SlowLayer(0, "a", 0.1), faults.SlowLink(0, 0.1, 5.0)],
+)
+def test_marks_of_lasting_faults(fault: faults.Fault) -> None:
+    """A lasting fault's first mark begins it, its last one ends it; the program's own marks are neither."""
+    assert faults.mark_kind(fault.text()) == "begin"
+    assert faults.mark_kind(f"end of {fault.text()}") == "end"
+    assert faults.mark_kind("end of epoch") is None
+    assert faults.mark_kind("optimizer") is None
+
+
+@pytest.mark.parametrize("fault", [faults.DroppedGradient(0, "a"), faults.DeadRank(0)])
+def test_marks_of_faults_that_happen_once(fault: faults.Fault) -> None:
+    """A fault that is over at once has one mark."""
+    assert faults.mark_kind(fault.text()) == "once"
+
+
+def assignment(generation: int, first_step: int, groups: list[list[int]], caps: list[float], hook: str | None) -> Any:
+    """A description of four parameters in these buckets."""
+    parameters = [
+        {"index": index, "name": f"{index}.weight", "shape": [4], "numel": 4, "bytes": 16}
+        | {"dtype": "float32", "device": "cpu"}
+        for index in range(4)
+    ]
+    buckets = [
+        {"bucket": number, "bytes": 16 * len(members), "dtype": "float32", "device": "cpu", "parameters": members}
+        for number, members in enumerate(groups)
+    ]
+    made = {"type": "assignment", "reducer": 0, "generation": generation, "first_step": first_step, "rebuilt": True}
+    made |= {"process_group": 0, "group_ranks": [0, 1], "backend": "gloo", "module": "Net"}
+    return made | {
+        "parameters": parameters,
+        "buckets": buckets,
+        "options": {"bucket_cap_mb_list": caps, "comm_hook": hook},
+    }
+
+
+def test_a_change_is_taken_back() -> None:
+    """Caps, order and hook of the assignment before the last change are asked for again, the hook by its name."""
+    before = assignment(1, 1, [[3, 2], [1, 0]], [1.0, 25.0, 25.0], None)
+    after = assignment(2, 40, [[0], [1], [2], [3]], [0.01], "fp16_compress_hook")
+    back = change_back(before, after)
+    assert back == {
+        "order": ["3.weight", "2.weight", "1.weight", "0.weight"],
+        "bucket_cap_mb_list": [1.0, 25.0],
+        "comm_hook": "none",
+    }
+    assert change_back(after, before)["comm_hook"] == "fp16"
+    assert "comm_hook" not in change_back(before, before)
+    assert described(after) == {"buckets": 4, "caps": "0.01 MiB", "hook": "fp16_compress_hook"}
+
+
+def test_nothing_to_compare_before_a_change() -> None:
+    """With one assignment there is no comparison, and no words about one."""
+    timeline, training = Timeline(), Training(2, 3)
+    for step in range(20):
+        training.feed(timeline, step, 10**12 + step * 20 * 10**6)
+    assert compared(timeline, 0) == {"reducer": 0, "text": "", "sides": []}
+
+
+def _trained(first: int, changed: int, steps: int) -> Timeline:
+    """Steps of 20 ms, from `changed` on of 10 ms and under the assignment after `first`."""
+    timeline, training = Timeline(), Training(2, 3)
+    begin = 10**12
+    for step in range(steps):
+        if step == changed:
+            for rank in range(2):
+                described = training.assignment() | {"generation": first + 1, "first_step": changed, "session": 1}
+                timeline.describe(rank, described)
+        begin += (10 if step >= changed else 20) * 10**6
+        for rank, events in enumerate(training.step(step, begin)):
+            events["generation"] = first + (step >= changed)
+            if step == 0:
+                timeline.describe(rank, training.assignment() | {"generation": first, "session": 1})
+            timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
+    return timeline
+
+
+def test_before_and_after_a_change() -> None:
+    """Steps of both assignments are compared, the two next to a change left out; ten on each side give a verdict."""
+    found = compared(_trained(1, 30, 60), 0)
+    assert found["verdict"] == "faster"
+    assert found["percent"] == pytest.approx(-50, abs=3)
+    assert [len(side["ms"]) for side in found["sides"]] == [27, 28]
+    assert [side["step"] for side in found["sides"]] == [0, 30]
+    early = compared(_trained(1, 30, 36), 0)
+    assert "verdict" not in early
+    assert early["text"].startswith("4 steps after the change are too few")
+
+
+def test_the_rebuild_is_no_change() -> None:
+    """New buckets after the first step are the rebuild: nobody asked for them, and nothing is compared."""
+    assert compared(_trained(0, 1, 40), 0)["sides"] == []
+
+
+def test_what_was_typed_is_checked_before_ranks_are_asked() -> None:
+    """Caps, buckets and times that are no numbers are refused in words, without a question to any rank."""
+    nobody: Any = None
+    with pytest.raises(ValueError, match="caps are numbers in MiB"):
+        BucketControl(nobody, Timeline(), lambda: None).obey({"change": {"bucket_cap_mb_list": [1.0, None]}})
+    with pytest.raises(ValueError, match="buckets are numbers"):
+        StepControl(nobody).obey({"do": "pause", "points": ["reduced"], "buckets": [0, None]})
+    with pytest.raises(ValueError, match="at least one point"):
+        StepControl(nobody).obey({"do": "pause", "points": []})
+    with pytest.raises(ValueError, match="say by how many ms"):
+        FaultControl(nobody).obey({"do": "inject", "fault": {"kind": "SlowRank", "rank": 0, "seconds": None}})
+
+
+def test_without_a_cluster_requests_are_heard_and_refused() -> None:
+    """A saved timeline's controls say that they need a live cluster, and take requests without asking anybody."""
+    controls = Controls(Timeline(), None, lambda: None)
+    controls.ask({"type": "step", "id": "x", "do": "continue"})
+    control = controls.traits()["control"]
+    assert control["live"] is False
+    assert "controls need a live cluster" in control["why"]
+    assert control["heard"] == ["x"]
+    controls.stop()
+
+
+@pytest.mark.parametrize("view", ["step", "rehearsal"])
+def test_a_control_alone_keeps_a_picture(view: str) -> None:
+    """A control's own widget has a self-contained picture before anything happened, and says how to begin."""
+    dashboard = Dashboard(Timeline(), views=[view])
+    try:
+        assert dashboard.svg().startswith("<svg")
+        assert np.all([word in dashboard.svg() for word in ("xmlns", "</svg>")])
+    finally:
+        dashboard.close()
+        if dashboard.layout is not None:
+            dashboard.layout.close()
