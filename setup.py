@@ -30,7 +30,7 @@ except ImportError as error:
     )
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-COMPILE = ["-O3", "-g0", "-fvisibility=hidden", *WARNINGS]
+COMPILE = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", *WARNINGS]  # older releases of torch would say c++17
 # DDP_LAB_SANITIZE=address or thread: tests/core/test_sanitized_ranks.py builds so, in a folder of its own.
 SANITIZERS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"],
@@ -94,6 +94,7 @@ REQUIREMENTS = [
     f"torch=={torch.__version__.split('+')[0]}",
     "numpy>=1.26",
     "pandas>=2.1",
+    "cloudpickle>=3.0",
     "ipyparallel>=9.0,<10",
     "ipykernel>=7.1",
     "ipython>=8.20",

@@ -32,6 +32,7 @@ _PUBLIC = {
     "data_parallel": "parallel.data_parallel",
     "install": "parallel.install",
     "observe": "parallel.observe",
+    "restore_from": "engine.restore",
 }
 _MODULES = {"faults": "faults", "recording": "parallel.recording", "rehearsal": "parallel.live.rehearsal"}
 
@@ -55,6 +56,7 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
     "data_parallel",
     "install",
     "observe",
+    "restore_from",
     "faults",
     "recording",
     "rehearsal",
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from .client.cluster import Cluster, current_cluster
     from .client.compare import compare
     from .client.timeline import Timeline
+    from .engine.restore import restore_from
     from .errors import CellError, ClusterError, DdpLabError, ExtensionError, RankFailure, ScheduleError
     from .parallel import recording
     from .parallel.data_parallel import DataParallel, data_parallel

@@ -32,15 +32,21 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 BENCHMARKS = {
     "cell": "round trip of a trivial cell: %%distributed against %%px",
     "construct": "the constructor: our DistributedDataParallel against torch's",
+    "dashboard": "what recording and an open dashboard cost the training",
     "events": "cost of recording an event, and its way to the client",
     "memory": "peak memory of gradients and buckets: ours against torch's",
+    "output": "ranks that print without pause, in Chromium: is the page usable, is a line lost?",
     "observe": "training step of torch's own DistributedDataParallel: observed against not observed",
+    "push": "an array to all ranks and back: shared memory, messages, plain ipyparallel, a copy",
+    "recovery": "interrupt, error or death of a rank: until control is back, and until a collective works again",
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",
     "step": "training step: our DistributedDataParallel against torch's, and torch's against itself",
+    "timeline": "answers and memory of a timeline of a million events",
     "trace": "how long Timeline.to_perfetto takes",
+    "tune": "what tuning gains over torch's default buckets, and how far it is from the best of a grid",
     "what-if": "predicted steps against measured ones, over bucket caps, models and worlds",
-    "widget": "dashboard updates per second as seen in Chromium",
+    "widget": "the dashboard in Chromium: updates per second, and from event to drawn pixel",
 }
 
 
@@ -137,6 +143,12 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
+def tune(arguments: argparse.Namespace) -> int:
+    """Runs a training script and looks for faster bucket caps meanwhile; the script's exit code."""
+    code: int = importlib.import_module(".launch.tune", __package__).main(arguments.options)
+    return code
+
+
 def report(arguments: argparse.Namespace) -> int:
     """Merges what ranks recorded, says in words what it shows, and writes it as one HTML page."""
     from .launch import reports
@@ -166,6 +178,11 @@ def compare(arguments: argparse.Namespace) -> int:
     return _SLOWER if compared.is_slower(arguments.threshold) else 0
 
 
+def check_install(arguments: argparse.Namespace) -> int:
+    """Says of each thing that is needed whether it is here and works; exit code 1 if one does not."""
+    return importlib.import_module(".check_install", __package__).show(arguments.json)  # type: ignore[no-any-return]
+
+
 def _percent(text: str) -> float:
     return float(text.removesuffix("%"))
 
@@ -192,6 +209,9 @@ def _parser() -> argparse.ArgumentParser:
 
     made = commands.add_parser("run", help="run any training script as torchrun does, recorded, and report")
     made.set_defaults(call=run, takes_options=True)
+
+    made = commands.add_parser("tune", help="run any training script as torchrun does, and look for faster bucket caps")
+    made.set_defaults(call=tune, takes_options=True)
 
     made = commands.add_parser(
         "report",
@@ -223,6 +243,17 @@ def _parser() -> argparse.ArgumentParser:
     made.set_defaults(call=compare)
 
     made = commands.add_parser(
+        "check-install",
+        help="is everything here that is needed, and does it work?",
+        description="Looks at Python, torch, the extension, JupyterLab, /dev/shm, loopback and limits, and averages a "
+        "gradient on a real cluster. Exit code 0: it works; 1: something does not, and its line says what to do.",
+    )
+    made.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write the result there; without FILE on stdout, alone"
+    )
+    made.set_defaults(call=check_install)
+
+    made = commands.add_parser(
         "bench",
         help="measure side by side",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -238,8 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. A `DdpLabError` is one line on stderr and exit code 1."""
     given = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
-    # `lab`, `run` and `bench NAME` hand on every further option, --help too.
-    keep = {"lab": 1, "run": 1, "bench": 2}.get(given[0], len(given)) if given else 0
+    # `lab`, `run`, `tune` and `bench NAME` hand on every further option, --help too.
+    keep = {"lab": 1, "run": 1, "tune": 1, "bench": 2}.get(given[0], len(given)) if given else 0
     if given and given[0] == "bench" and (len(given) < 2 or given[1].startswith("-")):
         keep = len(given)
     arguments = parser.parse_args(given[:keep])

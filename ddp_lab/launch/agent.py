@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,18 +20,24 @@ from .. import journal
 from ..errors import DdpLabError
 from . import reports
 
-__all__ = ["main"]
+__all__ = ["main", "put_worker_between", "run_agent", "torchrun_parser"]
 
 _INTERRUPTED = 130
 _TERMINATED = 143
 
 
-def parser() -> argparse.ArgumentParser:
-    """torchrun's parser, and our options."""
+def torchrun_parser(program: str) -> argparse.ArgumentParser:
+    """torchrun's parser, under the name of a command of ours."""
     from torch.distributed.run import get_args_parser
 
     made = get_args_parser()
-    made.prog = "ddp-lab run"
+    made.prog = program
+    return made
+
+
+def parser() -> argparse.ArgumentParser:
+    """torchrun's parser, and our options."""
+    made = torchrun_parser("ddp-lab run")
     made.description = (
         "Runs a training script as torchrun does, records what DistributedDataParallel does on each rank, and reports."
     )
@@ -61,10 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = parser().parse_args(argv)
     folder = _unused_folder(given.record)
-    _put_worker_between(given, folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    put_worker_between(given, "--folder", str(folder), *(["--observe"] if given.observe else []))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     with _served(given.serve, folder):
-        code = _run_agent(given)
+        code = run_agent(given)
     _report(folder, Path(given.report or folder / "report.html"))
     return code
 
@@ -90,17 +98,16 @@ def _unused_folder(name: str | None) -> Path:
     return folder
 
 
-def _put_worker_between(given: argparse.Namespace, folder: Path) -> None:
-    """Changes torchrun's arguments so that it starts our worker, which runs the program."""
+def put_worker_between(given: argparse.Namespace, *ours: str) -> None:
+    """Changes torchrun's arguments so that it starts our worker with these options, which runs the program."""
     if given.no_python or given.run_path:
         option = "--no-python" if given.no_python else "--run-path"
         raise DdpLabError(f"{option}: only Python programs that torchrun starts itself can be recorded")
     if not given.module and not Path(given.training_script).is_file():
         raise DdpLabError(f"there is no script {given.training_script!r}")
-    options = ["--folder", str(folder)]
-    options += ["--observe"] if given.observe else []
-    options += ["--module"] if given.module else []
-    given.training_script_args = [*options, given.training_script, *given.training_script_args]
+    options = ["--module"] if given.module else []
+    agent = ("--agent", str(os.getpid()))
+    given.training_script_args = [*ours, *agent, *options, given.training_script, *given.training_script_args]
     given.training_script = "ddp_lab.launch.worker"
     given.module = True
 
@@ -125,7 +132,8 @@ def _served(address: str | None, folder: Path) -> Iterator[None]:
         server.close()
 
 
-def _run_agent(given: argparse.Namespace) -> int:
+def run_agent(given: argparse.Namespace) -> int:
+    """Runs torch's agent; returns its exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import run

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ def host_clock() -> str:
         return socket.gethostname()
 
 
+def _begin(path: Path) -> FileIO:
+    """Begins a file that only this user may read."""
+    return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+
+
 class JournalWriter:
     """Writes a rank's journal (see [Note: a journal survives its rank]) until `close`.
 
@@ -45,7 +51,7 @@ class JournalWriter:
         self._described = 0
         self._first = self._cursor  # sequence number of the oldest event in the file
         self._lock = threading.Lock()
-        self._file = path.open("wb", buffering=0)
+        self._file = _begin(path)
         self._file.write(journal.MAGIC + self._opening(about))
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._write_for_ever, name="ddp_lab-journal", daemon=True)
@@ -100,7 +106,7 @@ class JournalWriter:
         """Leaves only the newest events in the file, and all descriptions."""
         self._first = self._cursor - self._keep
         shorter = self._path.with_suffix(".shorter")
-        file = shorter.open("wb", buffering=0)
+        file = _begin(shorter)
         file.write(journal.MAGIC)
         for frames in journal.messages(self._path):
             if frames[0] != journal.JSON_FRAME:

@@ -107,9 +107,14 @@ class JournalServer:
         self._gate.send_multipart([*question[:2], *status, b"", b""])
 
     def _answer(self) -> None:
-        peer, question = self._door.recv_multipart()
-        asked = json.loads(question)
-        pieces = journal.news(self._folder, {name: tuple(place) for name, place in asked["have"].items()})
+        peer, *question = self._door.recv_multipart()
+        try:
+            asked = json.loads(question[0])["have"]
+            have = {name: (int(life), min(int(offset), 1 << 62)) for name, (life, offset) in asked.items()}
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
+            _log.warning("a question that can't be answered: %s", error)
+            return
+        pieces = journal.news(self._folder, have)
         heads = [{"name": one.name, "life": one.life, "offset": one.offset} for one in pieces]
         reply = [peer, json.dumps({"pieces": heads}).encode(), *(one.data for one in pieces)]
         try:

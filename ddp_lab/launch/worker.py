@@ -1,20 +1,22 @@
 """What torch's agent starts on each rank: records, and runs the user's program as if it had been started itself.
 
-`python -m ddp_lab.launch.worker --folder DIR [--observe] [--module] PROGRAM [ARGUMENTS]`
+`python -m ddp_lab.launch.worker [OPTIONS] PROGRAM [ARGUMENTS]`
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import runpy
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .. import journal
 from .journal_writer import KEEP_EVENTS, JournalWriter
+from .orphans import end_with_agent
 
 __all__ = ["main"]
 
@@ -22,14 +24,21 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the program; what it raises is raised."""
     parser = argparse.ArgumentParser(prog="python -m ddp_lab.launch.worker")
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, help="where the journal goes; without it there is none")
+    parser.add_argument("--control", type=Path, help="addresses and keys of who controls the ranks, see Wire.endpoint")
+    parser.add_argument("--agent", type=int, help="process that this one is not to outlive")
     parser.add_argument("--observe", action="store_true")
     parser.add_argument("--module", action="store_true")
     parser.add_argument("program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(argv)
-    path = journal.path_of(given.folder, _number("RANK"), _number("TORCHELASTIC_RESTART_COUNT"))
-    writer = JournalWriter(path, _me(), keep_events=max(100_000, KEEP_EVENTS // _number("LOCAL_WORLD_SIZE", 1)))
+    ending: list[Callable[[str], None]] = []
+    if given.folder is not None:
+        ending.append(_begin_journal(given.folder))
+    if given.control is not None:
+        ending.append(_let_control(given.control))
+    if given.agent is not None:
+        end_with_agent(given.agent, ending)
     how = "finished"
     try:
         _reach_models(observe=given.observe)
@@ -44,7 +53,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         how = f"{type(error).__name__}: {error}"
         raise
     finally:
-        writer.close(how)
+        for finish in ending:
+            finish(how)
+
+
+def _begin_journal(folder: Path) -> Callable[[str], None]:
+    path = journal.path_of(folder, _number("RANK"), _number("TORCHELASTIC_RESTART_COUNT"))
+    keep = max(100_000, KEEP_EVENTS // _number("LOCAL_WORLD_SIZE", 1))
+    return JournalWriter(path, _me(), keep_events=keep).close
+
+
+def _let_control(invitation: Path) -> Callable[[str], None]:
+    """Lets who has made this file see the models of this rank and change them, as a cluster's client does."""
+    from ..engine import live
+    from ..engine.telemetry import Telemetry
+
+    telemetry = Telemetry(json.loads(invitation.read_text()), _number("RANK"), _number("WORLD_SIZE", 1))
+    live.install(telemetry)
+    telemetry.start()
+    pid = os.getpid()
+    return lambda how: telemetry.stop() if os.getpid() == pid else None
 
 
 def _number(name: str, default: int = 0) -> int:

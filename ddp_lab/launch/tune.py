@@ -1,0 +1,167 @@
+"""`ddp-lab tune`: any training script under torch's agent, whose models are tuned while it trains.
+
+The agent's process holds a `Wire`, as a notebook does, to which the ranks connect; a thread of it tunes the model that
+trains, as `Cluster.tune` does beside a cell. The program knows nothing of it, and goes on with what has won.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..client.live_control import LiveControl
+from ..client.timeline import Timeline
+from ..client.tune import tune_live
+from ..client.wire import Wire
+from ..errors import ClusterError, DdpLabError
+from ..insight.tuned import Tuned
+from . import agent
+
+__all__ = ["Job", "main"]
+
+_LOOK_SECONDS = 0.1
+_ENDING_SECONDS = 5.0
+
+
+class Job(LiveControl):
+    """The ranks of a program that torch's agent runs.
+
+    Args:
+        folder: for the sockets; only this user may open it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.timeline = Timeline()
+        self._wire = Wire(str(folder))
+        self._wire.on_batch(self.timeline.extend)
+        self._wire.on_description(self.timeline.describe)
+        self.invitation = folder / "control.json"
+        self.invitation.touch(mode=0o600)
+        self.invitation.write_text(json.dumps(self._wire.endpoint()))
+
+    @property
+    def wire(self) -> Wire:
+        """The channel to the ranks."""
+        return self._wire
+
+
+class _Tuner:
+    """Tunes the job's model on a thread, as soon as it trains.
+
+    Args:
+        job: whose model.
+        given: the command's options.
+    """
+
+    def __init__(self, job: Job, given: argparse.Namespace) -> None:
+        self.found: Tuned | None = None
+        self.error: Exception | None = None
+        self.stopped_the_job = False
+        self._job, self._given = job, given
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddp_lab-tune", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """The program has ended."""
+        self._ended.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        try:
+            while not self._job.timeline.reducers():  # imports, data, the model: as long as it takes
+                if self._ended.wait(_LOOK_SECONDS):
+                    return
+            given = self._given
+            self.found = tune_live(
+                self._job, steps=given.steps, lossy=given.lossy, seconds=given.seconds, tell=_tell, first_seconds=3600.0
+            )
+        except ClusterError as error:
+            if not self._ended.wait(_ENDING_SECONDS):  # else nobody answers because the program has ended
+                self.error = error
+            return
+        except Exception as error:  # noqa: BLE001 - a thread's top: told at the end
+            self.error = error
+            return
+        if not self._ended.is_set():
+            _tell(self.found.verdict)
+            if given.stop:
+                self.stopped_the_job = True
+                os.kill(os.getpid(), signal.SIGTERM)  # torch's agent ends the ranks
+
+
+def _tell(line: str) -> None:
+    print(f"ddp-lab tune: {line}", file=sys.stderr, flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """torchrun's parser, and our options."""
+    made = agent.torchrun_parser("ddp-lab tune")
+    made.description = (
+        "Runs a training script as torchrun does, with ddp_lab's DistributedDataParallel; while it trains, looks for "
+        "bucket caps with which its steps are shorter, gives the model those, and prints the constructor's arguments. "
+        "What is not clearly faster is not applied."
+    )
+    ours = made.add_argument_group("ddp_lab")
+    ours.add_argument("--lossy", action="store_true", help="also try comm hooks that round gradients to 16 bits")
+    ours.add_argument("--seconds", type=float, default=300.0, help="how long tuning may take (%(default)s)")
+    ours.add_argument("--steps", type=int, help="training steps of a turn (about 0.3 s of them)")
+    ours.add_argument("--stop", action="store_true", help="end the program when the answer is known")
+    ours.add_argument("--json", type=Path, help="write the answer here")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs and tunes the program; returns its exit code, 0 if it was stopped with the answer.
+
+    Raises:
+        DdpLabError: it runs on several hosts, or can't be started by us.
+    """
+    given = parser().parse_args(argv)
+    if str(given.nnodes) not in ("1", "1:1"):
+        raise DdpLabError(f"--nnodes {given.nnodes}: only programs on one host can be tuned")
+    with tempfile.TemporaryDirectory(prefix="ddp-lab-") as name:
+        job = Job(Path(name))
+        agent.put_worker_between(given, "--control", str(job.invitation))
+        tuner = _Tuner(job, given)
+        try:
+            code = agent.run_agent(given)
+        finally:
+            tuner.end()
+            job.wire.close()
+    _say(tuner)
+    if given.json is not None and tuner.found is not None:
+        given.json.write_text(json.dumps(_as_dict(tuner.found), indent=2) + "\n")
+    return 0 if tuner.stopped_the_job else code
+
+
+def _say(tuner: _Tuner) -> None:
+    if tuner.error is not None:
+        _tell(f"not tuned: {tuner.error}")
+    elif tuner.found is None:
+        _tell("not tuned: the program ended before a DistributedDataParallel model had trained some steps.")
+    else:
+        print(tuner.found)
+
+
+def _as_dict(found: Tuned) -> dict[str, object]:
+    return {
+        "verdict": found.verdict,
+        "arguments": found.arguments,
+        "applied": found.applied,
+        "gain": None if found.gain is None else vars(found.gain),
+        "steps": found.steps,
+        "seconds": found.seconds,
+        "tried": [
+            {"setting": str(one.setting), "caps_mb": one.setting.caps_mb, "hook": one.setting.hook}
+            | {"predicted_ms": one.predicted_ms, "measured_ms": one.measured_ms, "turns": one.rounds}
+            for one in found.tried
+        ],
+    }
