@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from ..errors import DdpLabError
 
-__all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "until"]
+__all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "printed", "until"]
 
 Result = TypeVar("Result")
 
@@ -45,6 +45,18 @@ _SETTINGS = {
 def chromium() -> str | None:
     """Path of Chromium, None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def printed(cell: Any) -> Any:
+    """What a cell of a saved notebook has printed, as JSON.
+
+    Raises:
+        DdpLabError: it has failed.
+    """
+    (output,) = cell.outputs
+    if output.output_type == "error":
+        raise DdpLabError(f"a cell of the notebook failed: {output.ename}: {output.evalue}")
+    return json.loads(output.text)
 
 
 def until(probe: Callable[[], Result], seconds: float = 60.0, what: str = "the condition") -> Result:
@@ -106,7 +118,7 @@ def _address(root: Path, server: subprocess.Popen[bytes]) -> str:
             return str(json.loads(text)["url"]) if text.endswith("}") else ""
         return ""
 
-    return until(found, 60, "the start of JupyterLab")
+    return until(found, 120, "the start of JupyterLab")
 
 
 def _see_gone(family: list[psutil.Process]) -> None:

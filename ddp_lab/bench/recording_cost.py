@@ -13,7 +13,7 @@ import torch.distributed as dist
 from . import fresh_ranks
 from .workloads import WORKLOADS, Step, training_step
 
-__all__ = ["BLOCK", "block", "in_turns", "measure", "table"]
+__all__ = ["BLOCK", "block", "in_turns", "measure", "paired", "table"]
 
 # Steps of a block, by workload.
 BLOCK = {"mlp": 4, "transformer": 4, "conv_net": 12, "small_tensors": 20}
@@ -41,6 +41,26 @@ def in_turns(name: str, rounds: int) -> dict[str, float]:
     Returns:
         Median step time in ms of each kind of block, ``events`` a step, and ``ns`` an event.
     """
+    times, events, ns = _alternating(name, rounds, _KINDS)
+    return {kind: statistics.median(time for one in of for time in one) for kind, of in times.items()} | {
+        "events": events,
+        "ns": ns,
+    }
+
+
+def paired(name: str, rounds: int) -> dict[str, Any]:
+    """The same with blocks on, off and off again.
+
+    Returns:
+        ``on``, ``off`` and ``off again``: median step time in ms of each block, shape ``[rounds]``; ``events``, ``ns``.
+    """
+    times, events, ns = _alternating(name, rounds, ("on", "off", "off again"))
+    medians = {kind: [statistics.median(one) for one in of] for kind, of in times.items()}
+    return {**medians, "events": events, "ns": ns}
+
+
+def _alternating(name: str, rounds: int, kinds: tuple[str, ...]) -> tuple[dict[str, list[list[float]]], float, float]:
+    """Step times of each block by kind, events a step, and ns an event."""
     from ddp_lab import DistributedDataParallel, recording
 
     torch.manual_seed(0)
@@ -50,14 +70,13 @@ def in_turns(name: str, rounds: int) -> dict[str, float]:
     before = recording.statistics().recorded
     block(step, count)
     events = (recording.statistics().recorded - before) / count
-    times: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    times: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     for turn in range(rounds):
-        for kind in _KINDS[turn % 3 :] + _KINDS[: turn % 3]:
-            (recording.disable if kind == "off" else recording.enable)()
-            times[kind] += block(step, count)
+        for kind in kinds[turn % len(kinds) :] + kinds[: turn % len(kinds)]:
+            (recording.disable if kind.startswith("off") else recording.enable)()
+            times[kind].append(block(step, count))
     recording.enable()
-    ns = recording.statistics(measure=True).ns_per_event or 0.0
-    return {kind: statistics.median(values) for kind, values in times.items()} | {"events": events, "ns": ns}
+    return times, events, recording.statistics(measure=True).ns_per_event or 0.0
 
 
 def _all(names: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:

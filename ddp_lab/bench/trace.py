@@ -20,10 +20,22 @@ from ..client.timeline import Timeline
 from ..events import DTYPE, Batch, Kind
 from . import command
 
-__all__ = ["main", "make_timeline", "measure"]
+__all__ = ["describe", "main", "make_timeline", "measure", "one_step"]
 
 _MS = 1_000_000
 _STEP_MS = 20
+
+
+def describe(ranks: int, buckets: int, parameters: int) -> dict[str, Any]:
+    """What each rank says of such a model, with equal parameters spread over the buckets."""
+    bucket_of = np.arange(parameters) * buckets // parameters
+    names = [{"index": i, "name": f"layers.{i}.weight", "numel": 2500, "bytes": 10_000} for i in range(parameters)]
+    held = [np.flatnonzero(bucket_of == bucket).tolist() for bucket in range(buckets)]
+    return {
+        "type": "assignment", "reducer": 0, "generation": 0, "first_step": 0, "process_group": 0, "session": 1,
+        "group_ranks": list(range(ranks)), "backend": "gloo", "module": "Net", "parameters": names, "rebuilt": True,
+        "buckets": [{"bucket": b, "bytes": 10_000 * len(of), "parameters": of} for b, of in enumerate(held)],
+    }  # fmt: skip
 
 
 def make_timeline(ranks: int, steps: int, buckets: int, parameters: int) -> Timeline:
@@ -37,16 +49,10 @@ def make_timeline(ranks: int, steps: int, buckets: int, parameters: int) -> Time
     """
     timeline = Timeline(max_steps=steps, max_events=1 << 40)
     bucket_of = np.arange(parameters) * buckets // parameters
-    names = [{"index": i, "name": f"layers.{i}.weight", "numel": 2500, "bytes": 10_000} for i in range(parameters)]
-    held = [np.flatnonzero(bucket_of == bucket).tolist() for bucket in range(buckets)]
-    described = {
-        "type": "assignment", "reducer": 0, "generation": 0, "first_step": 0, "process_group": 0, "session": 1,
-        "group_ranks": list(range(ranks)), "backend": "gloo", "module": "Net", "parameters": names, "rebuilt": True,
-        "buckets": [{"bucket": b, "bytes": 10_000 * len(of), "parameters": of} for b, of in enumerate(held)],
-    }  # fmt: skip
+    described = describe(ranks, buckets, parameters)
     for rank in range(ranks):
         timeline.describe(rank, described)
-        one = _step(bucket_of, rank)
+        one = one_step(bucket_of, rank)
         events = np.tile(one, steps)
         number = np.repeat(np.arange(steps), len(one))
         events["step"] = number
@@ -56,7 +62,7 @@ def make_timeline(ranks: int, steps: int, buckets: int, parameters: int) -> Time
     return timeline
 
 
-def _step(bucket_of: npt.NDArray[np.int64], rank: int) -> npt.NDArray[np.void]:
+def one_step(bucket_of: npt.NDArray[np.int64], rank: int) -> npt.NDArray[np.void]:
     """Events of one step in the order of time: gradients over 10 ms, each bucket reduced 3 ms after its last one."""
     arrived = (1 + 10 * (np.arange(len(bucket_of)) + 1) / len(bucket_of)) * _MS + rank * 1_000
     facts = [(0.0, Kind.FORWARD_BEGIN, -1, -1), (0.9 * _MS, Kind.FORWARD_END, -1, -1)]

@@ -2,18 +2,21 @@
 
 Real Gloo ranks train each model with each bucket cap, in turns; the link between them is measured while they are idle.
 What the simulator gets of all this: the link's times for the smallest and the largest world; the workload of each model
-and world as recorded with one cap, `--base`; and, to calibrate contention, the measured steps of the caps `--fit` for
-all models but the last and for those two worlds. It then predicts every other step: caps, a model and a world of
-which no measured step was used. A round's workload predicts that round's steps; the median over the rounds counts, so
-that a machine that changes its speed from round to round does less harm. `--mbit` trains over a link shaped to so many
-megabits a second (needs root). Run it on a quiet machine.
+and world as recorded with one cap, `--base`, and how long the steps with it took ([Note: the anchor] in
+`ddp_lab.insight.anchor`); and, to calibrate contention, the measured steps of the caps `--fit` for all models but the
+last and for those two worlds. It then predicts every other step: caps, a model and a world of which no other measured
+step was used. Contention differs with the number of ranks (they share the cores): it is calibrated for each of the two
+worlds, and interpolated for those in between. A round's workload predicts that round's steps; the median over the
+rounds counts, so that a machine that changes its speed from round to round does less harm. What the cap that is
+predicted to be the best costs beside the one that was measured to be the best says [Note: the second look]. `--mbit`
+trains over a link shaped to so many megabits a second (needs root). Run it on a quiet machine.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +24,15 @@ from typing import Any
 import numpy as np
 
 from ..client import workloads
+from ..client.timeline import Timeline
+from ..insight.anchor import anchored
 from ..insight.calibrate import Measured, calibrated
-from ..insight.link_model import LinkModel
+from ..insight.link_model import LinkModel, Point
 from ..insight.simulate import Configuration, simulate_many
 from ..insight.workload import Workload
 from . import fresh_ranks, simulator_speed, what_if_ranks
 from .command import new_parser, show
+from .second_look import NOT_NEEDED, second_look, words
 from .shaped_link import ShapedLink
 from .workloads import WORKLOADS
 
@@ -39,12 +45,20 @@ _LANES = 2  # threads of torch's ProcessGroupGloo
 
 @dataclass(frozen=True)
 class Case:
-    """A model on some ranks: each round's workload, as recorded with the base cap, and measured steps (ms) by cap."""
+    """A model on some ranks.
+
+    Attributes:
+        model, ranks: which.
+        rounds: each round's workload, as recorded with the base cap.
+        measured: cap -> the measured steps of each round in ms.
+        same: cap -> the smallest of the caps that make the same buckets.
+    """
 
     model: str
     ranks: int
     rounds: list[Workload]
     measured: dict[float, list[float]]
+    same: dict[float, float]
 
 
 def measure(
@@ -54,8 +68,8 @@ def measure(
     *,
     base: float = 25.0,
     fit: Sequence[float] = (0.5, 4.0),
-    rounds: int = 5,
-    steps: int = 15,
+    rounds: int = 9,
+    steps: int = 9,
     mbit: float | None = None,
 ) -> dict[str, Any]:
     """Trains, predicts and scores; see the module.
@@ -75,25 +89,41 @@ def measure(
     """
     began = time.monotonic()
     caps = sorted({*caps_mb, base, *fit})
-    points, beside, cases = [], [], []
+    points: dict[int, list[Point]] = {}
+    beside: dict[int, tuple[float, float]] = {}
+    cases = []
     for ranks in worlds:
         with _prepared(ranks, mbit) as prepare:
             if ranks in (min(worlds), max(worlds)):
                 found = fresh_ranks.run(what_if_ranks.measure_link, 9, ranks=ranks, prepare=prepare)
-                points += [(size, ns, ranks) for size, ns in found["points"]]
-                beside.append((found["sharing"], found["launch_ns"]))
+                points[ranks] = [(size, ns, ranks) for size, ns in found["points"]]
+                beside[ranks] = (found["sharing"], found["launch_ns"])
             cases += [_case(model, ranks, caps, base, rounds, steps, prepare) for model in models]
-    sharing, launch_ns = np.mean(beside, axis=0).tolist()
-    fitted = LinkModel.fitted(points, algorithm=None, lanes=_LANES)
-    link = replace(fitted, sharing=sharing, launch_ns=launch_ns)
+    made = score(cases, _links(points, beside, worlds), base, fit)
+    for one in made["best"]:
+        one["again"] = _again(one, 2 * rounds, steps, mbit)
     asked = {"base": base, "fit": list(fit), "rounds": rounds, "steps": steps, "mbit": mbit}
-    return score(cases, link, base, fit) | asked | {"seconds": time.monotonic() - began}
+    return made | asked | {"seconds": time.monotonic() - began}
 
 
 @contextmanager
 def _prepared(ranks: int, mbit: float | None) -> Iterator[Callable[[int], None] | None]:
     with nullcontext() if mbit is None else ShapedLink(ranks, mbit) as prepare:
         yield prepare
+
+
+def _trained(
+    model: str, ranks: int, caps: Sequence[float], rounds: int, steps: int, prepare: Callable[[int], None] | None
+) -> tuple[Timeline, dict[int, float]]:
+    """What was recorded, and which generation of buckets is of which cap."""
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        arguments = (model, caps, rounds, steps, file.name)
+        made = fresh_ranks.run(what_if_ranks.train, *arguments, ranks=ranks, prepare=prepare)
+        return what_if_ranks.load(file.name), {int(generation): cap for generation, cap in made.items()}
+
+
+def _typical_ms(timeline: Timeline, generation: int) -> float:
+    return float(np.median(workloads.step_times(timeline, generation=generation))) / 1e6
 
 
 def _case(
@@ -105,49 +135,98 @@ def _case(
     steps: int,
     prepare: Callable[[int], None] | None,
 ) -> Case:
-    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-        arguments = (model, caps, rounds, steps, file.name)
-        made = fresh_ranks.run(what_if_ranks.train, *arguments, ranks=ranks, prepare=prepare)
-        timeline = what_if_ranks.load(file.name)
+    timeline, made = _trained(model, ranks, caps, rounds, steps, prepare)
+    reducer = timeline.reducers()[-1].reducer
     recorded: list[Workload] = []
     measured: dict[float, list[float]] = {cap: [] for cap in caps}
+    buckets: dict[float, str] = {}
     for generation, cap in made.items():
         if cap == base:
-            recorded.append(workloads.workload(timeline, generation=int(generation)))
-        measured[cap].append(float(np.median(workloads.step_times(timeline, generation=int(generation)))) / 1e6)
-    return Case(model, ranks, recorded, measured)
+            recorded.append(workloads.workload(timeline, generation=generation))
+        measured[cap].append(_typical_ms(timeline, generation))
+        buckets[cap] = str([one["parameters"] for one in timeline.assignment(reducer, generation)["buckets"]])
+    same = {cap: min(other for other in caps if buckets[other] == buckets[cap]) for cap in caps}
+    return Case(model, ranks, recorded, measured, same)
 
 
-def score(cases: Sequence[Case], link: LinkModel, base: float, fit: Sequence[float]) -> dict[str, Any]:
+def _again(one: dict[str, Any], rounds: int, steps: int, mbit: float | None) -> dict[str, Any]:
+    """New turns of the cap that was predicted to be the best and of the one that was measured to be."""
+    caps = [one["cap"], one["measured_best"]]
+    if caps[0] == caps[1]:
+        return NOT_NEEDED
+    with _prepared(one["ranks"], mbit) as prepare:
+        timeline, made = _trained(one["model"], one["ranks"], caps, rounds, steps, prepare)
+    turns = {cap: [_typical_ms(timeline, number) for number, of in made.items() if of == cap] for cap in caps}
+    return second_look(*turns.values())
+
+
+def _links(
+    points: Mapping[int, list[Point]], beside: Mapping[int, tuple[float, float]], worlds: Sequence[int]
+) -> dict[int, LinkModel]:
+    """The link of each world: of those that were measured their own, of the others what all points say together."""
+    together = LinkModel.fitted([one for some in points.values() for one in some], algorithm=None, lanes=_LANES)
+    sharing, launch_ns = np.mean(list(beside.values()), axis=0).tolist()
+    made = {}
+    for ranks in worlds:
+        if ranks in points:
+            own = LinkModel.fitted(points[ranks], algorithm=together.algorithm, lanes=_LANES)
+            made[ranks] = replace(own, sharing=beside[ranks][0], launch_ns=beside[ranks][1])
+        else:
+            made[ranks] = replace(together, sharing=sharing, launch_ns=launch_ns)
+    return made
+
+
+def _calibrated(runs: Mapping[int, list[Measured]], links: Mapping[int, LinkModel]) -> dict[int, LinkModel]:
+    """The links with the contention of each world, interpolated where no step was to be seen."""
+    found = {ranks: calibrated(of_world, links[ranks]) for ranks, of_world in runs.items() if of_world}
+    if not found:  # every model and world is held out
+        return dict(links)
+    known = sorted(found)
+    made = {}
+    for ranks, link in links.items():
+        slowdowns = {
+            name: float(np.interp(ranks, known, [getattr(found[one], name) for one in known]))
+            for name in ("compute_slowdown", "comm_slowdown")
+        }
+        made[ranks] = found.get(ranks) or replace(link, **slowdowns)  # type: ignore[arg-type]
+    return made
+
+
+def score(cases: Sequence[Case], links: Mapping[int, LinkModel], base: float, fit: Sequence[float]) -> dict[str, Any]:
     """Calibrates contention with the cases that are not held out and predicts the rest.
 
+    Args:
+        cases: what was measured.
+        links: of each number of ranks.
+        base: cap of which the workloads were recorded.
+        fit: caps that calibrate.
+
     Returns:
-        ``link`` (words), ``fit`` of the link, ``cells`` (one for each predicted step: model, ranks, cap, measured and
-        predicted ms, error, held_out: what of it the calibration has not seen), ``median_error`` and ``p90_error`` of
-        all of them and by what is held out, ``best`` (for each model and world the cap chosen and what it costs beyond
-        the best measured one).
+        ``links`` (words, by ranks), ``cells`` (one for each predicted step: model, ranks, cap, measured and predicted
+        ms, error, held_out: what of it the calibration has not seen), ``errors`` of all of them and by what is held
+        out (cells, median, p90, worst), ``best`` (for each model and world ``cap``, the one that is predicted to be
+        the best, and ``measured_best``; of caps that make the same buckets the smallest).
     """
     known, ranks = list(dict.fromkeys(case.model for case in cases))[:-1], [case.ranks for case in cases]
     unseen = [
         (["model"] if case.model not in known else []) + (["world"] if min(ranks) < case.ranks < max(ranks) else [])
         for case in cases
     ]
-    runs = [
-        Measured(workload, [Configuration(cap) for cap in fit], [1e6 * case.measured[cap][number] for cap in fit])
-        for case, out in zip(cases, unseen, strict=True)
-        if not out
-        for number, workload in enumerate(case.rounds)
-    ]
-    chosen = calibrated(runs, link)
+    runs: dict[int, list[Measured]] = {ranks: [] for ranks in links}
+    for case, out in zip(cases, unseen, strict=True):
+        for number, workload in enumerate(case.rounds if not out else ()):
+            taken = [1e6 * case.measured[cap][number] for cap in fit]
+            runs[case.ranks].append(Measured(workload, [Configuration(cap) for cap in fit], taken))
+    chosen = _calibrated(runs, links)
     cells: list[dict[str, Any]] = []
     best: list[dict[str, Any]] = []
     for case, out in zip(cases, unseen, strict=True):
         about = {"model": case.model, "ranks": case.ranks}
-        rounds = _predicted(case, chosen)
+        rounds = _predicted(case, chosen[case.ranks])
         predicted = {cap: float(np.median(times)) for cap, times in rounds.items()}
-        steps = {cap: float(np.median(times)) for cap, times in _steady(case).items()}
-        taken = min(predicted, key=lambda cap: predicted[cap])
-        best.append(about | {"cap": taken, "cost": steps[taken] / min(steps.values()) - 1})
+        steps = _steady(case)
+        fastest, measured_best = (min(some, key=lambda cap: some[cap]) for some in (predicted, steps))
+        best.append(about | {"cap": case.same[fastest], "measured_best": measured_best})
         for cap, value in predicted.items():
             if cap != base and (out or cap not in fit):
                 error = float(np.median(np.divide(rounds[cap], case.measured[cap]))) - 1
@@ -157,8 +236,7 @@ def score(cases: Sequence[Case], link: LinkModel, base: float, fit: Sequence[flo
                     | {"error": error, "held_out": out or ["cap"]}
                 )
     return {
-        "link": repr(chosen),
-        "r2": chosen.fit.r2 if chosen.fit else None,
+        "links": {ranks: repr(one) for ranks, one in chosen.items()},
         "cells": cells,
         "best": best,
         "errors": {kind: _errors(cells, kind) for kind in ("all", "cap", "model", "world")},
@@ -168,14 +246,20 @@ def score(cases: Sequence[Case], link: LinkModel, base: float, fit: Sequence[flo
 def _predicted(case: Case, link: LinkModel) -> dict[float, list[float]]:
     """Cap -> predicted step of each round in ms."""
     tried = [Configuration(cap) for cap in case.measured]
-    rounds = [(simulate_many(one, tried, link).step_ns / 1e6).tolist() for one in case.rounds]
+    both = [anchored(one, link) for one in case.rounds]
+    rounds = [(simulate_many(workload, tried, own).step_ns / 1e6).tolist() for workload, own in both]
     return dict(zip(case.measured, map(list, zip(*rounds, strict=True)), strict=True))
 
 
-def _steady(case: Case) -> dict[float, list[float]]:
-    """The measured steps as if all rounds had been equally fast: multiples of each round's mean over the caps."""
+def _steady(case: Case) -> dict[float, float]:
+    """Measured steps by cap (one of those that make the same buckets), in multiples of each round's mean over the caps:
+    as if all rounds had been equally fast."""
     table = np.array(list(case.measured.values()))
-    return dict(zip(case.measured, (table / table.mean(axis=0)).tolist(), strict=True))
+    relative = dict(zip(case.measured, table / table.mean(axis=0), strict=True))
+    return {
+        cap: float(np.median([relative[other] for other, of in case.same.items() if of == cap]))
+        for cap in sorted(set(case.same.values()))
+    }
 
 
 def _errors(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, float]:
@@ -194,7 +278,7 @@ def _table(found: dict[str, Any]) -> str:
     link = "over loopback" if found["mbit"] is None else f"shaped to {found['mbit']:g} Mbit/s"
     lines = [
         f"Gloo ranks {link}, {found['rounds']} rounds of {found['steps']} steps, {found['seconds']:.0f} s",
-        f"{found['link']}",
+        *(f"{ranks} ranks: {link}" for ranks, link in found["links"].items()),
         f"{'model':14} {'ranks':>5} {'cap MiB':>8} {'measured':>9} {'predicted':>9} {'error':>7}  not seen in the fit",
     ]
     for one in found["cells"]:
@@ -209,8 +293,8 @@ def _table(found: dict[str, Any]) -> str:
                 f"{100 * values['p90']:.1f} % at p90, {100 * values['worst']:.1f} % worst"
             )
     for one in found["best"]:
-        cost = f"{100 * one['cost']:.1f} % over the best measured"
-        lines.append(f"best cap for {one['model']} on {one['ranks']} ranks: {one['cap']:g} MiB, {cost}")
+        caps = f"predicted {one['cap']:g} MiB, measured {one['measured_best']:g} MiB"
+        lines.append(f"best cap for {one['model']} on {one['ranks']} ranks: {caps}: {words(one['again'])}")
     return "\n".join(lines)
 
 
@@ -222,8 +306,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--caps", nargs="+", type=float, default=list(_CAPS), help="MiB")
     parser.add_argument("--base", type=float, default=25.0, help="cap of which workloads are recorded (%(default)s)")
     parser.add_argument("--fit", nargs="+", type=float, default=[0.5, 4.0], help="caps that calibrate contention")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each cap (%(default)s)")
-    parser.add_argument("--steps", type=int, default=15, help="of a turn (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each cap (%(default)s)")
+    parser.add_argument("--steps", type=int, default=9, help="of a turn (%(default)s)")
     parser.add_argument("--mbit", type=float, help="shape the link to so many megabits a second (needs root)")
     parser.add_argument("--simulator", action="store_true", help="only time the simulator itself")
     given = parser.parse_args(argv)

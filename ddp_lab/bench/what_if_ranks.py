@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +19,7 @@ from .workloads import WORKLOADS, training_step
 __all__ = ["WARM_UP", "load", "measure_link", "train"]
 
 WARM_UP = 3  # steps after each change of the buckets that don't count
-_MEBIBYTE = 1024 * 1024
-_UNLIMITED = 1 << 60
+_UNLIMITED_MB = 1e9  # for a cap of infinity
 
 
 def measure_link(repeats: int) -> dict[str, Any]:
@@ -59,7 +57,7 @@ def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: s
     made: dict[str, float] = {}
     for _ in range(rounds):
         for cap in shuffle.sample(list(caps_mb), len(caps_mb)):
-            _set_cap(ddp, cap)
+            ddp.reconfigure(bucket_cap_mb=min(cap, _UNLIMITED_MB))
             made[str(ddp.reducer.generation())] = cap
             for _ in range(WARM_UP + steps):
                 step()
@@ -68,15 +66,6 @@ def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: s
     described = [one for one in recording.descriptions(0)[0] if one["type"] == "assignment"]
     _save(np.concatenate(parts), described, path)
     return made
-
-
-def _set_cap(ddp: Any, cap_mb: float) -> None:
-    """New buckets from the next forward on, in the order in which rank 0's gradients came last."""
-    from ..parallel.arguments import BucketCaps
-
-    cap = _UNLIMITED if math.isinf(cap_mb) else int(cap_mb * _MEBIBYTE)
-    ddp._caps = BucketCaps(cap, cap)
-    ddp._rebuild()
 
 
 def _drained(cursor: int) -> tuple[list[npt.NDArray[np.void]], int]:

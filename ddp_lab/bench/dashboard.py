@@ -1,0 +1,123 @@
+"""`ddp-lab bench dashboard`: what recording and an open dashboard cost the training.
+
+In JupyterLab in Chromium a notebook shows the dashboard, and with `--views` each of these alone below it, while a cell
+trains a workload of `ddp-lab bench step` on Gloo ranks in blocks: recording on (events stream, all views follow), off,
+and off again. Kernel, server and browser run on the machine that trains: where ranks leave no core free, they take
+turns with them, and the blocks tell what that costs. What recording costs a rank is events a step times ns an event.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import DdpLabError
+from .command import new_parser, show
+from .second_look import second_look
+from .workloads import WORKLOADS
+
+__all__ = ["main", "measure"]
+
+_START = """
+import ddp_lab, json
+lab = ddp_lab.Cluster({ranks}).start()
+_ = lab.run('from ddp_lab.bench import recording_cost')
+if {threads}: _ = lab.run('torch.set_num_threads({threads})')
+"""
+_SHOW = "{name} = lab.dashboard({view})\n{name}"
+_TRAIN = """
+from ddp_lab.client.outputs import SilentBoard
+found = lab.run("recording_cost.paired({model!r}, {rounds})", board=SilentBoard()).values[0]
+print(json.dumps(found))
+"""
+
+
+def measure(
+    ranks: int = 2, model: str = "mlp", rounds: int = 20, views: Sequence[str] = (), threads: int = 0
+) -> dict[str, Any]:
+    """Measures one training.
+
+    Args:
+        ranks: how many.
+        model: of `WORKLOADS`.
+        rounds: blocks of each kind.
+        views: shown alone, each in a cell of its own, besides the dashboard.
+        threads: of each rank; 0: as the cluster sets them, so that ranks use all cores.
+
+    Returns:
+        ``step_ms`` (recording off), ``events`` a step, ``ns`` an event, ``share`` (their product, of the step), and
+        `second_look` of the blocks as ``on / off`` and ``off again / off``; what was asked for.
+
+    Raises:
+        DdpLabError: Chromium is missing, or the training failed.
+    """
+    from .browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
+
+    if chromium() is None:
+        raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
+    shown = [_SHOW.format(name=f"view{number}", view=view) for number, view in enumerate(["", *map(repr, views)])]
+    train = _TRAIN.format(model=model, rounds=rounds)
+    with tempfile.TemporaryDirectory() as folder, jupyterlab(Path(folder)) as lab, chromium_browser() as browser:
+        page = browser.new_page(viewport={"width": 1360, "height": 1000 * len(shown)})
+        notebook = NotebookPage(
+            page, lab, lab.write(_START.format(ranks=ranks, threads=threads), *shown, train, "lab.stop()")
+        )
+        notebook.start_kernel()
+        last = len(shown) + 1
+        try:
+            for cell in range(last):
+                notebook.run_cell(cell)
+            notebook.run_cell(last, wait=False)
+            page.locator(".ddp-lab").first.scroll_into_view_if_needed()
+            until(lambda: notebook.executions(last), 600, "the end of the training")
+            found = printed(notebook.save().cells[last])
+        finally:
+            notebook.run_cell(last + 1)
+            notebook.shut_down()
+    off = statistics.median([*found["off"], *found["off again"]])
+    return {
+        "step_ms": off,
+        "events": found["events"],
+        "ns": found["ns"],
+        "share": found["events"] * found["ns"] / (1e6 * off),
+        "on / off": second_look(
+            found["on"], [(a + b) / 2 for a, b in zip(found["off"], found["off again"], strict=True)]
+        ),
+        "off again / off": second_look(found["off again"], found["off"]),
+        "ranks": ranks,
+        "model": model,
+        "rounds": rounds,
+        "views": list(views),
+        "threads": threads,
+    }
+
+
+def _table(found: dict[str, Any]) -> str:
+    lines = [
+        f"{found['model']} on {found['ranks']} Gloo ranks, the dashboard open in Chromium"
+        + (f", and {', '.join(found['views'])}" if found["views"] else ""),
+        f"  a step without recording      {found['step_ms']:8.2f} ms",
+        f"  events of a rank and step     {found['events']:8.0f}, {found['ns']:.0f} ns each: {found['share']:.4%}",
+    ]
+    for what in ("on / off", "off again / off"):
+        one = found[what]
+        bounds = f"({1 + one['low']:.3f} to {1 + one['high']:.3f})"
+        lines.append(f"  {what:28}  {1 + one['cost']:8.3f} {bounds}, {one['pairs']} blocks each")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of this benchmark."""
+    parser = new_parser("dashboard", __doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--model", choices=list(WORKLOADS), default="mlp")
+    parser.add_argument("--rounds", type=int, default=20, help="blocks of each kind (%(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="of each rank; 0: ranks share all cores (%(default)s)")
+    parser.add_argument("--views", nargs="*", default=[], help="shown alone besides the dashboard")
+    given = parser.parse_args(argv)
+    found = measure(given.ranks, given.model, given.rounds, given.views, given.threads)
+    show(found, _table(found), given.json)
+    return 0

@@ -1,0 +1,150 @@
+"""An array to all ranks and back: through shared memory, in messages, by plain ipyparallel; and a plain copy.
+
+Sides take turns; medians are compared. A rate counts the array's bytes once for each rank. Memory is what all
+processes of the cluster and this one have more (PSS) once all ranks have read what was pushed, or this process what was
+pulled, in multiples of the array: with n ranks it is n where each holds a copy, 1 where they share one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy
+import psutil
+
+from ..client.cluster import Cluster
+from ..client.outputs import SilentBoard
+from .command import new_parser, show
+
+__all__ = ["main", "measure"]
+
+_SWITCH = "DDP_LAB_SHARED_MEMORY"
+_SETTLE_SECONDS = 5.0
+_READ = "_ = float(array.sum())"
+
+
+def measure(lab: Cluster, megabytes: float = 256.0, rounds: int = 3) -> dict[str, Any]:
+    """Measures every side.
+
+    Args:
+        lab: a cluster that runs; its variable `array` is overwritten.
+        megabytes: of the array, in MB (10^6 B).
+        rounds: turns of each side.
+
+    Returns:
+        ``sides``: name -> ``seconds`` (median), ``mb_per_s`` and ``memory`` (in arrays; None for a plain copy).
+    """
+    array = numpy.random.default_rng(0).random(int(megabytes * 1e6 / 8))
+    seconds: dict[str, list[float]] = {}
+    memory: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, side in _sides(lab, array).items():
+            before = _settled(lab, array.nbytes)
+            begin = time.perf_counter()
+            kept = side()
+            seconds.setdefault(name, []).append(time.perf_counter() - begin)
+            _read(lab, name, kept)
+            memory.setdefault(name, []).append((_memory(lab) - before) / array.nbytes)
+            del kept
+            if name.startswith("pull"):  # the next side finds no array
+                lab.run("del array", board=SilentBoard())
+    found = {}
+    for name, taken in seconds.items():
+        copies = 1 if name.startswith("copy") else lab.world_size
+        rate = copies * array.nbytes / 1e6 / statistics.median(taken)
+        found[name] = {"seconds": statistics.median(taken), "mb_per_s": rate, "memory": statistics.median(memory[name])}
+    return {"ranks": lab.world_size, "megabytes": megabytes, "rounds": rounds, "sides": found}
+
+
+def _sides(lab: Cluster, array: Any) -> dict[str, Callable[[], Any]]:
+    """What is measured; each pull follows its push."""
+    view = lab.client[:]
+    target = numpy.zeros_like(array)
+    return {
+        "push, shared memory": lambda: lab.push({"array": array}),
+        "pull, shared memory": lambda: lab.pull("array"),
+        "push, in messages": lambda: _in_messages(lambda: lab.push({"array": array})),
+        "pull, in messages": lambda: _in_messages(lambda: lab.pull("array")),
+        "push, ipyparallel": lambda: view.push({"array": array}, block=True),
+        "pull, ipyparallel": lambda: view.pull("array", block=True),
+        "copy, new memory": lambda: array.copy(),
+        "copy, same memory": lambda: numpy.copyto(target, array),
+    }
+
+
+def _in_messages(side: Callable[[], Any]) -> Any:
+    with _without_shared_memory():
+        return side()
+
+
+@contextlib.contextmanager
+def _without_shared_memory() -> Iterator[None]:
+    before = os.environ.get(_SWITCH)
+    os.environ[_SWITCH] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SWITCH]
+        else:
+            os.environ[_SWITCH] = before
+
+
+def _read(lab: Cluster, name: str, kept: Any) -> None:
+    """Reads what came, so that it is in memory."""
+    if name.startswith("push"):
+        lab.run(_READ, board=SilentBoard())
+    elif name.startswith("pull"):
+        for each in kept.values() if isinstance(kept, dict) else kept:
+            float(each.sum())
+
+
+def _settled(lab: Cluster, size: int) -> int:
+    """`_memory` once what earlier sides held has been given back: two readings within a hundredth of an array."""
+    gc.collect()
+    last, now = -size, _memory(lab)
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while abs(now - last) > size / 100 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        last, now = now, _memory(lab)
+    return now
+
+
+def _memory(lab: Cluster) -> int:
+    """Bytes that all processes hold; what several share counts once."""
+    pids = {os.getpid(), *lab.pids().values()}
+    return sum(int(psutil.Process(pid).memory_full_info().pss) for pid in pids)
+
+
+def _table(found: dict[str, Any]) -> str:
+    lines = [
+        f"{found['megabytes']:g} MB, {found['ranks']} ranks, {found['rounds']} turns",
+        f"{'side':22} {'seconds':>9} {'MB/s':>9} {'memory / array':>15}",
+    ]
+    for name, side in found["sides"].items():
+        lines.append(f"{name:22} {side['seconds']:9.3f} {side['mb_per_s']:9,.0f} {side['memory']:15.2f}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of this benchmark."""
+    parser = new_parser("push", __doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--megabytes", type=float, default=256.0, help="size of the array (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (%(default)s)")
+    given = parser.parse_args(argv)
+    with Cluster(given.ranks) as lab:
+        found = measure(lab, given.megabytes, given.rounds)
+    show(found, _table(found), given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What a choice costs beside the best of many settings, by turns that did not decide which one is the best.
+
+[Note: the second look]
+The fastest of many settings that were measured is partly the luckiest one: where all are equal, its time lies below all
+others', and any choice looks bad beside it. So the choice and that best take new turns, in pairs, and only these count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..insight.race import student_t
+
+__all__ = ["NOT_NEEDED", "second_look", "words"]
+
+NOT_NEEDED = {"cost": 0.0, "low": 0.0, "high": 0.0, "pairs": 0}
+"""The choice is the best that was measured."""
+
+
+def second_look(chosen: Sequence[float], best: Sequence[float]) -> dict[str, Any]:
+    """Compares turns that were taken in pairs.
+
+    Args:
+        chosen: time of a step in each turn of the choice, shape ``[pairs]``.
+        best: the same of the best that was measured.
+
+    Returns:
+        ``cost``: how much longer the choice takes, as a fraction of the best's step; ``low`` and ``high``: its 95 %
+        bounds (Student's t); ``pairs``.
+    """
+    logs = np.log(np.divide(chosen, best))
+    reach = math.inf
+    if len(logs) > 1:
+        reach = student_t(0.975, len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    mean = float(logs.mean())
+    low, cost, high = (math.exp(value) - 1 for value in (mean - reach, mean, min(mean + reach, 700.0)))
+    return {"cost": cost, "low": low, "high": high, "pairs": len(logs)}
+
+
+def words(found: dict[str, Any]) -> str:
+    """Returns what `second_look` found, in percent."""
+    if not found["pairs"]:
+        return "it is the best that was measured"
+    low, high = 100 * found["low"], 100 * found["high"]
+    return f"{100 * found['cost']:+.1f} % ({low:+.1f} to {high:+.1f} %) in {found['pairs']} pairs of new turns"

@@ -1,0 +1,206 @@
+"""`ddp-lab bench tune`: what tuning gains over torch's default buckets, and how far it is from the best of a grid.
+
+Real Gloo ranks train a model without end, over a link shaped to `--mbit` megabits a second (needs root; without it
+over loopback), and are tuned meanwhile. Then torch's defaults, what tuning chose and every cap of the grid take turns,
+`--rounds` of them, interleaved: the gain is the median over the rounds, of ratios within a round. How far the choice is
+from the best of the grid says [Note: the second look].
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..client.tune import tune_live
+from ..client.tune_turns import LiveTurns
+from ..errors import ClusterError, DdpLabError
+from ..insight.settings import Setting
+from ..launch.tune import Job
+from . import fresh_ranks, tune_ranks
+from .command import new_parser, show
+from .second_look import NOT_NEEDED, second_look, words
+from .shaped_link import ShapedLink
+from .workloads import WORKLOADS
+
+__all__ = ["main", "measure"]
+
+_GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+_DEFAULT = Setting((1.0, 25.0))
+_START_SECONDS = 120.0
+_END_SECONDS = 60.0
+
+
+def measure(
+    model: str = "transformer",
+    ranks: int = 2,
+    mbit: float | None = None,
+    caps_mb: Sequence[float] = _GRID,
+    *,
+    rounds: int = 7,
+    steps: int = 6,
+    seconds: float = 300.0,
+    tell: Callable[[str], object] = lambda line: None,
+) -> dict[str, Any]:
+    """Trains, tunes and compares; see the module.
+
+    Args:
+        model: of `WORKLOADS`.
+        ranks: how many.
+        mbit: of each rank's link; None: loopback.
+        caps_mb: the grid; each cap alone, and with a first bucket of 1 MiB.
+        rounds: turns of each setting after tuning.
+        steps: of a turn.
+        seconds: that tuning may take.
+        tell: is told what happens.
+
+    Returns:
+        ``default``, ``chosen`` and ``best`` (settings as text), ``gain`` of the chosen one over the default (fraction
+        of the step) and ``again``: its `second_look` beside the best one; ``steps_ms`` (setting -> medians of its
+        turns), ``tuned`` (words), and what was asked for.
+
+    Raises:
+        DdpLabError: the link can't be shaped, or the ranks failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddp-lab-") as folder:
+        job = Job(Path(folder))
+        try:
+            with nullcontext() if mbit is None else ShapedLink(ranks, mbit) as prepare:
+                training = _Training(
+                    lambda: fresh_ranks.run(tune_ranks.train, model, job.wire.endpoint(), ranks=ranks, prepare=prepare)
+                )
+                try:
+                    found = _tuned_and_compared(job, training, caps_mb, rounds, steps, seconds, tell)
+                finally:
+                    training.end(job)
+        finally:
+            job.wire.close()
+    return found | {"model": model, "ranks": ranks, "mbit": mbit, "rounds": rounds, "steps": steps}
+
+
+class _Training:
+    """Ranks that train on a thread of ours."""
+
+    def __init__(self, train: Callable[[], Any]) -> None:
+        self.error: Exception | None = None
+        self._train = train
+        self._thread = threading.Thread(target=self._run, name="ddp_lab-bench", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._train()
+        except Exception as error:  # noqa: BLE001 - a thread's top: raised by who waits for it
+            self.error = error
+
+    def check(self) -> None:
+        """Raises what ended the ranks."""
+        if self.error is not None:
+            raise DdpLabError(f"the ranks failed: {self.error}") from self.error
+
+    def end(self, job: Job) -> None:
+        """Has the ranks stop, and waits for them."""
+        if self._thread.is_alive() and job.timeline.reducers():
+            try:
+                job.reconfigure(bucket_cap_mb=tune_ranks.END_MB)
+            except ClusterError:  # they end as soon as they have it, maybe before they say so
+                self._thread.join(_END_SECONDS)
+                if self._thread.is_alive():
+                    raise
+        self._thread.join()
+
+
+def _tuned_and_compared(
+    job: Job,
+    training: _Training,
+    caps_mb: Sequence[float],
+    rounds: int,
+    steps: int,
+    seconds: float,
+    tell: Callable[[str], object],
+) -> dict[str, Any]:
+    deadline = time.monotonic() + _START_SECONDS
+    while not job.timeline.reducers():
+        training.check()
+        if time.monotonic() > deadline:
+            raise DdpLabError(f"no model trains after {_START_SECONDS:.0f} s")
+        time.sleep(0.05)
+    tuned = tune_live(job, steps=steps, seconds=seconds, tell=tell)
+    tell(tuned.verdict)
+    turns = LiveTurns(job, job.timeline.reducers()[-1].reducer, steps)
+    chosen = tuned.best or _DEFAULT
+    grid = [Setting((cap,)) for cap in caps_mb] + [Setting((1.0, cap)) for cap in caps_mb if cap > 1]
+    settings = list(dict.fromkeys([_DEFAULT, chosen, *grid]))
+    times: dict[Setting, list[float]] = {setting: [] for setting in settings}
+
+    def take(setting: Setting) -> float:
+        training.check()
+        return float(np.median(turns.take(setting)))
+
+    for number in range(rounds):
+        first = number * max(1, len(settings) // rounds) % len(settings)
+        for setting in settings[first:] + settings[:first]:
+            times[setting].append(take(setting))
+        tell(f"grid: round {number + 1} of {rounds}")
+    # Ratios within rounds, so that a machine that drifts does no harm.
+    table = {setting: np.array(values) for setting, values in times.items()}
+    relative = {setting: float(np.median(values / table[chosen])) for setting, values in table.items()}
+    best = min(relative, key=lambda setting: relative[setting])
+    pairs: dict[Setting, list[float]] = {chosen: [], best: []}
+    for number in range(2 * rounds if best != chosen else 0):
+        for setting in list(pairs)[:: 1 if number % 2 else -1]:
+            pairs[setting].append(take(setting))
+    return {
+        "tuned": str(tuned),
+        "tuning_seconds": tuned.seconds,
+        "default": str(_DEFAULT),
+        "chosen": str(chosen),
+        "best": str(best),
+        "gain": 1 - 1 / relative[_DEFAULT],
+        "again": second_look(pairs[chosen], pairs[best]) if best != chosen else NOT_NEEDED,
+        "steps_ms": {str(setting): values for setting, values in times.items()},
+    }
+
+
+def _table(found: dict[str, Any]) -> str:
+    link = "over loopback" if found["mbit"] is None else f"over links shaped to {found['mbit']:g} Mbit/s"
+    lines = [f"{found['model']} on {found['ranks']} Gloo ranks {link}", found["tuned"], ""]
+    lines.append(f"{found['rounds']} rounds of {found['steps']} steps, interleaved:")
+    for name, values in sorted(found["steps_ms"].items(), key=lambda item: float(np.median(item[1]))):
+        marks = ", ".join(word for word in ("default", "chosen", "best") if found[word] == name)
+        lines.append(f"{name:28} {np.median(values):9.2f} ms  {marks}".rstrip())
+    lines.append(f"gain over torch's defaults: {100 * found['gain']:.1f} % of the step")
+    lines.append(f"beside the best of the grid: {words(found['again'])}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of this benchmark."""
+    parser = new_parser("tune", __doc__)
+    parser.add_argument("--model", choices=list(WORKLOADS), default="transformer")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--mbit", type=float, help="shape the link to so many megabits a second (needs root)")
+    parser.add_argument("--caps", nargs="+", type=float, default=list(_GRID), help="the grid, in MiB")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each setting of the grid (%(default)s)")
+    parser.add_argument("--steps", type=int, default=6, help="of a turn (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="that tuning may take (%(default)s)")
+    given = parser.parse_args(argv)
+    found = measure(
+        given.model,
+        given.ranks,
+        given.mbit,
+        given.caps,
+        rounds=given.rounds,
+        steps=given.steps,
+        seconds=given.seconds,
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    show(found, _table(found), given.json)
+    return 0
