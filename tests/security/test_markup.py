@@ -1,0 +1,131 @@
+"""Texts from ranks (names, outputs, errors) are shown as texts, whatever tags they hold: in pages and pictures."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_lab.client import doctor, status_table
+from ddp_lab.client.compare import compare
+from ddp_lab.client.displays import kernel_shell
+from ddp_lab.client.outputs import OutputBoard
+from ddp_lab.insight.examined import Call, Examined, Place
+from ddp_lab.widgets import pictures, view_figures
+from ddp_lab.widgets.figures import find_step
+from ddp_lab.widgets.saved_picture import SavedPicture
+from tests.cluster.conftest import Lab
+from tests.security.markup import FLAG, NAME, TEXT, assert_text_alone, training
+
+
+def test_report(tmp_path: Path) -> None:
+    """The report's page shows names of classes, parameters, hooks and options as text, and has no script."""
+    page = training().report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert_text_alone(page, NAME, f"Net{NAME}")
+
+
+@pytest.mark.parametrize("view", ["timeline", "overlap", "stragglers", "buckets", "findings", "sync"])
+def test_plotly_figures(view: str) -> None:
+    """Where plotly takes HTML for markup (titles, labels, hovers) no tag comes from a name, and none is lost."""
+    figure = view_figures.figure(training(), view, **({"whole": True} if view == "timeline" else {}))
+    texts = list(_texts(figure.to_plotly_json()))
+    tags = {tag for text in texts for tag in re.findall(r"<[^>]*>", text)}
+    assert tags <= {"<br>", "<b>", "</b>", "<extra>", "</extra>"}
+    assert not [text for text in texts if "<b>&amp;" in text]
+    assert view in ("overlap", "stragglers", "sync") or any("&lt;script&gt;" in text for text in texts)
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+@pytest.mark.parametrize("view", ["overlap", "stragglers", "sync", "buckets", "findings"])
+def test_saved_pictures(view: str) -> None:
+    """The pictures that stay in a notebook hold names as text, and are XML."""
+    timeline = training()
+    frame, assignment = find_step(timeline, None, None)
+    picture = pictures.picture(view, timeline, frame, assignment)
+    ElementTree.fromstring(picture)
+    assert_text_alone(picture, *([f"Net{NAME}", NAME] if view == "buckets" else []))
+
+
+def test_words_beside_a_saved_picture() -> None:
+    """What a screen reader is told of a picture ends no attribute."""
+    page = SavedPicture("token").bundle("<svg/>", TEXT)["text/html"]
+    assert_text_alone(page.replace("<svg/>", ""), TEXT)
+
+
+def test_doctor_and_status() -> None:
+    """The doctor's report and the table of ranks hold code, labels, hosts and errors as text."""
+    place = Place(file=NAME, line=1, function=NAME, text=TEXT, users=True)
+    call = Call(
+        name="all_reduce", group=NAME, ranks=(0, 1), kind="collective", what=NAME, bytes=4, peer=None, sequence=1
+    )
+    stuck = Examined(0, "running", label=NAME, seconds=9.0, stack=(place,), call=call)
+    dead = Examined(1, "dead", why=TEXT, label=NAME)
+    assert_text_alone(doctor.Report.of([stuck, dead])._repr_html_(), NAME)
+    assert_text_alone(status_table.html_table([NAME], [[TEXT]]), NAME, TEXT)
+
+
+def test_comparison() -> None:
+    """What a comparison of two runs says is text alone: no page."""
+    found = compare(training(), training())
+    assert not hasattr(found, "_repr_html_")
+
+
+class _Kept:
+    """Keeps what a board publishes."""
+
+    def __init__(self) -> None:
+        self.bundles: list[dict[str, Any]] = []
+
+    def publish(self, handle: str, data: dict[str, Any], metadata: dict[str, Any], update: bool) -> None:
+        self.bundles.append(data)
+
+
+def test_outputs_of_ranks(lab: Lab) -> None:
+    """What ranks print, return and raise is shown as plain text, never as HTML; a model's names reach it whole."""
+    kept = _Kept()
+    assert kernel_shell() is None
+    code = f"""
+import sys
+print({TEXT!r}); print({TEXT!r}, file=sys.stderr)
+class Named:
+    def __repr__(self): return {TEXT!r}
+Named()
+"""
+    lab.run(code, board=OutputBoard(kept))
+    assert kept.bundles
+    assert {kind for bundle in kept.bundles for kind in bundle} == {"text/plain"}
+    assert str(kept.bundles).count(FLAG) >= 9
+
+
+def test_parameters_of_a_real_model(lab: Lab, tmp_path: Path) -> None:
+    """A parameter named `<script>…` trains; its name is in the timeline, and text in the report."""
+    lab.run(
+        f"""
+net = torch.nn.Linear(4, 4)
+net.register_parameter({NAME!r}, torch.nn.Parameter(torch.ones(4)))
+made = type('Net{NAME}', (torch.nn.Module,), {{'forward': lambda self, x: self.net(x) * getattr(self.net, {NAME!r})}})()
+made.net = net
+evil = ddp_lab.DistributedDataParallel(made)
+for _ in range(4):
+    evil(torch.ones(2, 4)).sum().backward()
+"""
+    )
+    model = lab.timeline.reducers()[-1]
+    assert model.module == f"Net{NAME}"
+    names = [one["name"] for one in lab.timeline.assignment(model.reducer)["parameters"]]
+    assert f"net.{NAME}" in names
+    page = lab.timeline.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert_text_alone(page, f"Net{NAME}", f"net.{NAME}")

@@ -1,0 +1,147 @@
+"""Who reaches a cluster: ports on loopback alone, CurveZMQ on each of ours, files that only this user may read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ipyparallel
+import pytest
+import zmq
+
+import ddp_lab
+from tests.cluster.conftest import Lab
+from tests.leftovers import wait_until
+from tests.ranks.harness import ROOT
+from tests.security.looking import everything_in, listening, process_ids, run_folder
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+GREETING = 64  # bytes
+
+
+def test_nothing_listens_beyond_loopback(lab: Lab) -> None:
+    """Every port of the client and of each process of the cluster is on loopback: TCPStore's and Gloo's, too."""
+    ports = {name: listening(pid) for pid, name in process_ids(lab).items()}
+    assert {"client", "controller", "child of controller", "rank 0", "rank 1"} <= ports.keys()
+    [store, _] = lab.values("import os; int(os.environ['MASTER_PORT'])").values()
+    assert store in ports["rank 0"]
+    assert ports["rank 1"], "Gloo listens"
+    assert {address for of_process in ports.values() for address in of_process.values()} <= LOOPBACK
+
+
+def test_each_port_of_ours_asks_for_a_curve_key(lab: Lab) -> None:
+    """Client and controller offer CurveZMQ and nothing else, on every port."""
+    processes = {name: pid for pid, name in process_ids(lab).items()}
+    ports = {**listening(processes["client"]), **listening(processes["controller"])}
+    assert len(ports) > 10
+    assert {port: _answer(port, b"CURVE") for port in ports} == dict.fromkeys(ports, b"CURVE")
+    for mechanism in (b"NULL", b"PLAIN"):
+        assert {port: _answer(port, mechanism) for port in ports} == dict.fromkeys(ports, b"")
+
+
+def _answer(port: int, mechanism: bytes) -> bytes:
+    """The mechanism that a ZeroMQ socket names to a client that wants this one; empty if it hangs up before."""
+    # rfc.zeromq.org/spec/23: signature, version 3.0, mechanism, as a client, filler.
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(greeting)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while len(answer) < GREETING and (more := connection.recv(GREETING - len(answer))):
+                answer += more
+    return answer[12:32].rstrip(b"\0")
+
+
+def _keyless(connection: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in connection.items() if "curve" not in name}
+
+
+def _wrong_key(connection: dict[str, Any]) -> dict[str, Any]:
+    return {**connection, "curve_serverkey": zmq.curve_keypair()[0].decode()}
+
+
+@pytest.mark.parametrize("change", [_keyless, _wrong_key])
+def test_ipyparallel_without_the_key_is_refused(lab: Lab, change: Callable[[dict], dict], tmp_path: Path) -> None:
+    """ipyparallel's client connects with the connection file, and not with one that lacks the key or has another."""
+    (file,) = run_folder(lab).rglob("ipcontroller-client.json")
+    connection = json.loads(file.read_text())
+    given = ipyparallel.Client(connection, profile_dir=str(tmp_path), timeout=10)
+    assert given.ids
+    given.close(linger=0)
+    with pytest.raises((TimeoutError, OSError, ipyparallel.error.TimeoutError)):
+        ipyparallel.Client(change(connection), profile_dir=str(tmp_path), timeout=0.5)
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_the_wire_refuses_other_keys(lab: Lab) -> None:
+    """Who knows the address and even the server's key, but not the ranks' key, is turned away and counted."""
+    assert lab.wire is not None
+    endpoint, before = lab.wire.endpoint(), lab.wire.refused
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.linger = 0
+        push.curve_serverkey = endpoint["server_public"].encode()
+        push.curve_publickey, push.curve_secretkey = zmq.curve_keypair()
+        push.connect(endpoint["data"])
+        push.send_multipart([b"j", b'{"type": "status", "rank": 0, "status": {"state": "stolen"}}'])
+        wait_until(lambda: lab.wire.refused > before, 10, "a refusal")  # type: ignore[union-attr]
+    assert [one.state for one in lab.timeline.ranks()] == ["idle", "idle"]
+
+
+def test_no_key_in_arguments_or_variables(lab: Lab) -> None:
+    """No key is in a process's arguments, which every user may read, or in its variables."""
+    assert lab.wire is not None
+    keys = {value for name, value in lab.wire.endpoint().items() if "secret" in name or "public" in name}
+    for file in run_folder(lab).rglob("ipcontroller-*.json"):
+        keys |= {value for name, value in json.loads(file.read_text()).items() if "key" in name and value}
+    assert len(keys) >= 4
+    for pid, process in process_ids(lab).items():
+        for place in ("cmdline", "environ"):
+            said = Path(f"/proc/{pid}/{place}").read_bytes()
+            assert not [key for key in keys if key.encode() in said], f"{place} of {process}"
+
+
+def test_files_are_the_users_alone(lab: Lab) -> None:
+    """Every file that a cluster makes has mode 0600, every folder 0700."""
+    found = {path: stat.S_IMODE(path.lstat().st_mode) for path in everything_in(run_folder(lab))}
+    names = {path.name for path in found}
+    assert {"controller.log", "fork_server.log", "rank-0.log", "ipcontroller-engine.json"} <= names
+    for path, mode in found.items():
+        wanted = 0o700 if path.is_dir() else 0o600
+        # IPython copies its own notice, for everybody, into a folder that nobody else may open.
+        assert mode == (0o644 if path.name == "README" else wanted), path
+
+
+def test_what_a_run_records_is_the_users_alone(tmp_path: Path) -> None:
+    """The folder that `ddp-lab run` makes has mode 0700, its journals and its invitation 0600."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pathlib, stat, sys\n"
+        "for path in [pathlib.Path(sys.argv[1]), *pathlib.Path(sys.argv[1]).iterdir()]:\n"
+        "    print(path.name, oct(stat.S_IMODE(path.stat().st_mode)))\n"
+    )
+    folder = tmp_path / "run"
+    command = ["run", "--standalone", "--nproc-per-node", "1", "--record", str(folder), "--serve", "127.0.0.1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_lab", *command, str(program), str(folder)],
+        capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "PYTHONPATH": ROOT},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    modes = dict(line.split() for line in done.stdout.splitlines() if " 0o" in line)
+    assert modes == {"run": "0o700", "rank0.journal": "0o600", "attach.json": "0o600"}
+
+
+def test_files_of_cells_keep_their_modes(lab: Lab, tmp_path: Path) -> None:
+    """What a cell writes has the modes that it had in the user's own shell."""
+    here = tmp_path / "here"
+    here.touch()
+    lab.run(f"import pathlib; pathlib.Path({str(tmp_path)!r}, f'rank{{rank}}').touch()")
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {here.stat().st_mode}
+    assert ddp_lab.current_cluster() is lab
