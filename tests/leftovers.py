@@ -92,7 +92,7 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> fl
 
 def _directories(ours: set[int]) -> list[str]:
     """Directories of clusters whose client is one of these processes, or gone."""
-    found = Path(tempfile.gettempdir()).glob("ddp_lab-*-*")
+    found = Path(tempfile.gettempdir()).glob("ddp_lab-[0-9]*-*")
     owners = {str(path): int(path.name.split("-")[1]) for path in found}
     return [path for path, owner in owners.items() if owner in ours or not alive(owner)]
 

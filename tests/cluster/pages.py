@@ -99,6 +99,14 @@ class Notebook:
         shown.seconds_after_interrupt = time.monotonic() - interrupted if interrupted else 0.0
         return shown
 
+    def complete(self, code: str) -> list[str]:
+        """What Tab offers at the end of `code`."""
+        message_id = self._client.complete(code, len(code))
+        while True:
+            reply = self._client.get_shell_msg(timeout=LIMIT_S)
+            if reply["parent_header"].get("msg_id") == message_id:
+                return list(reply["content"]["matches"])
+
     def _take(self, message: Mapping[str, Any], shown: Shown) -> bool:
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":

@@ -216,17 +216,22 @@ def test_step_through(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("point", ["gradient_ready", "bucket_ready", "launched", "reduced"])
 def test_an_interrupt_ends_a_pause(lab: Lab, tmp_path: Path, point: str) -> None:
-    """Interrupting a cell of which one rank pauses ends it on all ranks, and nothing pauses in the next cell."""
+    """Interrupting a cell of which one rank pauses ends it on all ranks, which is told until they train on, and nothing
+    pauses in the next cell."""
     before = {one.reducer for one in lab.timeline.reducers()}
     lab.run(MODEL)
     running = lab.run(LOOP.format(path=str(tmp_path / "never")), wait=False, timeout=180)
     wait_until(lambda: _trained(lab, 3) - before != set(), 60, "the first steps")
     lab.breakpoints(point, ranks=[1])
     assert lab.wait_paused([1])[1].point == point
+    assert {rank: state.armed for rank, state in lab.step_state().items()} == {0: False, 1: True}
     lab.interrupt()
     with pytest.raises(CellError, match="KeyboardInterrupt"):
         running.wait()
+    state = lab.step_state()[1]
+    assert (state.armed, state.ended) == (False, "the cell is to end on this rank")
     assert lab.values("for _ in range(3): step()\nmodel._live") == {0: None, 1: None}
+    assert lab.step_state()[1].ended == ""
 
 
 def test_a_failure_ends_a_pause(lab: Lab, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,9 @@ def test_failed_cell(notebook: Notebook) -> None:
     assert shown.status == "error"
     name, value, traceback = shown.error
     assert (name, value) == ("CellError", "rank 1 failed: ValueError: bad batch")
-    assert "----> 3     raise ValueError('bad batch')" in traceback
-    assert "rank 0 waited for rank 1 and was freed" in traceback
+    assert "----> 4     raise ValueError('bad batch')" in traceback  # the magic's line is the first
+    assert "rank 0 waited for rank 1 in all_reduce #" in traceback
+    assert "of 4 B (float32 [1]) and was freed" in traceback
     assert "cell_run.py" not in traceback
     assert notebook.run("%%distributed\nt = torch.ones(1); dist.all_reduce(t); t.item()").text == "ranks 0–1 → 2.0"
 
@@ -138,6 +140,81 @@ def test_no_wait(notebook: Notebook) -> None:
     waited = notebook.run("run.wait().values, run.done")
     assert "({0: 0, 1: 1}, True)" in waited.text
     assert "ranks 0–1 │ begun\n          │ ended" in waited.text
+
+
+def test_a_queued_cell_in_the_notebook(notebook: Notebook) -> None:
+    """A cell behind one with `--no-wait` says for which it waits; interrupting it leaves the other alone."""
+    begun = "print('begun'); import time; time.sleep(600)"
+    assert "first [" in notebook.run(f"%%distributed --no-wait --name first\n{begun}").text
+    second = notebook.run("%%distributed --name second\n2", interrupt_when="waits for first [")
+    assert re.search(r"cell second \[\d+\] was interrupted before it began; first \[\d+\] goes on", second.error[2])
+    rows = [row.split() for row in notebook.run("%cluster results").text.splitlines()]
+    assert ["first", "runs", "ranks", "0–1"] in [row[:4] for row in rows]
+    assert notebook.run("%cluster interrupt").status == "ok"
+    assert notebook.run("%%distributed --name third\nrank").text == "rank 0 → 0\nrank 1 → 1"
+    rows = [row.split() for row in notebook.run("%cluster results").text.splitlines()]
+    assert ["first", "failed", "on", "ranks", "0–1"] in [row[:5] for row in rows]
+    assert any(row[:2] == ["third", "done"] and row[-4:] == ["0:", "0;", "1:", "1"] for row in rows)
+    third = notebook.run("__import__('ddp_lab').current_cluster().results['third'].values").text
+    assert third == "{0: 0, 1: 1}"
+
+
+@pytest.mark.parametrize(
+    ("cell", "line", "name"),
+    [
+        ("x = 1\nif True:\ny = 2", 4, "IndentationError"),
+        ("\n\nx = (1", 4, "SyntaxError"),
+        ("sent = 1\nreturn 3", 3, "SyntaxError"),
+        ("%%time\nsent = 1\ndef f(:", 4, "SyntaxError"),
+    ],
+)
+def test_syntax_errors(notebook: Notebook, cell: str, line: int, name: str) -> None:
+    """A cell that does not compile is refused here, at the notebook's own line; nothing is sent."""
+    notebook.run("%%distributed\nsent = 0")
+    shown = notebook.run(f"%%distributed\n{cell}")
+    assert (shown.status, shown.error[0]) == ("error", name)
+    assert shown.error[1].endswith(f"line {line})")
+    assert "cell_syntax.py" not in shown.error[2]
+    assert notebook.run("%%distributed\nsent").text == "ranks 0–1 → 0"
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        ("import asyncio\nawait asyncio.sleep(0, 'slept')", "ranks 0–1 → 'slept'"),
+        ("%%time\n%time 1\nmade = !echo made\nprint(made)", "│ ['made']"),
+        ("cd /", "ranks 0–1 │ /"),
+        ("def known():\n    'what it does'\nknown?", "what it does"),
+        ("def known():\n    return 'its source'\nknown??", "│     return 'its source'"),
+    ],
+)
+def test_what_only_ipython_understands(notebook: Notebook, cell: str, text: str) -> None:
+    """Top-level `await`, magics, shell commands and `name?` are no syntax errors; what all ranks show is shown once."""
+    shown = notebook.run(f"%%distributed\n{cell}").text
+    assert shown.count(text) == 1
+    assert "/<cell " not in shown  # as a file
+
+
+def test_completion(notebook: Notebook) -> None:
+    """Names and attributes of the ranks are completed in `%%distributed` cells, without calling anything."""
+    notebook.run(
+        "%%distributed\nlayers = torch.nn.Sequential(torch.nn.Linear(2, 2))\nasked = []\n"
+        "class Probe:\n    @property\n    def computed(self): asked.append(1); return 1\n"
+        "probe = Probe(); probe.own = [1]\nif rank == 1: only_there = {'key': 'text'}"
+    )
+    assert notebook.complete("%%distributed\nlayers[0].wei") == ["weight"]
+    assert notebook.complete("%%distributed --ranks 0-1\nx = 1\nprint(probe.o") == ["own"]
+    assert notebook.complete("%%distributed\nprobe.own.app") == ["append"]
+    assert notebook.complete("%%distributed\nprobe.computed.") == []
+    assert "only_there" not in notebook.complete("%%distributed\nonly_")
+    assert notebook.complete("%%distributed --ranks 1\nonly_") == ["only_there"]
+    assert notebook.complete("%%distributed --ranks=1\nonly_there['key'].isal") == ["isalnum", "isalpha"]
+    assert {"range", "rank"} <= set(notebook.complete("%%distributed\nfor i in ran"))
+    assert "layers" not in notebook.complete("lay")
+    notebook.run("%%distributed --no-wait\nimport time; time.sleep(600)")
+    assert notebook.complete("%%distributed\nlay") == ["layers"]
+    notebook.run("%cluster interrupt")
+    assert notebook.run("%%distributed\nasked").text == "ranks 0–1 → []"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +307,7 @@ def test_nbclient() -> None:
     assert "no cluster runs: starting one with defaults" in text_of(book.cells[1])
     steps = "\n".join(f"{'ranks 0–1' if step == 0 else '         '} │ step {step}" for step in range(3))
     assert text_of(book.cells[1]).endswith(f"{steps}\n   rank 0 → 0\n   rank 1 → 1")
-    (error,) = book.cells[2].outputs
+    *_, error = book.cells[2].outputs
     assert error.ename == "CellError"
     assert book.cells[3].execution_count is None
 

@@ -5,35 +5,32 @@ from __future__ import annotations
 import os
 import re
 import signal
-import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 
+import ipyparallel
 import pytest
 
-from ddp_lab import CellError, ClusterError
+from ddp_lab import CellError
+from ddp_lab.bench.recovery import SETUP, STATES, State, interrupted
+from ddp_lab.client.outputs import LineBoard
 from tests import leftovers
 from tests.cluster.conftest import Lab
 
-CONTROL_BACK_SECONDS = 0.3
-# On a machine that is busy with other things only the median is the cluster's own.
-WORST_SECONDS = 3.0
-
-# What rank 1 does meanwhile, while rank 0 waits in an all-reduce.
-HANGS = {
-    "python loop": "while True: pass",
-    "sleep": "import time; time.sleep(600)",
-    "another collective": "dist.broadcast(t, 0); dist.barrier()",
-    "new_group": "dist.all_reduce(t, group=pair)",
-    "await": "import asyncio; await asyncio.sleep(600)",
-}
+# A cell that does not end by itself, for each state a rank may be in when it is interrupted.
+AWAIT = State(
+    "if rank == 0: dist.all_reduce(t)\nelse:\n    import asyncio; await asyncio.sleep(600)", ("all_reduce", "")
+)
+HANGS = {**STATES, "await": AWAIT}
 
 
 @pytest.fixture
 def steady(lab: Lab) -> Lab:
     """The module's cluster, whole, with a tensor, a variable and a group of the user's."""
-    lab.run("t = torch.ones(4); kept = 'kept on %d' % rank; pair = dist.new_group([0, 1])")
+    lab.run(f"t = torch.ones(4)\n{SETUP}")
     return lab
 
 
@@ -65,80 +62,101 @@ def in_line(lab: Lab, rank: int, text: str) -> Callable[[], bool]:
     return look
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ready(lab: Lab) -> None:
-    """A rank's first traceback is expensive; in its first idle moment it formats one."""
-    code = "import threading; [thread.name for thread in threading.enumerate()]"
-    leftovers.wait_until(
-        lambda: not any("ddp_lab-warm-up" in names for names in lab.values(code).values()), 60, "the warm-up's end"
-    )
-
-
-def raise_while_peers_wait(lab: Lab) -> float:
-    """Rank 1 raises while rank 0 waits in an all-reduce; returns after how many seconds control was back."""
-    begin = time.monotonic()
+def raise_while_peers_wait(lab: Lab) -> None:
+    """Rank 1 raises while rank 0 waits in an all-reduce: both end, the culprit is named first."""
     with pytest.raises(CellError) as caught:
         lab.run("if rank == 1:\n    raise ValueError('on purpose')\ndist.all_reduce(t)")
-    seconds = time.monotonic() - begin
     failures = caught.value.failures
     assert list(failures) == [1, 0]
     assert (failures[1].name, failures[1].message, failures[1].consequence) == ("ValueError", "on purpose", False)
     assert failures[0].consequence
-    return seconds
-
-
-def interrupt_a_hang(lab: Lab, meanwhile: str) -> float:
-    """Interrupts a cell that can never end; returns after how many seconds control was back."""
-    sent: list[float] = []
-    code = f"if rank == 0:\n    dist.all_reduce(t)\nelse:\n    {meanwhile}"
-    thread = interrupt_when(in_line(lab, 0, "all_reduce(t)"), sent)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            lab.run(code)
-        return time.monotonic() - sent[0]
-    finally:
-        thread.join()
 
 
 def test_raise_while_peers_wait(steady: Lab) -> None:
-    """A rank that raises frees the peer that waits for it within 0.3 s, and names the culprit first."""
+    """A rank that raises frees the peer that waits for it, and is named first; nothing is lost."""
     before = state(steady)
-    seconds = []
-    for _ in range(5):
-        seconds.append(raise_while_peers_wait(steady))
+    for _ in range(3):
+        raise_while_peers_wait(steady)
         assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    assert statistics.median(seconds) < CONTROL_BACK_SECONDS
-    assert max(seconds) < WORST_SECONDS
     assert state(steady) == before
 
 
-@pytest.mark.parametrize("meanwhile", HANGS.values(), ids=HANGS.keys())
-def test_interrupt_frees_whoever_waits(steady: Lab, meanwhile: str) -> None:
-    """An interrupt ends a cell within 0.3 s, whatever its ranks are stuck in; processes and variables are kept."""
+@pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS.keys())
+def test_interrupt_frees_whoever_waits(steady: Lab, hang: State) -> None:
+    """An interrupt ends a cell, whatever its ranks are stuck in; processes and variables are kept."""
     before = state(steady)
-    seconds = []
     for _ in range(2):
-        seconds.append(interrupt_a_hang(steady, meanwhile))
+        interrupted(steady, hang)
         assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-    assert min(seconds) < CONTROL_BACK_SECONDS
-    assert max(seconds) < WORST_SECONDS
     assert state(steady) == before
     assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == {0: 2.0, 1: 2.0}
 
 
+def test_an_interrupt_in_a_backward_discards_it(steady: Lab) -> None:
+    """One rank in its backward, one before it: no rank keeps gradients of the step, the report says so, and the next
+    step is right."""
+    steady.run(
+        "net = ddp_lab.DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(6)]),"
+        " bucket_cap_mb=0.0001)\nfor _ in range(3): net.zero_grad(); net(x).sum().backward()"
+    )
+    before = steady.values("[p.grad.tolist() for p in net.parameters()]")
+    run = steady.run("if rank == 1: time.sleep(600)\n(net(x).sum() * 1e6).backward()", wait=False)
+    leftovers.wait_until(in_line(steady, 0, "run_backward("), 10, "rank 0 in its backward")
+    run.interrupt()
+    with pytest.raises(CellError) as caught:
+        run.wait()
+    assert {failure.rank: failure.broke_backward for failure in caught.value.failures.values()} == {0: True, 1: False}
+    assert "a backward was under way on rank 0: it is discarded" in caught.value.report
+    assert steady.values("[p.grad for p in net.parameters()]") == dict.fromkeys((0, 1), [None] * 12)
+    steady.run("net(x).sum().backward()")
+    assert steady.values("[p.grad.tolist() for p in net.parameters()]") == before
+    steady.run("del net")
+
+
 @pytest.mark.soak
 def test_fifty_of_fifty(steady: Lab) -> None:
-    """Fifty raises and fifty interrupts of hung collectives in a row: control back within 0.3 s each time."""
+    """Fifty raises and fifty interrupts of hung collectives in a row."""
     before = state(steady)
-    raised, interrupted = [], []
     for _ in range(50):
-        raised.append(raise_while_peers_wait(steady))
+        raise_while_peers_wait(steady)
         assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
-        interrupted.append(interrupt_a_hang(steady, HANGS["another collective"]))
+        interrupted(steady, STATES["unmatched collectives"])
         assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
     assert state(steady) == before
-    assert max(raised) < CONTROL_BACK_SECONDS
-    assert max(interrupted) < CONTROL_BACK_SECONDS
+
+
+def test_an_interrupt_between_two_sends(steady: Lab) -> None:
+    """An interrupt that comes when one rank has been sent the cell, and the other not yet, ends it on both."""
+    before = state(steady)
+
+    def press(frame: FrameType, event: str, argument: object) -> None:
+        if event == "return" and frame.f_code is ipyparallel.Client._send.__code__:
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    sys.setprofile(press)
+    with pytest.raises(KeyboardInterrupt):
+        steady.run("dist.all_reduce(torch.ones(4)) if rank == 0 else dist.barrier()\nwhile True: pass")
+    assert sys.getprofile() is None
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert state(steady) == before
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(600)", "dist.all_reduce(t)"])
+def test_an_interrupt_reaches_who_has_not_begun(steady: Lab, code: str) -> None:
+    """A rank that still had another cell to end is interrupted in the interrupted one when it begins it; that other
+    cell is not disturbed."""
+    earlier = steady.run("import time; time.sleep(1); 'whole'", ranks=[1], wait=False)
+    run = steady.run(code, wait=False)
+    leftovers.wait_until(in_line(steady, 0, code.split("; ")[-1]), 10, "rank 0 in the cell")
+    run.interrupt()
+    with pytest.raises(CellError) as caught:
+        run.wait()
+    assert {rank: failure.name for rank, failure in caught.value.failures.items()} == dict.fromkeys(
+        (0, 1), "KeyboardInterrupt"
+    )
+    assert earlier.wait().values == {1: "whole"}
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 def test_interrupted_collective_is_reported_as_an_interrupt(steady: Lab) -> None:
@@ -319,16 +337,65 @@ def test_rank_killed_in_a_cell() -> None:
     """A rank that is killed ends the cell on every rank, is named with its signal, and restart() gives new ranks."""
     with Lab(2) as lab:
         lab.run("t = torch.ones(1)")
-        begin = time.monotonic()
         with pytest.raises(CellError, match=r"rank 1.*SIGKILL"):
             lab.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(t)")
-        assert time.monotonic() - begin < WORST_SECONDS
         assert [record.state for record in lab.status()][1] == "dead"
         assert lab.status()[1].exit_code == -signal.SIGKILL
-        with pytest.raises(ClusterError, match=r"rank 1 was killed by SIGKILL.*restart"):
-            lab.run("1")
         lab.restart()
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_dead_ranks_get_new_processes() -> None:
+    """The next cell, or a rejoin, replaces dead ranks alone, says so, and builds the user's groups again."""
+    with Lab(3) as lab:
+        lab.run("kept = rank; last = dist.new_group([1, 2])")
+        for victims in ([1], [0, 2]):
+            pids = lab.pids()
+            with pytest.raises(CellError, match="was killed by SIGSEGV"):
+                lab.run(f"import os, time\nif rank in {victims}: os.kill(os.getpid(), 11)\ntime.sleep(600)")
+            assert lab.sum_of_ones() == dict.fromkeys(range(3), 3.0)
+            new = {name for name, pid in lab.pids().items() if pid != pids[name]}
+            assert new == {f"rank {victim}" for victim in victims}
+        assert lab.values("globals().get('kept')") == {0: None, 1: None, 2: None}
+        os.kill(lab.pids()["rank 2"], signal.SIGKILL)
+        leftovers.wait_until(lambda: "rank 2" not in lab.pids(), 10, "the end of rank 2")
+        assert lab.rejoin() == {2: "was killed by SIGKILL (signal 9)"}
+        assert lab.rejoin(replace=[0]) == {0: "was ended for a new one"}
+        assert lab.sum_of_ones() == dict.fromkeys(range(3), 3.0)
+
+
+def test_a_crash_tells_its_line() -> None:
+    """What a rank wrote last, and where it crashed in C code, is in the error; the next cell says which rank is new."""
+    with Lab(2) as lab:
+        with pytest.raises(CellError) as caught:
+            lab.run("import ctypes\nif rank == 1:\n    ctypes.string_at(0)", label="crash")
+        words = caught.value.report
+        assert "rank 1 was killed by SIGSEGV (signal 11)" in words
+        assert "Fatal Python error: Segmentation fault" in words
+        assert 'File "<cell crash>", line 3' in words
+        assert "interactiveshell" not in words
+        lines: list[str] = []
+        board = LineBoard(lambda stream, line: lines.append(line))
+        lab.run("1", board=board)
+        assert lines[0].startswith(
+            "[rank 1] a new process (the former one was killed by SIGSEGV (signal 11)); variables"
+        )
+        assert "`ddp_lab.restore_from(0)`" in lines[0]
+
+
+def test_a_rank_that_answers_nobody() -> None:
+    """A call into C code that keeps the GIL can't be interrupted: that rank's process alone is ended and replaced."""
+    with Lab(2) as lab:
+        lab.run("import ctypes; t = torch.ones(1); kept = rank")
+        sent: list[float] = []
+        thread = interrupt_when(in_line(lab, 0, "all_reduce(t)"), sent)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            lab.run("if rank == 1: ctypes.PyDLL(None).sleep(600)\ndist.all_reduce(t)")
+        thread.join()
+        words = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
+        assert "rank 1 answered nobody" in words
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        assert lab.values("globals().get('kept')") == {0: 0, 1: None}
 
 
 def test_failure_frees_groups_the_culprit_is_not_in() -> None:

@@ -22,7 +22,8 @@ def test_a_cluster_predicts_its_own_step(lab: Lab) -> None:
     assert link.lanes == 2
     assert link.fit is not None
     one, many = lab.simulate(bucket_cap_mb=1000), lab.simulate(bucket_cap_mb=0)
-    assert one.link is link
+    assert one.link.lanes == link.lanes
+    assert one.link.time_ns(1 << 14, 2) <= link.time_ns(1 << 14, 2)  # as measured, or faster if the recording was
     assert (len(one.prediction.buckets), len(many.prediction.buckets)) == (1, 12)
     parts = one.breakdown
     assert sum(parts.values()) - parts["hidden"] == pytest.approx(one.step_ms)

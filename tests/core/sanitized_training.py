@@ -8,11 +8,13 @@ While it trains, one more thread drains the events and asks about the models, as
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,6 +23,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import ddp_lab
 from ddp_lab import native
 from ddp_lab.parallel.inspection import live_models
+from ddp_lab.parallel.live import breakpoints
+from ddp_lab.parallel.live.change import Change
+from ddp_lab.parallel.live.state import prepare
 
 STEPS = 6
 
@@ -135,7 +140,108 @@ def _fail(gradient: torch.Tensor) -> None:
     raise ZeroDivisionError
 
 
-CASES: list[Callable[[int], None]] = [plain, unused, static_graph, hook, abandon]
+def on_demand(rank: int) -> None:
+    """Buckets that have memory during a backward alone, and backwards that the caller ends."""
+    for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
+        model = ddp_lab.DistributedDataParallel.__new__(ddp_lab.DistributedDataParallel)
+        construct = inspect.unwrap(ddp_lab.DistributedDataParallel.__init__)  # older releases hide the argument
+        construct(model, Net(), bucket_cap_mb=0.0001, lazy_bucket_allocation=True, **options)
+        _steps(model, rank, bool(options.get("find_unused_parameters")))
+        model = ddp_lab.DistributedDataParallel(Net(), bucket_cap_mb=0.0001, **options)
+        model.require_manual_backward_finalization = True
+        for step in range(STEPS):
+            model.zero_grad(set_to_none=step % 2 == 0)
+            model(torch.arange(5) + rank, True).sum().backward()
+            model.finalize_backward()
+
+
+def watched(rank: int) -> None:
+    """Norms of every rank's gradients, also of a hook's and of sparse ones; NaN in one of them."""
+    for options in ({}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}):
+        model = ddp_lab.DistributedDataParallel(Net(), bucket_cap_mb=0.0001, **options)
+        watch = model.watch_gradients()
+        _steps(model, rank, bool(options.get("find_unused_parameters")))
+        assert watch.steps == STEPS + 1, watch.steps  # the first has two
+    handle = model.module.body[1].weight.register_hook(lambda gradient: gradient * (float("nan") if rank else 1.0))
+    model(torch.arange(5), True).sum().backward()
+    assert watch.last.nonfinite is not None
+    handle.remove()
+
+
+def paused(rank: int) -> None:
+    """Another thread sets breakpoints, lets the backward go on from each, and ends it in a pause."""
+    model = ddp_lab.DistributedDataParallel(Net(), bucket_cap_mb=0.0001)
+    _steps(model, rank)
+    breakpoints.set_breakpoints(model, breakpoints.POINTS)
+    done = threading.Event()
+    pauses = 0
+
+    def walk() -> None:
+        nonlocal pauses
+        while not done.wait(0.0005):
+            if breakpoints.stage(model)["paused"] is not None:
+                pauses += breakpoints.go_on(model, ("event", "bucket", "breakpoint")[pauses % 3])
+
+    helper = threading.Thread(target=walk)
+    helper.start()
+    _steps(model, rank)
+    done.set()
+    helper.join()
+    assert pauses > STEPS, pauses
+    dist.barrier()
+
+    def end() -> None:
+        while breakpoints.stage(model)["paused"] is None:
+            done.wait(0.0005)
+        model.reducer.end_pause("ended")
+
+    model = ddp_lab.DistributedDataParallel(nn.Linear(4, 2))
+    breakpoints.set_breakpoints(model, ["bucket_ready"])
+    done.clear()
+    helper = threading.Thread(target=end)
+    helper.start()
+    with pytest.raises(RuntimeError, match="ended"):
+        model(torch.ones(3, 4)).sum().backward()
+    helper.join()
+
+
+def changed(rank: int) -> None:
+    """Other buckets and other hooks, asked for by another thread while it trains."""
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    model = ddp_lab.DistributedDataParallel(net, bucket_cap_mb=0.0001)
+    for cap, comm_hook in ((1.0, None), (0.0002, "fp16")):
+        change = Change(bucket_cap_mb=cap, comm_hook=comm_hook)
+        generation = model.buckets()[0].generation
+        if rank == 0:
+            dist.barrier()  # who decides is asked last
+        ask = threading.Thread(target=prepare, args=(model, f"cap {cap}", change), kwargs={"decides": rank == 0})
+        ask.start()
+        if rank != 0:
+            ask.join()
+            dist.barrier()
+        for _ in range(STEPS):
+            model(torch.ones(3, 4)).sum().backward()
+        ask.join()
+        for _ in range(STEPS):
+            model(torch.ones(3, 4)).sum().backward()
+        assert model.buckets()[0].generation > generation
+
+
+def observed(rank: int) -> None:
+    """torch's own class, recorded."""
+    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+        net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.0001, **options)
+        with ddp_lab.observe(model):
+            for step in range(STEPS):
+                model.zero_grad(set_to_none=step % 2 == 0)
+                model(torch.ones(3, 4) * rank).sum().backward()
+
+
+CASES: list[Callable[[int], None]] = [
+    *(plain, unused, static_graph, hook, abandon),
+    *(on_demand, watched, paused, changed, observed),
+]
 
 
 @contextlib.contextmanager
@@ -154,6 +260,7 @@ def _onlooker() -> Iterator[None]:
             for model in live_models():
                 model.reducer.in_flight()
                 model.reducer.bucket_times()
+                breakpoints.stage(model)
                 inspected += model.reducer.inspect_averages() is not None
             done.wait(0.001)
 

@@ -56,7 +56,7 @@ def _build(sanitizer: str) -> Path:
 @pytest.mark.soak
 @pytest.mark.parametrize("sanitizer", RUNTIME)
 def test_ranks_under_a_sanitizer(sanitizer: str, tmp_path: Path) -> None:
-    """Plain, unused, static graph, hook and abandoned backwards: no sanitizer reports anything of ours."""
+    """Every kind of backward, paused, watched, changed and observed ones too: no sanitizer reports anything of ours."""
     library = _build(sanitizer)
     preload = [_runtime(name) for name in [*RUNTIME[sanitizer], "libstdc++.so.6"]]
     environment = {
@@ -86,5 +86,5 @@ def test_ranks_under_a_sanitizer(sanitizer: str, tmp_path: Path) -> None:
         text = log.read_text(errors="replace")
         assert code == 0, text[:20000]
         assert f"{library}/ddp_lab/_C" in text, text
-        assert "abandon done" in text, text[-2000:]
+        assert "observed done" in text, text[-2000:]
         assert "Sanitizer" not in text, text[:20000]

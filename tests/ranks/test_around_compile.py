@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.ranks.compare import mlp, same_as_torch, samples, state_of
 from tests.ranks.conftest import Ranks
+from tests.ranks.wrapping import needs_forward_sync
 
 SMALL = 0.0005  # MiB: several buckets, so DDPOptimizer splits
 
@@ -160,7 +161,10 @@ def _attempts_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> list[s
     return seen
 
 
-@pytest.mark.parametrize("arguments", [{}, {"find_unused_parameters": True}, {"forward_sync_buffers": False}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"find_unused_parameters": True}, pytest.param({"forward_sync_buffers": False}, marks=needs_forward_sync)],
+)
 def test_only_the_module_is_compiled(ranks: Ranks, arguments: dict[str, Any]) -> None:
     """Nothing that runs around the module is compiled: neither our functions nor what they call."""
     for files in ranks(2, _attempts_on_rank, arguments):

@@ -10,7 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+    quantization_hooks,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
 from tests.ranks.conftest import Ranks
@@ -177,6 +182,58 @@ def test_torchs_hooks_pass(ranks: Ranks, kind: str) -> None:
     assert report.ok, str(report)
     assert report.training is not None
     assert report.training.equal
+
+
+# Torch's hooks that its own class can't use on CPU ranks either: the error, and what torch says.
+NOT_ON_GLOO: dict[str, tuple[Any, Any, str, str]] = {
+    "bf16": (default_hooks.bf16_compress_hook, None, "refused", "BF16 all reduce communication hook required"),
+    "per tensor": (
+        quantization_hooks.quantization_pertensor_hook,
+        None,
+        "fails later",
+        "invalid index of a 0-dim tensor",
+    ),
+    "per channel": (
+        quantization_hooks.quantization_perchannel_hook,
+        None,
+        "fails later",
+        "too many indices for tensor",
+    ),
+    "batched powersgd": (powerSGD_hook.batched_powerSGD_hook, "power", "raises", "AssertionError"),
+}
+if torch.version.cuda:
+    del NOT_ON_GLOO["bf16"]  # a build with NCCL refuses it nowhere
+
+
+def _not_on_gloo(rank: int, size: int) -> dict[str, tuple[Any, str]]:
+    found = {}
+    for kind, (hook, state, _, _) in NOT_ON_GLOO.items():
+        report = _report(rank, size, hook, state, steps=0, dtypes=[torch.float32], in_flight=1, timeout=30.0)
+        found[kind] = report, _in_torchs_class(hook, STATES[state]() if state else None)
+    return found
+
+
+def _in_torchs_class(hook: Any, state: Any) -> str:
+    """How a few backwards with torch's class end."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(40, 30))
+    try:
+        model.register_comm_hook(state, hook)
+        for _ in range(4):
+            model(torch.ones(2, 40)).sum().backward()
+    except (AssertionError, RuntimeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_torchs_hooks_that_gloo_cannot_run(ranks: Ranks) -> None:
+    """bfloat16 is refused, the quantizing hooks fail in their future, batched PowerSGD raises: as in torch."""
+    found = ranks(2, _not_on_gloo)
+    for kind, (_, _, expected, evidence) in NOT_ON_GLOO.items():
+        report = _same([one[kind][0] for one in found])
+        problem = next(one for one in report.problems if one.severity == "error")
+        assert problem.kind == expected, str(report)
+        assert evidence in problem.what
+        assert all(evidence in one[kind][1] for one in found), found[0][kind][1]
 
 
 def _bytes(rank: int, size: int, kind: str) -> Any:

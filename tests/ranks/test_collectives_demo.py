@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.parallel.collective_schedules import ALGORITHMS, schedule
+from ddp_lab.insight.collective_schedules import ALGORITHMS, schedule
 from tests.ranks.conftest import Ranks
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
@@ -47,9 +47,9 @@ def test_bytes_are_the_algorithms(ranks: Ranks) -> None:
     """Ring and halving all-reduce send 2 (n - 1) / n of the buffer from each rank; a tree more from its inner ones."""
     for algorithm in ("ring", "halving"):
         shown = ranks(4, _demonstrate, "all_reduce", algorithm)[0]
-        assert [shown.bytes_sent(rank) for rank in range(4)] == [2 * 3 * PART] * 4
+        assert [shown.sent(rank) for rank in range(4)] == [2 * 3 * PART] * 4
     shown = ranks(4, _demonstrate, "all_reduce", "tree")[0]
-    assert [shown.bytes_sent(rank) // PART for rank in range(4)] == [8, 4, 8, 4]
+    assert [shown.sent(rank) // PART for rank in range(4)] == [8, 4, 8, 4]
     assert len(shown.steps) == 4
 
 
@@ -61,3 +61,20 @@ def test_what_does_not_exist_is_refused() -> None:
         schedule("all_reduce", "butterfly", 2)
     with pytest.raises(ValueError, match="power of two"):
         schedule("all_reduce", "halving", 3)
+
+
+def _repeatedly(rank: int, size: int) -> Any:
+    from ddp_lab.parallel.collectives_demo import demonstrate
+
+    return demonstrate("all_gather", "ring", part_numel=32, repeats=3)
+
+
+def test_repetitions_give_one_time_for_each_step(ranks: Ranks) -> None:
+    """All ranks get the same account of several runs: who holds a part, bytes, and one time for each step."""
+    first, second = ranks(2, _repeatedly)
+    assert first == second
+    assert first.begin == (((0,), ()), ((), (1,)))
+    (step,) = first.steps
+    assert step.holds == (((0,), (1,)), ((0,), (1,)))
+    assert (first.bytes, step.bytes) == (512, (256, 256))
+    assert step.ms > 0

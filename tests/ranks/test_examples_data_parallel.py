@@ -104,6 +104,6 @@ def test_results_are_joined_on_the_output_device() -> None:
 
 def test_on_a_machine_without_accelerators_the_example_runs_unchanged() -> None:
     """`DataParallel(model)` alone is the module itself where there is no accelerator."""
-    model = _model().to(torch.accelerator.current_accelerator() or "cpu")
+    model = _model().to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     x = torch.randn(BATCH, INPUTS, device=model.fc.weight.device)
     torch.testing.assert_close(ddp_lab.DataParallel(model)(x), model.sigmoid(model.fc(x)))

@@ -128,6 +128,26 @@ def test_nan_and_inf_are_traced_to_parameter_and_rank(
         assert (bad.rank, bad.ranks) == (1, (1,))
 
 
+def _other_rhythm(rank: int, size: int) -> list[int]:
+    from ddp_lab.parallel import watching
+
+    model = wrap(_Poisoned())
+    model.watch_gradients(7, nonfinite="raise")
+    rhythms = [watching.gradients_every(model)]
+    for every in (0, 1):
+        watching.set_gradients(model, every)
+        rhythms.append(watching.gradients_every(model))
+    model.module.poison = {1: float("nan")}
+    with pytest.raises(RuntimeError, match="not finite"):
+        model(torch.ones(3, 6)).sum().backward()
+    return rhythms
+
+
+def test_another_rhythm_keeps_what_happens(ranks: Ranks) -> None:
+    """Watched more or less often, or switched off and on from outside, a watch that raises goes on to raise."""
+    assert ranks(2, _other_rhythm) == [[7, 0, 1]] * 2
+
+
 def _overflow_on_rank(rank: int, size: int) -> tuple[Any, list[str]]:
     torch.manual_seed(1)
     model = wrap(nn.Linear(4, 1, bias=False).half())

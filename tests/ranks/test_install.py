@@ -81,12 +81,14 @@ def _same_weights(tmp_path: Path, program: str, *arguments: str) -> None:
     assert_same(ours, theirs)
 
 
+@pytest.mark.soak
 def test_accelerate(tmp_path: Path) -> None:
     """A script of accelerate's, with accumulation, clipping and a late synchronisation, ends with torch's weights."""
     importlib.metadata.version("accelerate")
     _same_weights(tmp_path, "train_accelerate.py")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("strategy", "optimization"),
     [("ddp", "automatic"), ("ddp_find_unused_parameters_true", "manual")],

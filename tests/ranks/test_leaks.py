@@ -162,7 +162,7 @@ def test_many_steps_leak_nothing(ranks: Ranks, mode: str) -> None:
     """10,000 steps grow a rank by less than 26 bytes each, and by no tensor."""
     for bytes_grown, grown in ranks(2, _steps, mode, 2000, 5000, timeout=1800):
         assert bytes_grown < 128 * KIB
-        assert (grown["Tensor"], grown["Module"]) == (0, 0)
+        assert max(grown["Tensor"], grown["Module"]) <= 0  # what an earlier program left may go meanwhile
         assert grown["objects"] < 100
 
 

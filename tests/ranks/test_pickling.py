@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from tests.ranks.conftest import Ranks
+from tests.ranks.wrapping import wrap
 
 
 def _mean_of_ranks(rank: int, size: int) -> float:
@@ -64,8 +65,8 @@ def _refused_on_rank(rank: int, size: int) -> None:
     from ddp_lab import DistributedDataParallel
 
     group = dist.new_group()
-    for wrap in (DistributedDataParallel, TorchDDP):
-        model = wrap(nn.Linear(3, 1), process_group=group)
+    for cls in (DistributedDataParallel, TorchDDP):
+        model = cls(nn.Linear(3, 1), process_group=group)
         with pytest.raises(
             RuntimeError, match="DDP Pickling/Unpickling are only supported when using DDP with the defa"
         ):
@@ -101,7 +102,7 @@ def test_a_comm_hook_is_not_copied(ranks: Ranks) -> None:
 def _old_state_on_rank(rank: int, size: int) -> None:
     from ddp_lab import DistributedDataParallel
 
-    model = DistributedDataParallel(nn.Linear(3, 1), forward_sync_buffers=False)
+    model = wrap(nn.Linear(3, 1), forward_sync_buffers=False)
     state = model.__getstate__()
     assert state["broadcast_buffers"] is False
     for name in ("require_backward_grad_sync", "require_forward_param_sync", "forward_sync_buffers"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import json
 import os
 import time
@@ -58,7 +59,9 @@ def _wrapped(case: Case, module: nn.Module, theirs: bool, size: int) -> Any:
         "find_unused_parameters": case["mode"] == "find_unused",
         "static_graph": case["mode"] == "static",
     }
-    model = (nn.parallel.DistributedDataParallel if theirs else DistributedDataParallel)(module, **arguments)
+    cls = nn.parallel.DistributedDataParallel if theirs else DistributedDataParallel
+    known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters  # older releases lack some
+    model = cls(module, **{name: value for name, value in arguments.items() if name in known})
     if case["hook"] is not None:
         hooks = {"allreduce": default_hooks.allreduce_hook, "fp16": default_hooks.fp16_compress_hook}
         model.register_comm_hook(group or dist.group.WORLD, hooks[case["hook"]])

@@ -23,6 +23,7 @@ class Refusal:
     provoke: Callable[[Any], Any]
     words: str
     ours: tuple[str, ...] = ()
+    everywhere: bool = True  # False: torch does not refuse it in a build for GPUs
 
 
 def _net() -> nn.Module:
@@ -169,6 +170,7 @@ REFUSALS = {
     "bfloat16 hook without NCCL": Refusal(
         lambda cls: cls(_net()).register_comm_hook(None, default_hooks.bf16_compress_hook),
         "BF16 all reduce communication hook required",
+        everywhere=False,
     ),
     "two hooks": Refusal(
         _two_hooks, "register_comm_hook or register_builtin_comm_hook can only be called once.", ("_hook",)
@@ -213,6 +215,8 @@ def test_refused_as_by_torch(case: str, ranks: Ranks) -> None:
     for found in ranks(2, _provoked, case):
         kind, text = found["ours"]
         assert kind == found["torch"][0], found
+        if kind == "nothing" and torch.version.cuda and not refusal.everywhere:
+            continue
         assert refusal.words in " ".join(found["torch"][1].split())
         assert refusal.words in " ".join(text.split())
         for words in refusal.ours:

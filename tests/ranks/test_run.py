@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import ddp_lab
@@ -143,6 +144,19 @@ def test_interrupted_runs_are_reported(running: subprocess.Popen[str], tmp_path:
     assert "wrote" in out
     assert (tmp_path / "run" / "report.html").is_file()
     timeline = ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz")
+    assert min(_steps(timeline).values()) > 10
+
+
+def test_ranks_end_with_an_agent_that_is_killed(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    """An agent that is killed leaves no rank behind, and what they had recorded can be read."""
+    ranks = psutil.Process(running.pid).children(recursive=True)
+    assert len(ranks) >= 2
+    running.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert not alive
+    _, err = running.communicate(timeout=60)
+    assert "the agent (process" in err
+    timeline = read_run([tmp_path / "run"]).timeline
     assert min(_steps(timeline).values()) > 10
 
 

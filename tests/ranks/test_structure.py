@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.ranks.conftest import Ranks
+from tests.ranks.wrapping import wrap
 
 
 def _net() -> nn.Sequential:
@@ -256,10 +257,8 @@ CONVERTED: list[dict[str, Any]] = [
 
 
 def _converted_on_rank(rank: int, size: int, options: dict[str, Any], steps_before: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
     net, local = _net(), _net()
-    model = DistributedDataParallel(net, **options)
+    model = wrap(net, **options)
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
     for _ in range(steps_before):
         model.zero_grad(set_to_none=False)

@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.ranks.compare import assert_same_on_all_ranks, same_as_torch, samples
 from tests.ranks.conftest import Ranks
+from tests.ranks.wrapping import wrap
 
 CAP = 2e-4  # MiB: a bucket for each parameter or two
 
@@ -220,9 +221,7 @@ def test_whether_the_graph_could_be_static(ranks: Ranks) -> None:
 
 
 def _forgotten_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
-
-    model = DistributedDataParallel(Branches(), find_unused_parameters=True, batched_grad_copy=True, bucket_cap_mb=1)
+    model = wrap(Branches(), find_unused_parameters=True, batched_grad_copy=True, bucket_cap_mb=1)
 
     def fail(_: torch.Tensor) -> None:
         raise ZeroDivisionError

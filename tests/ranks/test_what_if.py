@@ -84,6 +84,7 @@ def test_predicted_buckets_are_the_reducers(ranks: Ranks, tmp_path: Path) -> Non
         )
 
 
+@pytest.mark.soak
 def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench what-if` predicts every step that it has not used, and says for which model and world."""
     path = tmp_path / "found.json"
@@ -100,6 +101,9 @@ def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     }
     assert min(one["predicted"] for one in found["cells"]) > 0
     assert [one["model"] for one in found["best"]] == ["small_tensors", "conv_net"]
+    for one in found["best"]:
+        assert one["again"]["pairs"] == (0 if one["cap"] == one["measured_best"] else 2)
+        assert {one["cap"], one["measured_best"]} <= {0.1, 0.5, 1.0, 25.0}
     assert found["errors"]["all"]["cells"] == 5
     table = capsys.readouterr().out
     assert "5 steps: error" in table

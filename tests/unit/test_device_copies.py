@@ -287,7 +287,7 @@ def test_replicas_can_be_saved(detach: bool) -> None:
     torch.save(replicate(nn.Linear(2, 2), TWO, detach), io.BytesIO())
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
 def test_script_modules() -> None:
     """Replicate: a ScriptModule runs on each device; one with a Python module below it raises torch's RuntimeError."""
     script = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))

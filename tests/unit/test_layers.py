@@ -15,6 +15,10 @@ LAYERS: dict[str, tuple[str, int]] = {
     "events": ("shared", 0),
     "faults": ("shared", 0),
     "journal": ("shared", 0),
+    "segments": ("shared", 0),
+    "parcels": ("shared", 0),
+    "brought": ("shared", 0),
+    "culprits": ("shared", 0),
     "bucketing": ("shared", 0),
     "insight": ("shared", 1),
     "client": ("client", 1),  # timeline, outputs, wire and their parts
@@ -25,6 +29,9 @@ LAYERS: dict[str, tuple[str, int]] = {
     "client.namespace": ("client", 3),
     "client.attached": ("client", 5),
     "client.cluster": ("client", 5),
+    "client.cluster_views": ("client", 5),
+    "client.looking": ("client", 2),
+    "client.runs": ("client", 2),
     "client.commands": ("client", 6),
     "client.magics": ("client", 6),
     "widgets": ("client", 4),
@@ -47,6 +54,8 @@ LAYERS: dict[str, tuple[str, int]] = {
     "launch.agent": ("top", 7),
     "launch.reports": ("top", 7),
     "launch.serve": ("top", 7),
+    "launch.tune": ("top", 7),
+    "check_install": ("top", 7),
     "cli": ("top", 7),
     "__main__": ("top", 8),
     "bench": ("top", 7),
@@ -54,6 +63,7 @@ LAYERS: dict[str, tuple[str, int]] = {
 # Imports inside a function that reach upwards on purpose: module -> what it may import there, and why.
 LAZY_UPWARD = {
     ("client.timeline", "widgets.report"),  # Timeline.report()
+    ("client.timeline", "widgets.views"),  # Timeline.what_if()
     ("client.timeline", "widgets.view_figures"),  # Timeline.figure(): plotly is loaded when a figure is asked for
 }
 

@@ -37,6 +37,7 @@ def test_public_names_are_frozen() -> None:
         "data_parallel",
         "install",
         "observe",
+        "restore_from",
         "faults",
         "recording",
         "rehearsal",

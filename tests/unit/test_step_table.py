@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_lab.client.event_store import EventStore
+from ddp_lab.client.span_columns import previous_ends
 from ddp_lab.client.step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 from ddp_lab.events import DTYPE, Kind
 
@@ -90,7 +91,9 @@ def test_holds_what_the_events_say(facts: list[tuple[int, Kind, int, int]], max_
     held = _held(table)
     newest = max(expected, default=-1)
     assert table.last_step == newest
-    assert len(held) <= max_steps
+    assert len(held) <= max_steps + max_steps // 4
+    for step, times in held.items():  # the thinned ones, too
+        assert times == {key: value for key, value in expected[step].items() if value}
     for step in range(newest - max_steps + 1, newest + 1):
         if step in expected:
             assert held[step] == {key: value for key, value in expected[step].items() if value}
@@ -105,7 +108,28 @@ def test_a_late_device_span_of_a_forgotten_step_is_ignored() -> None:
     late = _events([(2, Kind.DEVICE_SPAN, 0, 0)])
     table.extend(late)
     assert _held(table) == before
-    assert sorted(before) == list(range(13, 21))
+    assert sorted(before) == [8, *range(13, 21)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 1_000), st.integers(4, 60), st.integers(1, 300))
+def test_old_steps_are_thinned(steps: int, most: int, at_once: int) -> None:
+    """Behind the newest steps lie evenly spaced ones of the whole past, and each knows when the one before ended."""
+    table = StepTable(most)
+    events = _events([(1, Kind.BACKWARD_END, -1, 0)] * steps)
+    for part in np.split(events, range(at_once, steps, at_once)):
+        table.extend(part)
+    held = table.step[table.rows()]
+    old = held[held <= steps - most]
+    assert held[len(old) :].tolist() == list(range(max(1, steps - most + 1), steps + 1))
+    assert len(old) <= most // 4
+    if len(old) > 1:
+        every = int(np.diff(old)[0])
+        assert every & (every - 1) == 0
+        assert old.tolist() == list(range(every, steps - most + 1, every))
+        assert every == 1 or len(old) * 2 + 2 > most // 4, "no thinner than needed"
+    ends = previous_ends(table, table.rows())
+    assert (ends[held > 1] == 1_000 + held[held > 1] - 2).all()
 
 
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 100), st.lists(st.integers(0, 39), max_size=5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -189,11 +190,84 @@ def test_cursor_reads_say_what_is_gone() -> None:
 
 
 def test_bounded_steps() -> None:
-    """Of more steps than `max_steps` the newest are kept."""
+    """Of more steps than `max_steps` the newest are kept, and a few of those before."""
     timeline = _two_ranks(30, Timeline(max_steps=8))
-    assert timeline.spans().step.unique().tolist() == list(range(22, 30))
+    assert timeline.spans().step.unique().tolist() == [0, 16, *range(22, 30)]
+    assert timeline.steps().query("step > 0").step_ms.eq(20.0).all()
     assert timeline.steps(last_steps=3).step.unique().tolist() == [27, 28, 29]
     assert timeline.steps(last_steps=3).step_ms.tolist() == [20.0] * 6, "the step before is known, if not shown"
+
+
+def test_a_long_run_is_saved_thinned(tmp_path: Path) -> None:
+    """A file holds the newest events and evenly spaced old steps of all ranks; words say so, loaded or not."""
+    timeline = Timeline(max_steps=40, max_events=1_000)
+    recorders = [Recorder(rank) for rank in (0, 1)]
+    for rank in (0, 1):
+        timeline.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
+    for step in range(400):
+        for recorder, (buckets, finalize) in zip(recorders, [(EARLY, 6.0), (LATE, 10.0)], strict=True):
+            recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
+            timeline.extend(recorder.batch())
+    kept = timeline.kept(0)
+    assert (kept.first, kept.last, kept.whole_from, kept.steps) == (0, 399, 360, 40 + kept.thinned)
+    assert 4 <= kept.thinned <= 10
+    assert str(kept) in timeline.summary()
+    loaded = Timeline.load(timeline.save(tmp_path / "run.npz"))
+    assert 4 <= loaded.kept(0).thinned <= 40
+    assert loaded.kept(0).whole_from < 400 - 20
+    assert str(loaded.kept(0)) in loaded.summary()
+    sync = loaded.sync()
+    assert sync.step.nunique() == loaded.kept(0).steps, "all ranks keep the same steps"
+    assert sync.bandwidth_gb_s.notna().all()
+    assert _two_ranks().kept(0).thinned == 0
+    assert "thinned" not in _two_ranks().summary()
+
+
+def test_columns_are_digested_once() -> None:
+    """Asked after every batch or once at the end, a timeline says the same; a description that comes late counts."""
+    asked, once = Timeline(max_steps=70), Timeline(max_steps=70)
+    recorders = [Recorder(rank) for rank in (0, 1)]
+    for step in range(150):
+        for recorder, (buckets, finalize) in zip(recorders, [(EARLY, 6.0), (LATE, 10.0)], strict=True):
+            recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
+            batch = recorder.batch()
+            for timeline in (asked, once):
+                timeline.extend(batch)
+            if step % 7 == 0:
+                asked.spans(), asked.steps(last_steps=5), asked.sync()
+    for timeline in (asked, once):
+        for rank in (0, 1):
+            timeline.describe(rank, assignment([[2, 3], [0, 1]]) | {"session": 1})
+    for last_steps in (None, 1, 40, 69):
+        for table in ("spans", "steps", "sync"):
+            pd.testing.assert_frame_equal(
+                getattr(asked, table)(last_steps=last_steps), getattr(once, table)(last_steps=last_steps)
+            )
+    assert once.spans().n_parameters.eq(2).all()
+    assert once.sync(last_steps=40).step.unique().tolist() == list(range(110, 150))
+
+
+def test_a_live_view_of_a_long_run_holds_what_is_kept() -> None:
+    """Asked for the newest steps again and again, a timeline's memory stops growing when its tables are full."""
+    timeline = Timeline(max_steps=64, max_events=2_000)
+    recorders = [Recorder(rank) for rank in (0, 1)]
+
+    def trained(first: int, steps: int) -> int:
+        for step in range(first, first + steps):
+            for recorder, (buckets, finalize) in zip(recorders, [(EARLY, 6.0), (LATE, 10.0)], strict=True):
+                recorder.backward(step, (step + 1) * 20 * MS, buckets, finalize)
+                timeline.extend(recorder.batch())
+            if step % 16 == 0:
+                timeline.columns(last_steps=20), timeline.step_columns(last_steps=20), timeline.sync_columns(0, 20)
+        return tracemalloc.get_traced_memory()[0]
+
+    trained(0, 10)
+    tracemalloc.start()
+    try:
+        early, late = trained(10, 500), trained(510, 2_000)
+    finally:
+        tracemalloc.stop()
+    assert late < early + 100_000, "three blocks of 32 steps are digested at a time, not all that ever were"
 
 
 def test_abandoned_backward() -> None:

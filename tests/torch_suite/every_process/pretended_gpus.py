@@ -28,6 +28,7 @@ import torch
 import torch.cuda.nccl
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
+from torch.utils import _triton
 
 COUNT = 8
 _CPU = torch.device("cpu")
@@ -35,6 +36,8 @@ _CPU = torch.device("cpu")
 
 def install() -> None:
     """For the rest of the process; before `torch.testing._internal.distributed` is imported."""
+    # a build for GPUs would ask the driver, once for all processes to come
+    _triton.has_triton = lambda *args, **kwargs: False
     _pretend_devices()
     _pretend_cuda_module()
     _map_backends()

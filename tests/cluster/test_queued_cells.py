@@ -1,0 +1,172 @@
+"""Cells that are not waited for: what they offer while they run, and what becomes of those behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_lab import CellError, CellResult, ClusterError
+from ddp_lab.client.cell_run import CellRun
+from ddp_lab.client.lines import plain
+from ddp_lab.client.outputs import LineBoard
+from tests.cluster.conftest import Lab
+from tests.leftovers import wait_until
+
+SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
+
+
+def until(condition: Callable[[], Any]) -> None:
+    wait_until(lambda: bool(condition()), 30, "the condition did not come true")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A file for which cells wait: `gate.touch()` lets them go on."""
+    return tmp_path / "gate"
+
+
+def held(gate: Path) -> str:
+    return f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)"
+
+
+def test_a_running_cell_can_be_asked(lab: Lab, gate: Path) -> None:
+    """Status, outputs so far and repr are there while it runs, the result once it is done."""
+    run = lab.run(f"print('begun', rank)\n{held(gate)}\nrank", wait=False, label="asked")
+    until(lambda: all(run.text(rank) == f"begun {rank}\n" for rank in (0, 1)))
+    assert run.outputs()[1][0]["output_type"] == "stream"
+    assert repr(run).startswith("<CellRun asked: ranks 0–1 running, ")
+    with pytest.raises(ClusterError, match="cell asked still runs on ranks 0–1"):
+        run.result()
+    assert lab.results["asked"] is run
+    gate.touch()
+    assert run.wait().values == {0: 0, 1: 1}
+    assert run.result().text(1) == "begun 1\n1\n"
+    assert repr(run).startswith("<CellRun asked: ranks 0–1 done, ")
+
+
+def test_cells_wait_in_order(lab: Lab, gate: Path) -> None:
+    """A cell behind another says for which it waits, then that it runs; results come in the order of sending."""
+    shown: list[str] = []
+    first = lab.run(f"order = ['first']\n{held(gate)}", wait=False, label="first")
+    second = lab.run(
+        "order.append('second')", wait=False, label="second", board=LineBoard(lambda _, line: shown.append(line))
+    )
+    third = lab.run("order", ranks=[1], wait=False, label="third")
+    assert (first.waits_for, second.waits_for, third.waits_for) == ((), ("first",), ("first", "second"))
+    assert set(second.status().ranks.values()) == {"queued"}
+    assert repr(third).startswith("<CellRun third: waits for first and second, ")
+    assert shown == ["[ranks 0–1] second waits for first …"]
+    gate.touch()
+    assert third.wait().values == {1: ["first", "second"]}
+    assert second.wait() is not None
+    assert shown[1] == "[ranks 0–1] second runs …"
+    assert second.waits_for == ()
+
+
+@pytest.mark.parametrize("end", ["if rank == 1: 1 / 0\ndist.barrier()", "1 / 0"])
+def test_a_cell_behind_one_that_fails(lab: Lab, gate: Path, end: str) -> None:
+    """It is not run and says why, on every rank; push and pull are not kept by that; the next cell works."""
+    lab.run("ran = []")
+    first = lab.run(f"{held(gate)}\n{end}", wait=False, label="first")
+    second = lab.run(f"ran.append(2); {SUM}", wait=False, label="second")
+    third = lab.run("ran.append(3)", wait=False, label="third")
+    gate.touch()
+    with pytest.raises(CellError, match=r"rank.* failed: ZeroDivisionError"):
+        first.wait()
+    for run in (second, third):
+        with pytest.raises(CellError) as caught:
+            run.wait()
+        assert str(caught.value) == "ranks 0–1 did not run the cell: cell first, for which it waited, failed"
+    assert lab.pull("ran") == {0: [], 1: []}
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_a_cell_behind_one_that_fails_on_a_single_rank(lab: Lab, gate: Path) -> None:
+    """A rank that had begun the second cell is freed, and named as one that waited."""
+    first = lab.run(f"{held(gate)}\n1 / 0", ranks=[1], wait=False, label="first")
+    second = lab.run(SUM, wait=False, label="second")
+    until(lambda: second.status().ranks[0] == "running")
+    gate.touch()
+    with pytest.raises(CellError, match="rank 1 did not run the cell: cell first") as caught:
+        second.wait()
+    assert [(each.rank, each.consequence) for each in caught.value.failures.values()] == [(1, False), (0, True)]
+    assert "rank 0 waited for rank 1 in all_reduce" in plain(caught.value.report)
+    with pytest.raises(CellError):
+        first.wait()
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+@pytest.mark.parametrize("waiting", ["time.sleep(600)", "dist.barrier() if rank == 0 else time.sleep(600)"])
+def test_a_cell_behind_one_that_is_interrupted(lab: Lab, waiting: str) -> None:
+    """It is not run and says so; nothing hangs, whatever the first one waited in."""
+    first = lab.run(f"import time; print('begun')\n{waiting}", wait=False, label="first")
+    second = lab.run(SUM, wait=False, label="second")
+    until(lambda: all(first.text(rank) for rank in (0, 1)))
+    first.interrupt()
+    with pytest.raises(CellError, match="KeyboardInterrupt"):
+        first.wait()
+    with pytest.raises(CellError, match="did not run the cell: cell first, for which it waited, was interrupted"):
+        second.wait()
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_a_waiting_cell_that_is_interrupted(lab: Lab, gate: Path) -> None:
+    """The cell before it ends as if nothing had happened; it itself ends with KeyboardInterrupt when its turn comes."""
+    first = lab.run(f"{held(gate)}\n{SUM}", wait=False, label="first")
+    second = lab.run("time.sleep(600)", wait=False, label="second")
+    second.interrupt()
+    gate.touch()
+    assert first.wait().values == {0: 2.0, 1: 2.0}
+    with pytest.raises(CellError, match="KeyboardInterrupt"):
+        second.wait()
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_a_time_limit_begins_with_the_cell(lab: Lab, gate: Path) -> None:
+    """The time that a cell waits for its turn does not count."""
+    first = lab.run(held(gate), wait=False, label="first")
+    second = lab.run("time.sleep(600)", wait=False, timeout=0.2, label="second")
+    until(lambda: second.status().seconds > 0.5)
+    assert set(second.status().ranks.values()) == {"queued"}
+    gate.touch()
+    first.wait()
+    with pytest.raises(CellError, match=r"ranks 0–1 did not end within 0\.2 s"):
+        second.wait()
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_results_by_name(lab: Lab) -> None:
+    """The last cell of a name counts, failed ones too; an unknown name is an error that lists the known ones."""
+    lab.run("1", label="twice")
+    lab.run("2", label="twice")
+    with pytest.raises(CellError):
+        lab.run("print('so far')\nif rank == 1: 1 / 0", label="broken")
+    twice, broken = lab.results["twice"], lab.results["broken"]
+    assert isinstance(twice, CellResult)
+    assert isinstance(broken, CellResult)
+    assert twice.values == {0: 2, 1: 2}
+    assert (list(broken.failures), broken.text(1)) == ([1], "so far\n")
+    assert "failed on rank 1" in repr(broken)
+    assert list(lab.results)[-2:] == ["twice", "broken"]
+    with pytest.raises(KeyError, match=r"there are .*twice, broken"):
+        lab.results["nobody"]
+
+
+def test_a_collective_of_all_on_some_ranks(lab: Lab) -> None:
+    """It is told soon why the cell can't end, and how it can; interrupted, it leaves a cluster that works."""
+    shown: list[str] = []
+    code = f"print('begun')\n{SUM}"
+    run: CellRun = lab.run(code, ranks=[0], wait=False, board=LineBoard(lambda _, line: shown.append(line)))
+    until(lambda: any("no progress" in line for line in shown))
+    told = next(line for line in shown if "no progress" in line)
+    assert "which rank 1 has to enter, too; the cell was not given to it" in told
+    assert "→ Run it on all ranks of the group, or use a group of those that run it" in told
+    run.interrupt()
+    with pytest.raises(CellError, match="rank 0 failed: KeyboardInterrupt"):
+        run.wait()
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+    lab.run("own = dist.new_group([0])")
+    assert lab.values("t = torch.ones(1); dist.all_reduce(t, group=own); t.item()", ranks=[0]) == {0: 1.0}

@@ -1,0 +1,147 @@
+"""Tuning a real model on real ranks: the faster setting is found and applied, and else all is as it was.
+
+A comm hook that spends 20 ms on each bucket makes few buckets faster than many beyond the noise of any machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_lab import CellError, ClusterError
+from tests.cluster.conftest import Lab
+from tests.cluster.test_live_control import LOOP
+
+MODEL = """
+torch.manual_seed(0)
+model = ddp_lab.DistributedDataParallel(
+    torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)]), bucket_cap_mb=0.01)
+def step():
+    model.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+for _ in range(10): step()
+"""
+
+
+SLOW = """
+import time
+def slow_all_reduce(state, bucket):
+    time.sleep(0.02)
+    work = dist.all_reduce(bucket.buffer() / world_size, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+model.register_comm_hook(None, slow_all_reduce)
+for _ in range(10): step()
+"""
+
+
+@pytest.fixture
+def slow(lab: Lab) -> Lab:
+    """Ranks with a new model of 8 buckets that cost 20 ms each."""
+    lab.run(MODEL + SLOW)
+    return lab
+
+
+def _settings(lab: Lab) -> dict[str, Any]:
+    """What the model has, equal on both ranks: caps, hook and the parameters of each bucket."""
+    code = "{**model.configuration(), 'assigned': model._assignment}"
+    found = lab.values(code)
+    assert found[0] == found[1]
+    return dict(found[0])
+
+
+def test_the_faster_caps_are_found_and_applied(slow: Lab) -> None:
+    """Fewer buckets win beyond doubt, the model has them, and the result says what to write."""
+    told: list[str] = []
+    found = slow.tune("step()", steps=4, seconds=150, tell=told.append)
+    assert found.best is not None, str(found)
+    assert found.applied
+    assert found.gain is not None
+    assert found.gain.low_percent > 0
+    assert _settings(slow)["bucket_cap_mb"] == pytest.approx(found.best.caps_mb[-1], rel=1e-3)
+    assert _settings(slow)["buckets"] < 8
+    assert found.arguments in str(found)
+    assert "bucket_cap_mb" in found.arguments
+    assert any(line.startswith("confirming") for line in told)
+    assert {one.note for one in found.tried} == {"", "yours"}
+
+
+def test_while_a_cell_trains_an_interrupt_puts_all_back(slow: Lab, tmp_path: Path) -> None:
+    """Steps of a cell are taken as they come; interrupted after a round the model has what it had, and trains on."""
+    before = _settings(slow)
+    path = tmp_path / "stop"
+    running = slow.run(LOOP.format(path=str(path)), wait=False, timeout=180)
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            slow.tune(steps=4, tell=interrupt)
+        assert not running.done
+    finally:
+        path.touch()
+        running.wait()
+    assert _settings(slow) == before
+
+
+def test_training_that_ends_too_early(slow: Lab, tmp_path: Path) -> None:
+    """When the cell ends before a winner is sure the result says so, and the model has what it had."""
+    before = _settings(slow)
+    path = tmp_path / "stop"
+    running = slow.run(LOOP.format(path=str(path)), wait=False, timeout=180)
+    found = slow.tune(steps=4, tell=lambda line: path.touch())
+    running.wait()
+    assert found.best is None
+    assert not found.applied
+    assert found.ended.startswith("Training ended")
+    assert "nothing was changed" in str(found)
+    assert _settings(slow) == before
+
+
+def test_a_step_that_fails(slow: Lab) -> None:
+    """An error of the user's code is raised, and the model has what it had."""
+    before = _settings(slow)
+    slow.run("turns = 0")
+    with pytest.raises(CellError, match="on purpose"):
+        slow.tune("turns += 1\nif turns == 30: raise ValueError('on purpose')\nstep()", steps=4, tell=lambda line: None)
+    slow.run("for _ in range(2): step()")  # the ranks have rejoined: buckets are built again
+    assert _settings(slow) == before
+
+
+def test_what_is_found_can_be_left_to_the_user(slow: Lab) -> None:
+    """With apply=False the faster setting is named and the model keeps its own."""
+    before = _settings(slow)
+    found = slow.tune("step()", steps=4, seconds=150, apply=False, tell=lambda line: None)
+    assert found.best is not None, str(found)
+    assert not found.applied
+    assert "Nothing was changed" in found.verdict
+    assert _settings(slow) == before
+
+
+def test_nothing_trains(lab: Lab) -> None:
+    """Without a cell that trains, and without a step, it says how to use it."""
+    lab.run(MODEL)
+    with pytest.raises(ClusterError, match=r"%%distributed --no-wait"):
+        lab.tune()
+
+
+def test_a_hook_that_could_not_be_put_back(lab: Lab) -> None:
+    """Lossy hooks are refused for a model that has a hook of its own."""
+    lab.run(
+        MODEL + "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook\n"
+        "model.register_comm_hook(None, allreduce_hook)\nfor _ in range(6): step()"
+    )
+    with pytest.raises(ValueError, match="could not be put back"):
+        lab.tune("step()", lossy=True)
+
+
+def test_lossy_hooks_are_tried_and_taken_away(lab: Lab) -> None:
+    """If they are allowed, hooks that round gradients take turns, too; afterwards the model has no hook, as before."""
+    lab.run(MODEL)
+    before = _settings(lab)
+    found = lab.tune("step()", lossy=True, steps=3, seconds=30, apply=False, tell=lambda line: None)
+    assert {"fp16", "bf16"} <= {one.setting.hook for one in found.tried if one.measured_ms is not None}
+    assert before["comm_hook"] is None
+    assert _settings(lab) == before
