@@ -36,9 +36,9 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("rank 0 waits in all_reduce", "of 4 B (float32 [1])", "rank 1 is in `time.sleep(600)` at", "line 3"),
     ),
     "python loop": (
-        "if rank == 0:\n    while True: sum(range(100))\ndist.barrier()",
+        "loss = [0.0] * 100\nif rank == 0:\n    while True: sum(loss)\ndist.barrier()",  # in the call or in the jump back
         "busy",
-        ("rank 1 waits in barrier", "rank 0 is in `sum(range(100))`", "line 2"),
+        ("rank 1 waits in barrier", "rank 0 is in `", "sum(loss)`", "line 3"),
     ),
     "ended": ("if rank == 0: dist.all_reduce(torch.ones(1))", "ended", ("rank 1 has ended the cell", "all_reduce")),
     "different collectives": (
