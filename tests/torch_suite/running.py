@@ -18,16 +18,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 __all__ = ["OURS", "Construction", "Listed", "Outcome", "Suites", "read_list"]
 
 HERE = Path(__file__).resolve().parent
 OURS = "ddp_lab:DistributedDataParallel"
 _START_SECONDS = 300
+_STACKS_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,9 @@ class Suites:
         found = json.loads(result.read_text()) if in_time and result.exists() else _no_result(in_time, listed)
         lines = [line.split() for line in marks.read_text().splitlines()] if marks.exists() else []
         constructed = {Construction(int(pid), cls, by) for pid, cls, by in lines}
-        return Outcome(found["outcome"], found["text"], log.read_text(errors="replace"), constructed)
+        written = [log, *sorted(self._folder.glob(f"{log.name}.stacks.*"))]
+        text = "".join(file.read_text(errors="replace") for file in written)
+        return Outcome(found["outcome"], found["text"], text, constructed)
 
     def close(self) -> None:
         """Ends the servers and removes what they wrote."""
@@ -171,8 +177,8 @@ class _Server:
         started = self._expect(_START_SECONDS)
         ended = self._hear(seconds)
         if ended is None:
-            _signal(started["pid"], signal.SIGUSR1)  # each process writes its stacks to the log
-            self._hear(2)
+            _signal(started["pid"], signal.SIGUSR1)  # each process writes its stacks
+            _wait_for_stacks(Path(request["log"]))
         _signal(started["pid"], signal.SIGKILL)
         if ended is None:
             self._expect(_START_SECONDS)
@@ -213,6 +219,16 @@ class _Server:
 def _no_result(in_time: bool, listed: Listed) -> dict[str, str]:
     why = "its process died" if in_time else f"not finished after {listed.seconds} s; all stacks are in the output"
     return {"outcome": "failed", "text": f"{listed.test}: {why}"}
+
+
+def _wait_for_stacks(log: Path) -> None:
+    """Until each living process has written its stacks to the end, the outermost frame of its main thread."""
+    deadline = time.monotonic() + _STACKS_SECONDS
+    while time.monotonic() < deadline and any(
+        not file.read_text().endswith("in <module>\n") and psutil.pid_exists(int(file.suffix[1:]))
+        for file in log.parent.glob(f"{log.name}.stacks.*")
+    ):
+        time.sleep(0.05)
 
 
 def _signal(session: int, number: int) -> None:

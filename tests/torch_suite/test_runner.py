@@ -56,7 +56,8 @@ def test_hanging_test_is_ended(ours: Suites) -> None:
     found = ours.run(Listed("plain", 2, "TwoRanks::test_hangs", seconds=10))
     assert found.outcome == "failed"
     assert "not finished after 10 s" in found.text
-    assert "in test_hangs" in found.log
+    assert found.log.count("in test_hangs") == 2
+    assert "in _join_processes" in found.log
 
 
 @SLOW_START

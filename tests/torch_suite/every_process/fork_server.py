@@ -3,12 +3,14 @@
 Each line on stdin is a JSON object: ``test`` (Class::name), ``log``, ``marks`` and ``result`` (paths). Each line on
 stdout is one too: ``ready``, ``pid`` of the test's process (the leader of a session of its own, so that everything it
 starts can be ended with it), ``ended``. The result is a file with a JSON object: ``outcome`` (passed, failed, skipped,
-missing) and ``text``.
+missing) and ``text``. At SIGUSR1 the test's process and those forked from it each write their stacks to a file of their
+own, ``LOG.stacks.PID``: in one file they would run into each other.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -56,7 +58,8 @@ def _be_the_test(request: dict[str, str], collected: Any) -> None:
         os.dup2(log, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ["DDP_LAB_SUITE_MARKS"] = request["marks"]
-    faulthandler.register(signal.SIGUSR1)
+    os.register_at_fork(after_in_child=functools.partial(_write_stacks_to, request["log"]))
+    _write_stacks_to(request["log"])
     try:
         outcome, text = _run(request["test"], collected)
     except BaseException:  # noqa: BLE001 - it is the test's result
@@ -67,6 +70,11 @@ def _be_the_test(request: dict[str, str], collected: Any) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _write_stacks_to(log: str) -> None:
+    stacks = os.open(f"{log}.stacks.{os.getpid()}", os.O_WRONLY | os.O_CREAT)  # open as long as the process lives
+    faulthandler.register(signal.SIGUSR1, stacks)
 
 
 def _run(test: str, collected: Any) -> tuple[str, str]:
