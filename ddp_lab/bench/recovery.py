@@ -134,7 +134,7 @@ def _killed(lab: Cluster) -> float:
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        lab.run("import time\nif rank == 0: dist.all_reduce(xorch.ones(1))\ntime.sleep(600)", board=SilentBoard())
+        lab.run("import time\nif rank == 0: dist.all_reduce(torch.ones(1))\ntime.sleep(600)", board=SilentBoard())
     except CellError:
         return time.monotonic() - begun[0]
     finally:

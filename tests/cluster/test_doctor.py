@@ -36,7 +36,8 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("rank 0 waits in all_reduce", "of 4 B (float32 [1])", "rank 1 is in `time.sleep(600)` at", "line 3"),
     ),
     "python loop": (
-        "loss = [0.0] * 100\nif rank == 0:\n    while True: sum(loss)\ndist.barrier()",  # in the call or in the jump back
+        # In the call, or in the jump back over the whole line.
+        "loss = [0.0] * 100\nif rank == 0:\n    while True: sum(loss)\ndist.barrier()",
         "busy",
         ("rank 1 waits in barrier", "rank 0 is in `", "sum(loss)`", "line 3"),
     ),
