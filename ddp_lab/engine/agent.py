@@ -4,7 +4,8 @@ See [Note: interrupt]. An interrupt signals the main thread and the processes it
 end at once. A main thread that waits in a collective notices nothing, so after `_SIGNAL_SECONDS` the agent frees the
 rank's groups: the collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's
 handler keeps quiet where an exception would hit IPython's own code instead of the cell, and does not run at all for a
-signal that comes just before a sleep begins; so the agent signals until the cell's code has been interrupted once.
+signal that comes just before a sleep begins; and Python drops what is raised while it forks a data loader's worker, or
+in a destructor. So the agent signals until the cell's code has been interrupted once.
 An interrupt names its cells: one that has not begun on this rank is interrupted when it does. A thread that waits in
 the rendezvous store (for a group that not all ranks make) is freed by shutting down the rank's connection to it, if
 nothing else has helped within `_STORE_SECONDS`: the groups are lost by then, and a rejoin makes another store.
@@ -41,6 +42,7 @@ __all__ = ["Agent"]
 _log = logging.getLogger(__name__)
 _SIGNAL_SECONDS = 0.025
 _REPEAT_SECONDS = 0.1
+_CHILD_SECONDS = 1.0
 _GRACE_SECONDS = 0.05
 _STORE_SECONDS = 0.3
 _RELEASED = "the cell is to end on this rank"
@@ -84,6 +86,7 @@ class Agent:
         self._freed: str | None = None  # the cell during which this rank's groups were shut down
         self._began: tuple[str, int] | None = None  # the running cell, and since when (host time in ns)
         self._raised = False  # the running cell's own code has been interrupted
+        self._report_unraisable = sys.unraisablehook
         self._hooks: list[tuple[list[Any], Any]] = [
             (cell.before_cell, self._before_cell),
             (cell.on_failure, self._on_failure),
@@ -94,6 +97,7 @@ class Agent:
         """Takes over SIGINT and the hooks around cells, and starts answering."""
         kernel.pre_handler_hook = kernel.post_handler_hook = lambda: None  # ipykernel's would undo the handler
         signal.signal(signal.SIGINT, self._on_signal)
+        self._report_unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         for hooks, hook in self._hooks:
             hooks.append(hook)
         for op, answer in (
@@ -110,6 +114,7 @@ class Agent:
         for hooks, hook in self._hooks:
             if hook in hooks:
                 hooks.remove(hook)
+        sys.unraisablehook = self._report_unraisable
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def joined(self) -> None:
@@ -144,9 +149,10 @@ class Agent:
             end.waited_in = self._waited_in(error)
         if self._interrupted == end.cell_id:
             if isinstance(error, RuntimeError | KeyboardInterrupt):
-                end.error = _plain_interrupt(error)
+                end.error = KeyboardInterrupt().with_traceback(_users_steps(error))
         elif self._freed_by is not None and isinstance(error, RuntimeError):
             end.consequence, end.freed_by = True, self._freed_by
+            end.error = error.with_traceback(_users_steps(error))
         self._ended = (end.cell_id, True)
         self._report()
         threading.Thread(
@@ -186,6 +192,13 @@ class Agent:
             return
         self._raised = True
         raise KeyboardInterrupt
+
+    def _on_unraisable(self, found: sys.UnraisableHookArgs) -> None:
+        """Python drops what is raised in a destructor or a fork's hooks: the cell has not been interrupted, then."""
+        if found.exc_type is KeyboardInterrupt:
+            self._raised = False
+        else:
+            self._report_unraisable(found)
 
     # Control messages, on the channel's thread
 
@@ -248,10 +261,12 @@ class Agent:
         self._raised = False
         breakpoints.release(_RELEASED)
         signal.pthread_kill(self._main or 0, signal.SIGINT)
-        _interrupt_children()
+        told: dict[int, float] = {}
+        _interrupt_children(told)
         wait = _SIGNAL_SECONDS
         while not self._left.wait(wait) and self._current() == cell_id:
             self._free(cell_id)
+            _interrupt_children(told)
             if not self._raised:
                 signal.pthread_kill(self._main or 0, signal.SIGINT)
             wait = _REPEAT_SECONDS
@@ -286,22 +301,32 @@ class Agent:
             groups.free_store()
 
 
-def _interrupt_children() -> None:
-    """What Ctrl-C in a terminal does: a data loader's workers and shell commands are interrupted too."""
-    group = os.getpgid(0)
+def _interrupt_children(told: dict[int, float]) -> None:
+    """What Ctrl-C in a terminal does: a data loader's workers and shell commands are interrupted too.
+
+    Args:
+        told: process id -> when it was interrupted. A child that was started since then is interrupted, too: the rank
+            may have been about to fork it. One that goes on for `_CHILD_SECONDS` is interrupted again.
+    """
+    group, now = os.getpgid(0), time.monotonic()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            if os.getpgid(child.pid) == group:
+            if os.getpgid(child.pid) == group and now - told.get(child.pid, -_CHILD_SECONDS) >= _CHILD_SECONDS:
+                told[child.pid] = now
                 os.kill(child.pid, signal.SIGINT)
 
 
-def _plain_interrupt(error: BaseException) -> KeyboardInterrupt:
-    """A KeyboardInterrupt at the line that waited, with nothing of the closed sockets and the signal's handler."""
+def _users_steps(error: BaseException) -> TracebackType | None:
+    """Where the user's own code was, down to the line that was ended.
+
+    Nothing of closed sockets, of the signal's handler and of libraries, which were not at fault: formatting their
+    frames would take most of the time until control is back (up to 0.2 s).
+    """
+    first, *others = _steps(error.__traceback__)
     kept: TracebackType | None = None
-    for step in reversed(list(_steps(error.__traceback__))):
-        if step.tb_frame.f_code.co_filename != __file__:
-            kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
-    return KeyboardInterrupt().with_traceback(kept)
+    for step in reversed([first, *(one for one in others if examine.is_users(one.tb_frame.f_code.co_filename))]):
+        kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return kept
 
 
 def _steps(step: TracebackType | None) -> Iterator[TracebackType]:

@@ -202,7 +202,7 @@ def _watching(shell: Any, end: CellEnd) -> Iterator[None]:
         error = sys.exc_info()[1]
         if kwargs.get("running_compiled_code") and error is not None:
             _note_failure(end, error)
-            if end.error is not error and end.error is not None:
+            if end.error is not None:  # a hook may have put another in its place, or shortened its traceback
                 return show((type(end.error), end.error, end.error.__traceback__), **kwargs)
         return show(*args, **kwargs)
 

@@ -27,7 +27,7 @@ from ..parallel.inspection import live_models
 from ..parallel.live import breakpoints
 from . import cell, groups
 
-__all__ = ["examine", "waited_in"]
+__all__ = ["examine", "is_users", "waited_in"]
 
 _C10D = c10d.__file__
 _OURS = __file__.rpartition("engine")[0]
@@ -93,15 +93,18 @@ def _walk(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _described(frame: FrameType) -> dict[str, Any]:
     code = frame.f_code
-    name = code.co_filename
-    users = name.startswith("<cell ") or not name.startswith((_OURS, *_LIBRARIES, "<"))
     return {
-        "file": name,
+        "file": code.co_filename,
         "line": frame.f_lineno or 0,  # generated code may have none
         "function": getattr(code, "co_qualname", code.co_name),  # from Python 3.11 on
         "text": _text(frame),
-        "users": users,
+        "users": is_users(code.co_filename),
     }
+
+
+def is_users(file: str) -> bool:
+    """Whether code of this file is the user's own: a cell's or a script's, not a library's."""
+    return file.startswith("<cell ") or not file.startswith((_OURS, *_LIBRARIES, "<"))
 
 
 def _text(frame: FrameType) -> str:

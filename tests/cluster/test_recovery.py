@@ -24,7 +24,11 @@ from tests.cluster.conftest import Lab
 AWAIT = State(
     "if rank == 0: dist.all_reduce(t)\nelse:\n    import asyncio; await asyncio.sleep(600)", ("all_reduce", "")
 )
-HANGS = {**STATES, "await": AWAIT}
+# Python drops an exception that leaves a destructor; what comes after it has to be interrupted, too.
+DESTRUCTOR = State(
+    "class Slow:\n    def __del__(self): time.sleep(600)\nSlow()\ntime.sleep(601)", ("in __del__", "in __del__")
+)
+HANGS = {**STATES, "await": AWAIT, "destructor": DESTRUCTOR}
 
 
 @pytest.fixture
