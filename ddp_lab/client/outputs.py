@@ -29,7 +29,6 @@ _CHARACTERS_PER_S = 100_000
 _LONGEST_PAUSE_S = 2.0
 _MOST_RICH = 100  # figures, tables, widgets of one cell; of further ones the plain form is shown
 _LONGEST_LINE = 20_000
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Board(Protocol):
@@ -265,7 +264,6 @@ class OutputBoard:
                 line.tag = self._rows.settle(rank, row)
 
     def _feed_bundle(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        content = _without_widget(content)
         data = content["data"]
         handle = _handle_of(content)
         if not set(data) <= {"text/plain"} and sum(b.rich is not None for b in self._rows.blocks) >= _MOST_RICH:
@@ -288,11 +286,11 @@ class OutputBoard:
 
     def _replace(self, row: Row, content: Mapping[str, Any]) -> None:
         if row.bundle is None:
-            row.text = str(_without_widget(content)["data"].get("text/plain", ""))
+            row.text = str(content["data"].get("text/plain", ""))
             self._rows.touch(row)
         else:
             self._rows.withdraw(row)
-            row.bundle = dict(_without_widget(content))
+            row.bundle = dict(content)
             row.block.text_dirty = row.block.rich_dirty = self._rows.dirty = True
 
     def _clear_if_asked(self, rank: int) -> None:
@@ -324,15 +322,6 @@ class OutputBoard:
         self._published += sum(len(str(each)) for each in data.values())
         self._display.publish(f"{self._key}-{block.index}-rich", data, metadata, block.rich_shown)
         block.rich_shown = True
-
-
-def _without_widget(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An output without the reference to a widget: its model is on the rank, which no front end is connected to."""
-    data = {kind: value for kind, value in content["data"].items() if kind != _WIDGET}
-    if len(data) == len(content["data"]):
-        return content
-    data["text/plain"] = f"{data.get('text/plain', '')} (widgets of ranks can't be shown here)".strip()
-    return {**content, "data": data}
 
 
 def _handle_of(content: Mapping[str, Any]) -> str:

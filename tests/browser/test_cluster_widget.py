@@ -31,7 +31,14 @@ except ddp_lab.CellError as error:
 '''
 PIDS = "print(json.dumps(lab.pids()))"
 HIDDEN = "thread = lab.panel()._refresher._thread\nthread.join(20)\nprint(json.dumps(thread.is_alive()))"
-CELLS = (START, "lab", TRAIN, PIDS, HIDDEN, "lab.stop()")
+SLIDERS = """
+lab.run('import ipywidgets; slider = ipywidgets.IntSlider(description=f"of rank {rank}", value=rank); slider')
+"""
+VALUES = """
+from ddp_lab.client.outputs import SilentBoard
+print(json.dumps(list(lab.run("slider.value", board=SilentBoard()).values.values())))
+"""
+CELLS = (START, "lab", TRAIN, PIDS, HIDDEN, "lab.stop()", SLIDERS, VALUES)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,22 @@ def _pids(notebook: NotebookPage) -> dict[str, int]:
     notebook.run_cell(3)
     found: dict[str, int] = printed(notebook.save().cells[3])
     return found
+
+
+def test_widgets_of_ranks(notebook: NotebookPage) -> None:
+    """A slider made on each rank is shown under its rank's name, and moving one changes that rank's value alone."""
+    notebook.run_cell(6)
+    handles = notebook.page.locator(".noUi-handle")
+    has(handles, 2)
+    says(notebook.page.locator(".jp-OutputArea").nth(6), "of rank 1")
+    handles.nth(1).focus()
+    notebook.page.keyboard.press("ArrowRight")
+
+    def moved() -> bool:
+        notebook.run_cell(7)
+        return bool(printed(notebook.save().cells[7]) == [0, 2])
+
+    until(moved, 20, "rank 1's new value")
 
 
 def test_buttons_while_a_cell_trains_in_the_foreground(notebook: NotebookPage) -> None:

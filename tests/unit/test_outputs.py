@@ -269,14 +269,16 @@ def test_a_page_is_bounded(kind: str) -> None:
     assert shown.refresh() == 0
 
 
-def test_widgets_of_ranks_are_named() -> None:
-    """A widget, whose model is on the rank, is shown in its plain form, which says so."""
+def test_widgets_of_ranks_are_apart() -> None:
+    """Widgets of two ranks are two displays, each with its reference to the model on its rank."""
     shown, page = board()
-    content = bundle(text_plain="HBox()")
-    content["data"]["application/vnd.jupyter.widget-view+json"] = {"model_id": "1"}
-    shown.feed(0, "display_data", content)
+    for rank in (0, 1):
+        content = bundle(text_plain="HBox()")
+        content["data"]["application/vnd.jupyter.widget-view+json"] = {"model_id": str(rank)}
+        shown.feed(rank, "display_data", content)
     shown.refresh(final=True)
-    assert page.lines() == ["rank 0 │ HBox() (widgets of ranks can't be shown here)"]
+    shown_models = [data.get("application/vnd.jupyter.widget-view+json") for data in page.blocks.values()]
+    assert [model for model in shown_models if model] == [{"model_id": "0"}, {"model_id": "1"}]
 
 
 @given(
