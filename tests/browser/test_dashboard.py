@@ -73,6 +73,18 @@ def _step(page: Page) -> Any:
     return page.evaluate(_STATISTICS)["step"]
 
 
+def _settled(page: Page) -> list[int]:
+    """`_pixels` once nothing changes them any more: what was done before is drawn."""
+    seen: list[list[int]] = []
+
+    def same() -> bool:
+        seen.append(_pixels(page))
+        return len(seen) > 4 and all(each == seen[-1] for each in seen[-4:])
+
+    until(same, 20, "a picture that stays")
+    return seen[-1]
+
+
 def _pixels(page: Page) -> list[int]:
     """The canvas's colours in one row of pixels through the first rank's header."""
     return page.evaluate(
@@ -155,12 +167,13 @@ def test_bars_by_pointer_and_keyboard(shown: NotebookPage) -> None:
 def test_zoom_and_reset(shown: NotebookPage) -> None:
     """The plus key shortens the visible time, and 0 shows the whole step again."""
     page = shown.page
-    whole = _pixels(page)
     page.locator(".ddp-scroll").focus()
-    page.keyboard.press("+")
-    until(lambda: _pixels(page) != whole, 5, "a zoomed picture")
     page.keyboard.press("0")
-    until(lambda: _pixels(page) == whole, 5, "the whole picture")
+    whole = _settled(page)
+    page.keyboard.press("+")
+    until(lambda: _pixels(page) != whole, 20, "a zoomed picture")
+    page.keyboard.press("0")
+    until(lambda: _pixels(page) == whole, 20, "the whole picture")
 
 
 def test_follows_the_theme(shown: NotebookPage) -> None:
