@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .answers import Send
 from .doctor import Watch
 from .outputs import Board
 
@@ -31,6 +32,7 @@ class CellOptions:
         last_words: the last lines that a rank whose process is gone wrote outside cells.
         timeout: seconds after which the ranks are interrupted; None for no limit.
         watch: says why the cell makes no progress; None: nobody looks.
+        answer: sends a rank what the user typed for its `input()`; None: it gets no answer.
         logs: folder for the logs of ranks that print much, see `cell_outputs`; None: all stays in memory.
         after: cells that were sent before to some of the same ranks and may not have ended: they are waited for.
     """
@@ -45,5 +47,6 @@ class CellOptions:
     last_words: Callable[[int], str] | None = None
     timeout: float | None = None
     watch: Watch | None = None
+    answer: Send | None = None
     logs: Path | None = None
     after: Sequence[CellRun] = ()

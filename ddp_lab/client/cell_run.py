@@ -17,6 +17,7 @@ from ..errors import ClusterError
 from ..insight.words import enumeration
 from . import engine_messages
 from . import failures as reports
+from .answers import QUESTION, Answers
 from .cell_options import CellOptions
 from .cell_outputs import CellOutputs
 from .engine_messages import CALL, RankFunction
@@ -86,6 +87,7 @@ class CellRun:
         self._states = RankStates(self.ranks, CellOutputs(self.ranks, self.options.logs, cell_id))
         self._inbox: deque[tuple[int, str, Any]] = deque()
         self._unshown: list[tuple[int, str, Any]] = []
+        self._answers = Answers(self.options.answer)
         self._wake = threading.Event()
         self._begin = 0.0
         self._end: float | None = None
@@ -279,6 +281,9 @@ class CellRun:
                 self._look(now)
             if tick is not None:
                 tick()
+            if self._answers:
+                self._ask()
+                continue
             with let_through():
                 self._wake.wait(max(0.0, min(self._refresh_at, look_at, until) - time.monotonic()))
         self._feed_board()
@@ -304,6 +309,8 @@ class CellRun:
                     state.report = content
                 elif not state.ended:
                     self._take_error(rank, content)
+            elif kind == QUESTION:
+                self._answers.take(rank, content)
             else:
                 self._outputs += 1
                 self._states.take_output(rank, kind, content)
@@ -361,6 +368,14 @@ class CellRun:
         elif now - begun > limit + _GRACE_S:
             for rank in self._states.open():
                 self._states.give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
+
+    def _ask(self) -> None:
+        """Shows what came before the first question, and asks the user."""
+        if self._follower is not None:
+            self._answers.refuse()
+            return
+        self._show()
+        self._answers.ask()
 
     def _announce_failure(self, now: float) -> None:
         """Says at once that a rank failed when others go on, so that nobody waits for them unaware."""

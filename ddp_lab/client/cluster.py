@@ -258,6 +258,7 @@ class Cluster(Predictions, Looking, ClusterViews):
             lost_ranks=members.lost,
             end_silent=members.end_silent,
             last_words=members.last_words,
+            answer=lambda rank, message: self.wire.send([rank], message),
             timeout=timeout,
             watch=self._watch(chosen),
             logs=self._up().logs,

@@ -16,12 +16,13 @@ from ipyparallel import Reference
 from ipyparallel.serialize import pack_apply_message
 
 from ..errors import ClusterError
+from .answers import QUESTION
 from .results import CellText
 
 __all__ = ["CALL", "RankFunction", "send"]
 
 _RUN = Reference("__import__('ddp_lab.engine.cell', fromlist=['run']).run")
-_OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error"}
+_OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error", QUESTION}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from .wire import Wire
 __all__ = ["Membership", "RankRecord"]
 
 _ANSWER_SECONDS = 1.0
-_END_SECONDS = 5.0
+_END_SECONDS = 30.0
 _SILENT = "answered nobody (a call into C code held Python's interpreter, or it was stopped) and was ended"
 
 

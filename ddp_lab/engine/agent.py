@@ -17,6 +17,7 @@ is safe but costs a rejoin, and most failures are a slip that all ranks make at 
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import logging
 import os
@@ -36,6 +37,7 @@ from IPython.core import interactiveshell
 
 from ..parallel.live import breakpoints
 from . import await_runner, cell, examine, groups, regroup
+from .asking import Asking
 
 __all__ = ["Agent"]
 
@@ -86,6 +88,7 @@ class Agent:
         self._freed: str | None = None  # the cell during which this rank's groups were shut down
         self._began: tuple[str, int] | None = None  # the running cell, and since when (host time in ns)
         self._raised = False  # the running cell's own code has been interrupted
+        self._asking: Asking | None = None
         self._report_unraisable = sys.unraisablehook
         self._hooks: list[tuple[list[Any], Any]] = [
             (cell.before_cell, self._before_cell),
@@ -97,6 +100,8 @@ class Agent:
         """Takes over SIGINT and the hooks around cells, and starts answering."""
         kernel.pre_handler_hook = kernel.post_handler_hook = lambda: None  # ipykernel's would undo the handler
         signal.signal(signal.SIGINT, self._on_signal)
+        self._asking = Asking(kernel)
+        self._asking.install(self._channel.on_control)
         self._report_unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         for hooks, hook in self._hooks:
             hooks.append(hook)
@@ -115,6 +120,8 @@ class Agent:
             if hook in hooks:
                 hooks.remove(hook)
         sys.unraisablehook = self._report_unraisable
+        if self._asking is not None:
+            self._asking.remove()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def joined(self) -> None:
@@ -148,7 +155,7 @@ class Agent:
         if isinstance(error, RuntimeError):
             end.waited_in = self._waited_in(error)
         if self._interrupted == end.cell_id:
-            if isinstance(error, RuntimeError | KeyboardInterrupt):
+            if isinstance(error, RuntimeError | KeyboardInterrupt | bdb.BdbQuit | EOFError):
                 end.error = KeyboardInterrupt().with_traceback(_users_steps(error))
         elif self._freed_by is not None and isinstance(error, RuntimeError):
             end.consequence, end.freed_by = True, self._freed_by
@@ -254,6 +261,8 @@ class Agent:
 
     def _begin_interrupt(self, cell_id: str) -> None:
         self._interrupted = cell_id
+        if self._asking is not None:
+            self._asking.interrupt(cell_id)
         threading.Thread(target=self._interrupt, args=(cell_id,), name="ddp_lab-interrupt", daemon=True).start()
 
     def _interrupt(self, cell_id: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any
@@ -59,19 +60,23 @@ class Notebook:
         self._client = self.manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=LIMIT_S)
+        self._answers: deque[str] = deque()
+        self.asked: list[str] = []
 
     def begin(self, code: str) -> str:
         """Sends a cell; returns the request's id."""
         return str(self._client.execute(code))
 
-    def run(self, code: str, interrupt_when: str = "", presses: int = 1) -> Shown:
+    def run(self, code: str, interrupt_when: str = "", presses: int = 1, answers: Sequence[str] = ()) -> Shown:
         """Runs a cell to its end; interrupts the kernel as soon as the page shows `interrupt_when`.
 
         Args:
             code: the cell.
             interrupt_when: text that is waited for.
             presses: how often the kernel is interrupted, a fifth of a second apart.
+            answers: what is typed into the page's input line whenever it asks; the prompts are added to `asked`.
         """
+        self._answers.extend(answers)
         return self.finish(self.begin(code), interrupt_when, presses)
 
     def finish(self, message_id: str, interrupt_when: str = "", presses: int = 1) -> Shown:
@@ -85,8 +90,9 @@ class Notebook:
                 message = {"parent_header": {}}
             if message["parent_header"].get("msg_id") == message_id and self._take(message, shown):
                 break
+            self._type()
             waited = time.monotonic() - interrupted > 0.2
-            if interrupt_when and presses and waited and interrupt_when in shown.text:
+            if interrupt_when and presses and waited and interrupt_when in shown.text + "".join(self.asked):
                 presses -= 1
                 interrupted = time.monotonic()
                 self.manager.interrupt_kernel()
@@ -98,6 +104,13 @@ class Notebook:
         shown.status = reply["content"]["status"]
         shown.seconds_after_interrupt = time.monotonic() - interrupted if interrupted else 0.0
         return shown
+
+    def _type(self) -> None:
+        if not self._client.stdin_channel.msg_ready():
+            return
+        self.asked.append(self._client.get_stdin_msg(timeout=LIMIT_S)["content"]["prompt"])
+        if self._answers:
+            self._client.input(self._answers.popleft())
 
     def complete(self, code: str) -> list[str]:
         """What Tab offers at the end of `code`."""

@@ -283,6 +283,32 @@ def test_rejoin_and_restart(notebook: Notebook) -> None:
     assert notebook.run("%%distributed\n'kept' in globals()").text == "ranks 0–1 → False"
 
 
+def test_ranks_ask_for_input(notebook: Notebook) -> None:
+    """`input()` on each rank asks in the notebook, by the rank's name; where nobody waits, the error says so."""
+    notebook.asked.clear()
+    shown = notebook.run("%%distributed\nname = input('name? '); f'{rank} got {name}'", answers=["first", "second"])
+    assert shown.status == "ok", shown.error
+    assert sorted(notebook.asked) == ["rank 0 │ name? ", "rank 1 │ name? "]
+    asked = [int(prompt.split()[1]) for prompt in notebook.asked]
+    assert all(f"'{rank} got {name}'" in shown.text for rank, name in zip(asked, ("first", "second"), strict=True))
+    notebook.run("%%distributed --no-wait --name asks\ninput()")
+    shown = notebook.run("import ddp_lab; ddp_lab.current_cluster().results['asks'].wait()")
+    assert "run it without --no-wait" in shown.error[2]
+
+
+def test_a_breakpoint_on_a_rank(notebook: Notebook) -> None:
+    """The debugger shows and changes a rank's variables; an interrupt ends it and the cell, nothing is lost."""
+    code = "%%distributed --ranks 1\nloss = 41\nbreakpoint()\nloss + 1"
+    shown = notebook.run(code, answers=["p 'it is', loss", "loss = 99", "c"])
+    assert shown.status == "ok", shown.error
+    assert "('it is', 41)" in shown.text
+    assert "→ 100" in shown.text
+    notebook.asked.clear()
+    shown = notebook.run(code, interrupt_when="(Pdb)")
+    assert shown.error[0] == "KeyboardInterrupt"
+    assert notebook.run("%%distributed\ndist.barrier(); globals().get('loss')").text == "rank 1 → 41"
+
+
 def notebook_of(*cells: str) -> Any:
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     made.metadata["kernelspec"] = {"name": "python3", "language": "python", "display_name": "Python 3"}

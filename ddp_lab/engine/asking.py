@@ -1,0 +1,97 @@
+"""`input()` on a rank asks the notebook: so `breakpoint()`, `pdb` and `%debug` work in cells.
+
+[Note: a rank that asks]
+The question goes out among the cell's outputs, so that all that was printed before it is shown first. The client asks
+its own front end and sends the answer as a control message, which wakes the rank's main thread. A debugger survives a
+KeyboardInterrupt; so once its cell is interrupted, a rank has no input any more, and the debugger quits.
+"""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import cell
+
+__all__ = ["QUESTION", "Asking"]
+
+QUESTION = "ddp_lab_question"  # its type among the outputs
+
+
+@dataclass
+class _Question:
+    """One that waits for its answer."""
+
+    answered: threading.Event = field(default_factory=threading.Event)
+    answer: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Asking:
+    """Takes the place of `input` and `getpass.getpass` in this process; elsewhere than in a cell they are Python's own.
+
+    Args:
+        kernel: this engine's.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._question: tuple[int, _Question] | None = None
+        self._interrupted: str | None = None
+        self._input, self._getpass = builtins.input, getpass.getpass
+
+    def install(self, on_control: Callable[[str, Callable[[Mapping[str, Any]], Any]], None]) -> None:
+        """Begins to ask the client."""
+        on_control("answer", self._take)
+        builtins.input = self._ask_openly
+        getpass.getpass = self._ask_secretly
+
+    def remove(self) -> None:
+        """Puts Python's own functions back."""
+        builtins.input, getpass.getpass = self._input, self._getpass
+
+    def interrupt(self, cell_id: str) -> None:
+        """Nothing is asked in this cell any more; on any thread."""
+        with self._lock:
+            self._interrupted = cell_id
+
+    def _ask_openly(self, prompt: object = "", /) -> str:
+        return self._ask(str(prompt), False, lambda: self._input(prompt))
+
+    def _ask_secretly(self, prompt: str = "Password: ", stream: Any = None, **options: Any) -> str:
+        return self._ask(prompt, True, lambda: self._getpass(prompt, stream, **options))
+
+    def _ask(self, prompt: str, secret: bool, otherwise: Callable[[], str]) -> str:
+        """On the main thread. Raises EOFError if nobody can answer."""
+        cell_id = cell.running()
+        if cell_id is None or threading.current_thread() is not threading.main_thread():
+            return otherwise()
+        sys.stdout.flush()
+        number, question = next(self._numbers), _Question()
+        with self._lock:
+            if self._interrupted == cell_id:
+                raise EOFError("the cell was interrupted")
+            self._question = number, question
+        content = {"number": number, "prompt": prompt, "secret": secret}
+        session, parent = self._kernel.session, self._kernel.get_parent()
+        session.send(self._kernel.iopub_socket, QUESTION, content=content, parent=parent)
+        question.answered.wait()
+        if "error" in question.answer:
+            raise EOFError(question.answer["error"])
+        return str(question.answer["text"])
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        """On the control thread; an answer to a question that nobody waits for any more goes nowhere."""
+        with self._lock:
+            if self._question is None or self._question[0] != message["number"]:
+                return
+            question, self._question = self._question[1], None
+        question.answer = message
+        question.answered.set()
