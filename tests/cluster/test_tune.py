@@ -110,6 +110,7 @@ def test_a_step_that_fails(slow: Lab) -> None:
     assert _settings(slow) == before
 
 
+@pytest.mark.soak
 def test_what_is_found_can_be_left_to_the_user(slow: Lab) -> None:
     """With apply=False the faster setting is named and the model keeps its own."""
     before = _settings(slow)

@@ -188,7 +188,15 @@ def test_a_running_job_can_be_followed(running: subprocess.Popen[str], tmp_path:
 ACCELERATES = ["test_sync", "test_script"]
 
 
-@pytest.mark.parametrize("observe", [False, True], ids=["ours", "observed"])
+LONG = pytest.mark.soak
+OURS, OBSERVED, OBSERVED_LONG = (
+    pytest.param(False, id="ours"),
+    pytest.param(True, id="observed"),
+    pytest.param(True, id="observed", marks=LONG),
+)
+
+
+@pytest.mark.parametrize("observe", [OURS, OBSERVED_LONG])
 @pytest.mark.parametrize("name", ACCELERATES)
 def test_accelerates_own_scripts(tmp_path: Path, name: str, observe: bool) -> None:
     """Scripts from Hugging Face accelerate's wheel pass, with our class and with torch's observed, and are recorded."""
@@ -200,7 +208,7 @@ def test_accelerates_own_scripts(tmp_path: Path, name: str, observe: bool) -> No
     assert all(len(rank_steps) for _, rank_steps in run.timeline.steps().groupby("rank"))
 
 
-@pytest.mark.parametrize("observe", [False, True], ids=["ours", "observed"])
+@pytest.mark.parametrize("observe", [pytest.param(False, id="ours", marks=LONG), OBSERVED])
 def test_lightnings_own_model(tmp_path: Path, observe: bool) -> None:
     """Lightning's demo model and data, trained by its Trainer, are recorded: 8 steps on each rank."""
     pytest.importorskip("lightning")
