@@ -5,7 +5,9 @@ end at once. A main thread that waits in a collective notices nothing, so after 
 rank's groups: the collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's
 handler keeps quiet where an exception would hit IPython's own code instead of the cell, and does not run at all for a
 signal that comes just before a sleep begins; and Python drops what is raised while it forks a data loader's worker, or
-in a destructor. So the agent signals until the cell's code has been interrupted once.
+in a destructor. An exception in `__enter__` or `__exit__` could leave a lock taken, on which Python itself would wait
+for ever later (a data loader's queues); so the first signal that finds one of these lets it pass, and only one that
+still finds the same call, which waits, ends it. So the agent signals until the cell's code has been interrupted once.
 An interrupt names its cells: one that has not begun on this rank is interrupted when it does. A thread that waits in
 the rendezvous store (for a group that not all ranks make) is freed by shutting down the rank's connection to it, if
 nothing else has helped within `_STORE_SECONDS`: the groups are lost by then, and a rejoin makes another store.
@@ -48,6 +50,7 @@ _CHILD_SECONDS = 1.0
 _GRACE_SECONDS = 0.05
 _STORE_SECONDS = 0.3
 _RELEASED = "the cell is to end on this rank"
+_DEPTH = 3  # frames: a generator's, and contextlib's that runs it
 _DOOMED = 256  # ids of interrupted cells that are remembered
 
 # A cell's own code runs below one of these ...
@@ -88,6 +91,7 @@ class Agent:
         self._freed: str | None = None  # the cell during which this rank's groups were shut down
         self._began: tuple[str, int] | None = None  # the running cell, and since when (host time in ns)
         self._raised = False  # the running cell's own code has been interrupted
+        self._entering: FrameType | None = None  # where the last signal was let pass; the main thread's
         self._asking: Asking | None = None
         self._report_unraisable = sys.unraisablehook
         self._hooks: list[tuple[list[Any], Any]] = [
@@ -133,7 +137,7 @@ class Agent:
     # The cell's hooks, on the main thread
 
     def _before_cell(self, cell_id: str, label: str) -> None:
-        self._raised = False
+        self._raised, self._entering = False, None
         regroup.note_backwards()
         self._settled.clear()
         with self._gate:
@@ -197,6 +201,11 @@ class Agent:
             return
         if not _in_the_cell(frame):
             return
+        entering = _entering(frame)
+        if entering is not None and entering is not self._entering:
+            self._entering = entering
+            return
+        self._entering = None
         self._raised = True
         raise KeyboardInterrupt
 
@@ -342,6 +351,15 @@ def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
     while step is not None:
         yield step
         step = step.tb_next
+
+
+def _entering(frame: FrameType | None) -> FrameType | None:
+    """The call of `__enter__` or `__exit__` that runs on top, if one does."""
+    for _ in range(_DEPTH):
+        if frame is None or frame.f_code.co_name in ("__enter__", "__exit__"):
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def _in_the_cell(frame: FrameType | None) -> bool:

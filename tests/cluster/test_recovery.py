@@ -96,6 +96,22 @@ def test_interrupt_frees_whoever_waits(steady: Lab, hang: State) -> None:
     assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == {0: 2.0, 1: 2.0}
 
 
+def test_an_interrupt_leaves_no_lock_taken(steady: Lab) -> None:
+    """Interrupted again and again where a lock has just been taken, a rank ends its cell with the lock given back; one
+    that waits for a lock is interrupted all the same."""
+    steady.run(
+        "import threading; lock = threading.Lock()\n"
+        "class Held:\n"
+        "    def __enter__(self): lock.acquire(); time.sleep(0.02)\n"
+        "    def __exit__(self, *error): time.sleep(0.02); lock.release()"
+    )
+    for _ in range(5):
+        interrupted(steady, State("while True:\n    with Held(): time.sleep(0.02)", ("with Held()", "with Held()")))
+        assert steady.values("lock.locked()") == {0: False, 1: False}
+    interrupted(steady, State("lock.acquire()\nwith Held(): pass", ("__enter__", "__enter__")))
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
 def test_an_interrupt_in_a_backward_discards_it(steady: Lab) -> None:
     """One rank in its backward, one before it: no rank keeps gradients of the step, the report says so, and the next
     step is right."""
