@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import linecache
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import await_runner, sources, values, variables
@@ -38,6 +39,7 @@ class CellEnd:
         waited_in: set by a hook: what this rank was in when a collective of its failed, in words.
         broke_backward: set by a hook: whether a model's backward was under way.
         raised: what was raised, whatever `error` became.
+        pid: of the process that began the cell.
     """
 
     cell_id: str
@@ -49,6 +51,7 @@ class CellEnd:
     waited_in: str = ""
     broke_backward: bool = False
     raised: BaseException | None = None
+    pid: int = field(default_factory=os.getpid)
 
 
 before_cell: list[Callable[[str, str], None]] = []
@@ -111,6 +114,7 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
                 _remember_sources(cell.get("sources") or {})
                 value = _run_function(shell, end, function, args, kwargs or {})
     finally:
+        _end_copy(end)
         _running = None
         end.time_ns = end.time_ns or time.monotonic_ns()
         _remember_failure(end)
@@ -183,6 +187,7 @@ def _note_failure(end: CellEnd, error: BaseException) -> None:
     """Takes the time of the first failure and runs the hooks once."""
     if end.raised is error:
         return
+    _end_copy(end, error)
     first = end.raised is None
     end.error = end.raised = error
     if isinstance(error, asyncio.CancelledError) and await_runner.was_interrupted():
@@ -191,6 +196,20 @@ def _note_failure(end: CellEnd, error: BaseException) -> None:
         end.time_ns = time.monotonic_ns()
         for failed in on_failure:
             failed(end)
+
+
+def _end_copy(end: CellEnd, error: BaseException | None = None) -> None:
+    """Ends a process that the cell has forked and that comes back from the cell's code, by an error or an interrupt.
+
+    It has the rank's sockets: going on, it would answer the client in the rank's place and shut down its groups.
+    """
+    if os.getpid() == end.pid:
+        return
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if error is None else 1)
 
 
 @contextlib.contextmanager

@@ -96,6 +96,19 @@ def test_interrupt_frees_whoever_waits(steady: Lab, hang: State) -> None:
     assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == {0: 2.0, 1: 2.0}
 
 
+@pytest.mark.parametrize(("ends", "code"), [("raise ValueError('of the copy')", 1), ("pass", 0)])
+def test_a_forked_process_never_is_a_rank(steady: Lab, ends: str, code: int) -> None:
+    """A process that a cell forks ends where the cell's code does; the rank's groups and answers are its own."""
+    before = state(steady)
+    statuses = steady.values(
+        f"import os\npid = os.fork()\nif pid == 0: {ends}\nelse: status = os.waitpid(pid, 0)[1]\n"
+        "dist.barrier() if pid else None\nos.waitstatus_to_exitcode(status) if pid else None"
+    )
+    assert statuses == {0: code, 1: code}
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert state(steady) == before
+
+
 def test_an_interrupt_leaves_no_lock_taken(steady: Lab) -> None:
     """Interrupted again and again where a lock has just been taken, a rank ends its cell with the lock given back; one
     that waits for a lock is interrupted all the same."""
