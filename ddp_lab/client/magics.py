@@ -49,7 +49,15 @@ def _cluster(line: str) -> None:
         return
     with _brief_errors():
         if options.command == "start":
-            commands.start(n=options.n, devices=options.devices, env=dict(options.env), backend=options.backend)
+            commands.start(
+                n=options.n,
+                devices=options.devices,
+                env=dict(options.env),
+                backend=options.backend,
+                hosts=options.hosts,
+                python=options.python,
+                address=options.address,
+            )
         elif options.command == "rejoin":
             commands.rejoin(options.replace or ())
         else:
@@ -215,6 +223,13 @@ def _cluster_parser() -> _Parser:
         default="auto",
         help="of the process group (default: auto)",
     )
+    start.add_argument(
+        "--hosts",
+        metavar="a:4,b:4",
+        help="hosts and their numbers of ranks, over ssh; localhost is this machine (default: this machine alone)",
+    )
+    start.add_argument("--python", metavar="PATH", help="the Python on other hosts (default: the path of this one)")
+    start.add_argument("--address", metavar="IP", help="this machine's address that the hosts reach (default: found)")
     for name, text in _CLUSTER_COMMANDS.items():
         command = commands_.add_parser(name, description=text, help=text)
         if name == "rejoin":
