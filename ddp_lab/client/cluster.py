@@ -30,6 +30,7 @@ from .looking import Looking
 from .membership import Membership, RankRecord
 from .outputs import Board, default_board
 from .predictions import Predictions
+from .remote_launchers import Starting
 from .runs import Runs
 from .startup import Processes, Progress, ignore
 from .timeline import Timeline
@@ -60,6 +61,8 @@ class Cluster(Predictions, Looking, ClusterViews):
             None: never.
         hosts: ranks on other machines, over ssh: ``"a:4,b:4"``, ``["a:4", "b:4"]`` or ``{"a": 4, "b": 4}``, numbered
             by host; ``"localhost"`` is this machine. Code, data and packages must be there.
+        engines: what starts them: ``"ssh"``; inside of an allocation ``"slurm"`` (srun), ``"mpi"`` (mpiexec), ``"lsf"``
+            (blaunch) or ``"sge"`` (qrsh); or a command's words, for example ``["docker", "exec", "-i", "{host}"]``.
         python: the Python that runs ranks on other hosts; None for the path of this one.
         address: this machine's address that the hosts reach; None finds it.
         host_seconds: a host that answers nothing for so long is lost, and its ranks with it.
@@ -85,6 +88,7 @@ class Cluster(Predictions, Looking, ClusterViews):
         env: Mapping[str, str] | None = None,
         watch_seconds: float | None = 10.0,
         hosts: str | Sequence[str] | Mapping[str, int] | None = None,
+        engines: str | Sequence[str] = "ssh",
         python: str | None = None,
         address: str | None = None,
         host_seconds: float = 30.0,
@@ -95,17 +99,16 @@ class Cluster(Predictions, Looking, ClusterViews):
             raise ValueError(f"backend={backend!r}: choose one of {', '.join(_BACKENDS)}")
         environment = {name: str(value) for name, value in (env or {}).items()}
         self._hosts: HostSettings | None = None
-        if hosts is None and (python is not None or address is not None):
-            raise ValueError("python= and address= say how ranks run on other hosts: give hosts= as well")
+        if hosts is None and (engines != "ssh" or python is not None or address is not None):
+            raise ValueError("engines=, python= and address= say how ranks run on other hosts: give hosts= as well")
         if hosts is not None:
             self._hosts = HostSettings(
                 parse_hosts(hosts, n),
                 devices,
                 environment,
                 backend,
-                python=python,
                 address=address,
-                host_seconds=host_seconds,
+                starting=Starting(engines, python, host_seconds),
             )
             self._placement = provisional(self._hosts.hosts)
         else:

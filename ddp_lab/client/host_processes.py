@@ -16,8 +16,9 @@ from typing import Any
 from .. import machine
 from ..errors import ClusterError
 from . import hosts as hosts_
+from .host_commands import check_engines
 from .hosts import Host
-from .remote_launchers import HostServer, HostServers, Server
+from .remote_launchers import HostServer, HostServers, Server, Starting
 from .startup import LOOPBACK, Processes, Progress, ignore
 
 __all__ = ["HostProcesses", "HostSettings"]
@@ -34,9 +35,8 @@ class HostSettings:
         devices: as for `ddp_lab.client.devices.place`; each host's own.
         environment: variables of all ranks.
         backend: of the default process group.
-        python: the Python that runs ranks on other hosts; None for the path of this one.
         address: this machine's address that the hosts reach; None finds it.
-        host_seconds: after so many seconds without an answer a host is lost.
+        starting: how ranks are started on other hosts.
     """
 
     def __init__(
@@ -46,19 +46,20 @@ class HostSettings:
         environment: Mapping[str, str],
         backend: str,
         *,
-        python: str | None = None,
         address: str | None = None,
-        host_seconds: float = 30.0,
+        starting: Starting,
     ) -> None:
-        if host_seconds <= 0:
-            raise ValueError(f"host_seconds={host_seconds}: give a time in seconds after which a silent host is lost")
+        check_engines(starting.engines)
+        if starting.host_seconds <= 0:
+            raise ValueError(
+                f"host_seconds={starting.host_seconds}: give a time in seconds after which a silent host is lost"
+            )
         self.hosts = tuple(hosts)
         self.devices = devices
         self.environment = dict(environment)
         self.backend = backend
-        self.python = python
         self.address = address
-        self.host_seconds = host_seconds
+        self.starting = starting
 
 
 class HostProcesses(Processes):
@@ -73,7 +74,7 @@ class HostProcesses(Processes):
     def __init__(self, settings: HostSettings) -> None:
         super().__init__(hosts_.provisional(settings.hosts))
         self._settings = settings
-        self.fork_server = HostServers(settings.hosts, self._run_dir, settings.python, settings.host_seconds)
+        self.fork_server = HostServers(settings.hosts, self._run_dir, settings.starting)
         self._variables: dict[str, dict[str, str]] = {}
         self._here: dict[str, str] = {}  # host -> address of this machine that it reaches
         self._interfaces: dict[str, str] = {}
@@ -134,7 +135,7 @@ class HostProcesses(Processes):
     @property
     def pids(self) -> dict[str, int]:
         connections = {
-            f"ssh to {server.host.name}": server.pid
+            f"connection to {server.host.name}": server.pid
             for server in self.fork_server
             if isinstance(server, HostServer) and server.pid is not None
         }

@@ -1,4 +1,4 @@
-"""The fork servers of a cluster on several hosts: one at the end of an ssh connection each, used as one.
+"""The fork servers of a cluster on several hosts: one at the end of an ssh connection (or alike) each, used as one.
 
 See [Note: a host on its own] in `ddp_lab.engine.host_server`, and [Note: lost hosts] here.
 
@@ -12,53 +12,43 @@ rejoin starts a server over a new connection, which first ends what may still ru
 from __future__ import annotations
 
 import json
-import shlex
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterError
+from .host_commands import host_command
 from .hosts import Host
-from .launchers import ForkServer, last_lines, open_log, tail
+from .launchers import ForkServer, in_words, last_lines, open_log, tail
 
-__all__ = ["HostServer", "HostServers", "ssh_command"]
+__all__ = ["HostServer", "HostServers", "Starting"]
 
 _PINGS = 6  # in the time after which a host is lost
 _LEASE = 4  # times that time until a host gives its client up
-_CONNECT_SECONDS = 10
 _NOISE = 2_000  # characters that a login shell may print, kept for errors
 _WHY_LINES = 3
 _POLL_SECONDS = 0.004
 
 
-def ssh_command(host: str, python: str, host_seconds: float) -> list[str]:
-    """The command that starts a host's fork server.
+@dataclass(frozen=True)
+class Starting:
+    """How fork servers are started on other hosts.
 
-    What the user's ``~/.ssh/config`` says of the host holds, but for what would break the channel: no terminal, no
-    forwarding, no question that nobody could answer. A connection that is shared already is used.
+    Attributes:
+        engines: see `ddp_lab.client.host_commands.host_command`.
+        python: the Python there; None for the path of this one.
+        host_seconds: after so many seconds without an answer a host is lost.
     """
-    # Only if this process is killed while the link is cut: nobody else would end ssh then.
-    alive = max(15, round(host_seconds))
-    options = {
-        "BatchMode": "yes",
-        "ClearAllForwardings": "yes",
-        "ConnectTimeout": str(_CONNECT_SECONDS),
-        "ControlMaster": "no",
-        "EscapeChar": "none",
-        "ForwardAgent": "no",
-        "ForwardX11": "no",
-        "LogLevel": "ERROR",
-        "PermitLocalCommand": "no",
-        "RemoteCommand": "none",
-        "ServerAliveCountMax": "3",
-        "ServerAliveInterval": str(alive),
-    }
-    flags = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
-    return ["ssh", "-T", *flags, "--", host, f"exec {shlex.quote(python)} -m ddp_lab.engine.host_server"]
+
+    engines: str | Sequence[str] = "ssh"
+    python: str | None = None
+    host_seconds: float = 30.0
 
 
 class HostServer(ForkServer):
@@ -68,20 +58,27 @@ class HostServer(ForkServer):
         facts: what the host said of itself (`ddp_lab.machine.facts`); empty until it has.
     """
 
-    def __init__(self, host: Host, run_dir: Path, python: str, host_seconds: float) -> None:
+    def __init__(self, host: Host, run_dir: Path, starting: Starting) -> None:
         super().__init__(run_dir, {})
         self.host = host
         self.facts: dict[str, Any] = {}
         self.stage = f"connecting to {host.name}"
-        self._python = python
-        self._seconds = host_seconds
+        self._python = starting.python or sys.executable
+        self._seconds = starting.host_seconds
+        self._words = host_command(starting.engines, host.name, self._python, starting.host_seconds)
         self._pings = self._pongs = 0
         self._noise = ""
         self._stopping = False
         self._why = ""
 
     def start(self) -> None:
-        """Opens the connection and returns at once."""
+        """Opens the connection and returns at once.
+
+        Raises:
+            ClusterError: there is no such command on this machine.
+        """
+        if shutil.which(self._words[0]) is None:
+            raise ClusterError(f"host {self.host.name}: no command {self._words[0]} on this machine to reach it with")
         with open_log(self._log) as log:
             log.truncate(0)
         super().start()
@@ -144,7 +141,7 @@ class HostServer(ForkServer):
         return self._run_dir / f"host-{self.host.ranks.start}.log"
 
     def _command(self) -> list[str]:
-        return ssh_command(self.host.name, self._python, self._seconds)
+        return self._words
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         """An event; a line that a login shell printed is none."""
@@ -179,7 +176,9 @@ class HostServer(ForkServer):
         return gone
 
     def _ended(self, code: int) -> None:
-        words = self._why or "; ".join(tail(self._log).splitlines()[-_WHY_LINES:]) or f"ssh ended with exit code {code}"
+        words = (
+            self._why or "; ".join(tail(self._log).splitlines()[-_WHY_LINES:]) or f"{self._words[0]} {in_words(code)}"
+        )
         with self._lock:
             alive = [rank for rank in self.pids if rank not in self.exits]
             if self._failure is None:
@@ -201,7 +200,8 @@ class HostServer(ForkServer):
             )
         if "not found" in said or "No such file" in said:
             return f"host {name}: {words}. Name a Python that is there (python=..., --python)"
-        return f"host {name} could not be reached with ssh: {said} (try: ssh -o BatchMode=yes {name} true)"
+        hint = f" (try: ssh -o BatchMode=yes {name} true)" if self._words[0] == "ssh" else ""
+        return f"host {name} could not be reached with {self._words[0]}: {said}{hint}"
 
 
 class LocalServer(ForkServer):
@@ -238,15 +238,13 @@ class HostServers:
     Args:
         hosts: with their ranks.
         run_dir: the cluster's folder on this machine.
-        python: the Python that runs ranks on other hosts; None for the path of this one.
-        host_seconds: after so many seconds without an answer a host is lost.
+        starting: how those of other hosts are started.
     """
 
-    def __init__(self, hosts: Sequence[Host], run_dir: Path, python: str | None, host_seconds: float) -> None:
+    def __init__(self, hosts: Sequence[Host], run_dir: Path, starting: Starting) -> None:
         self.hosts = tuple(hosts)
         self._run_dir = run_dir
-        self._python = python or sys.executable
-        self._seconds = host_seconds
+        self._starting = starting
         self._servers: dict[str, Server] = {host.name: self._made(host) for host in hosts}
         self._on_exit: Callable[[int], None] | None = None
         self._stopping = threading.Event()
@@ -263,7 +261,7 @@ class HostServers:
             from .. import machine
 
             return LocalServer(host, self._run_dir, machine.facts())
-        return HostServer(host, self._run_dir, self._python, self._seconds)
+        return HostServer(host, self._run_dir, self._starting)
 
     # What a `ForkServer` has
 
@@ -389,6 +387,6 @@ class HostServers:
         return former.facts
 
     def _look_after(self) -> None:
-        while not self._stopping.wait(self._seconds / _PINGS):
+        while not self._stopping.wait(self._starting.host_seconds / _PINGS):
             for server in list(self):
                 server.look_after()

@@ -182,6 +182,7 @@ class Network:
 
     def __init__(self, folder: Path, clocks: dict[str, int]) -> None:
         self.folder = folder
+        self.ip = shutil.which("ip", path=_environment()["PATH"])
         self.bridge = f"dl{os.getpid()}"
         self.prefix = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
         for key in ("key", "host_key"):

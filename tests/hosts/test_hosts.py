@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +200,29 @@ def test_hosts_that_do_not_fit(network: Network, options: dict, message: str) ->
     """What is wrong with a host is said at the start, with its name and the remedy."""
     with pytest.raises(ClusterError, match=message):
         Cluster(**options).start()
+
+
+def test_another_command_than_ssh(network: Network) -> None:
+    """Any command that passes on the standard streams starts ranks on hosts."""
+    engines = [network.ip, "netns", "exec", f"{network.bridge}{{host}}"]
+    with Lab(hosts="a:1,b:1", engines=engines, watch_seconds=None) as lab:
+        addresses = {network.hosts[name].address for name in "ab"}
+        assert lab.values("import os; os.environ['MASTER_ADDR']")[0] in addresses
+        assert set(lab.sum_of_ones().values()) == {2.0}
+
+
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec (Debian: apt install openmpi-bin)")
+def test_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that mpiexec starts, here on this machine, train and are interrupted."""
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    with Lab(hosts={socket.gethostname(): 2}, engines="mpi", watch_seconds=None) as lab:
+        run = lab.run("dist.barrier() if rank else __import__('time').sleep(1000)", wait=False)
+        wait_until(lambda: set(run.status().ranks.values()) == {"running"}, 20, "the cell runs")
+        lab.interrupt()
+        with pytest.raises(CellError, match="KeyboardInterrupt"):
+            run.wait()
+        assert set(lab.sum_of_ones().values()) == {2.0}
 
 
 def test_this_machine_as_a_host(network: Network) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from ddp_lab import Cluster
 from ddp_lab.client import magics
+from ddp_lab.client.host_commands import host_command
 from ddp_lab.client.hosts import address_of, check_versions, parse_hosts, spread
-from ddp_lab.client.remote_launchers import ssh_command
 from ddp_lab.errors import ClusterError
 
 VERSIONS = {"Python": "3.11", "torch": "2.13.0", "ddp_lab": "0.1.0", "ddp_lab's files": "abc"}
@@ -117,13 +117,45 @@ def test_address(ssh: list[str], addresses: list[tuple[str, str]], expected: str
 
 def test_ssh_can_ask_nothing() -> None:
     """The command line holds no secret, takes no terminal, forwards nothing and quotes the Python's path."""
-    command = ssh_command("user@a", "/opt/my python/bin/python", 30)
+    command = host_command("ssh", "user@a", "/opt/my python/bin/python", 30)
     assert command[-2:] == ["user@a", "exec '/opt/my python/bin/python' -m ddp_lab.engine.host_server"]
     assert {"-T", "BatchMode=yes", "ClearAllForwardings=yes", "ForwardAgent=no"} <= set(command)
     assert command[-3] == "--"
 
 
+@pytest.mark.parametrize(
+    ("engines", "command"),
+    [
+        ("slurm", "srun --nodelist=a --nodes=1 --ntasks=1 --overlap --unbuffered --cpu-bind=none --export=ALL"),
+        ("mpi", "mpiexec -n 1 -host a -bind-to none"),
+        ("lsf", "blaunch a"),
+        ("sge", "qrsh -inherit a"),
+        (["docker", "exec", "-i", "lab-{host}"], "docker exec -i lab-a"),
+    ],
+)
+def test_commands_of_batch_systems(engines: Any, command: str) -> None:
+    """Each starts the fork server on the host that is meant, with the Python that is meant."""
+    words = [*command.split(), "/p/python", "-m", "ddp_lab.engine.host_server"]
+    assert host_command(engines, "a", "/p/python", 30) == words
+
+
+@pytest.mark.parametrize(
+    ("engines", "message"), [("pbs", "engines='pbs': choose one of ssh, slurm"), (["kexec", "-i"], "needs {host}")]
+)
+def test_wrong_engines(engines: Any, message: str) -> None:
+    """What is wrong is named, and what there is."""
+    with pytest.raises(ValueError, match=message):
+        Cluster(hosts="a:1", engines=engines)
+
+
+def test_a_command_that_is_not_there() -> None:
+    """The start says which command is missing, and starts nothing."""
+    with pytest.raises(ClusterError, match="host a: no command kexec on this machine"):
+        Cluster(hosts="a:1", engines=["kexec", "{host}"]).start()
+
+
 def test_magic_line() -> None:
     """`%cluster start --hosts a:4,b:4` is understood."""
-    options = magics._PARSERS["cluster"].parse_line("start --hosts a:4,b:4 --python /p --address 10.0.0.1")
-    assert (options.hosts, options.python, options.address) == ("a:4,b:4", "/p", "10.0.0.1")
+    line = "start --hosts a:4,b:4 --engines slurm --python /p --address 10.0.0.1"
+    options = magics._PARSERS["cluster"].parse_line(line)
+    assert (options.hosts, options.engines, options.python, options.address) == ("a:4,b:4", "slurm", "/p", "10.0.0.1")
