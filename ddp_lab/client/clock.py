@@ -168,12 +168,14 @@ class HostClocks:
         self._tell = tell
         self._asked: dict[str, _Asked] = {}  # by host
         self._host_of: dict[int, str] = {}
+        self._known: dict[str, HostClock] = {}  # what was told last
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._ask_for_ever, name="ddp_lab-clocks", daemon=True)
 
     def begin(self) -> None:
         """Asks all hosts now: ranks have joined, some perhaps on a host that was started anew."""
+        self._known.clear()
         self._ask(_FIRST_QUESTIONS)
         if not self._thread.is_alive() and not self._stopping.is_set():
             self._thread.start()
@@ -255,9 +257,20 @@ class HostClocks:
                 else:
                     asked.line.follow(now_ns - estimate.ns, estimate.ns, estimate.drift, _INTERVAL_S)
         for known in self.clocks():
+            if not _worth_telling(known, self._known.get(known.host)):
+                continue
+            self._known[known.host] = known
             told = {name: value for name, value in asdict(known).items() if name != "ranks"}
             for rank in known.ranks:
                 self._tell(rank, {"clock": told})
+
+
+def _worth_telling(known: HostClock, told: HostClock | None) -> bool:
+    """Whether it is new, or a tenth more or less certain than before: who shows it has to draw it anew."""
+    if told is None or told.ranks != known.ranks:
+        return True
+    change = abs(known.uncertain_ns - told.uncertain_ns), abs(known.offset_ns - told.offset_ns)
+    return max(change) > told.uncertain_ns / 10
 
 
 def _told(host: str, ranks: tuple[int, ...], line: ClockLine, estimate: ClockOffset, now_ns: int) -> HostClock:

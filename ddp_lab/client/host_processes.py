@@ -10,7 +10,7 @@ it, so that a firewall is named at the start and not by a training that hangs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import machine
@@ -98,7 +98,7 @@ class HostProcesses(Processes):
             settings.hosts, facts, settings.devices, settings.environment, settings.backend
         )
         for server in self.fork_server:
-            server.begin(self._variables[server.host.name], {})
+            server.begin(self._variables[server.host.name])
         self._here = {name: self._here_for(name, each) for name, each in facts.items()}
         found = set(self._here.values())
         return found.pop() if len(found) == 1 else _EVERYWHERE
@@ -164,20 +164,20 @@ class HostProcesses(Processes):
             ClusterError: one can't be reached, or is not what it was.
         """
         lost = self.fork_server.lost()
-        former = {host.name: self.fork_server.renew(host) for host in lost}
-        if not former:
+        if not lost:
             return
-        self._wait(lambda: self._all_said_hello(former), "connecting to the hosts", progress)
+        for host in lost:
+            self.fork_server.renew(host)
+        self._wait(self._all_said_hello, "connecting to the hosts", progress)
         facts = {server.host.name: server.facts for server in self.fork_server}
         self._compare(facts)
-        for name, known in former.items():
-            self.fork_server[name].begin(self._variables[name], known)
-            self._here[name] = self._here_for(name, facts[name])
+        for host in lost:
+            self.fork_server[host.name].begin(self._variables[host.name])
+            self._here[host.name] = self._here_for(host.name, facts[host.name])
 
-    def _all_said_hello(self, names: Iterable[str] | None = None) -> bool | None:
+    def _all_said_hello(self) -> bool | None:
         self.fork_server.check()
-        chosen = self._settings.hosts if names is None else [self.fork_server[name].host for name in names]
-        return all(self.fork_server[host.name].facts for host in chosen) or None
+        return all(server.facts for server in self.fork_server) or None
 
     def _compare(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
         here = {"this machine": machine.versions()}

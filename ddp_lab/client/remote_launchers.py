@@ -56,12 +56,14 @@ class HostServer(ForkServer):
 
     Attributes:
         facts: what the host said of itself (`ddp_lab.machine.facts`); empty until it has.
+        former: facts of the last server that this one replaces; empty for the first.
     """
 
     def __init__(self, host: Host, run_dir: Path, starting: Starting) -> None:
         super().__init__(run_dir, {})
         self.host = host
         self.facts: dict[str, Any] = {}
+        self.former: dict[str, Any] = {}
         self.stage = f"connecting to {host.name}"
         self._python = starting.python or sys.executable
         self._seconds = starting.host_seconds
@@ -83,14 +85,9 @@ class HostServer(ForkServer):
             log.truncate(0)
         super().start()
 
-    def begin(self, environment: Mapping[str, str], former: Mapping[str, Any]) -> None:
-        """Lets it import torch.
-
-        Args:
-            environment: variables of the host's ranks.
-            former: facts of the server that this one replaces; empty for the first.
-        """
-        told = {"pid": former["pid"], "started": former["started"]} if former else None
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Lets it import torch, with these variables of the host's ranks; what is left of its former one ends."""
+        told = {name: self.former[name] for name in ("pid", "started")} if self.former else None
         lease = self._seconds * _LEASE
         self._send({"op": "begin", "environment": dict(environment), "lease": lease, "former": told})
 
@@ -211,6 +208,7 @@ class LocalServer(ForkServer):
         super().__init__(run_dir, {})
         self.host = host
         self.facts = dict(facts)
+        self.former: dict[str, Any] = {}
         self.answering = True
 
     def answers(self, seconds: float) -> bool:
@@ -220,7 +218,7 @@ class LocalServer(ForkServer):
     def start(self) -> None:
         """Waits for `begin`: until then nothing has to be imported."""
 
-    def begin(self, environment: Mapping[str, str], former: Mapping[str, Any]) -> None:
+    def begin(self, environment: Mapping[str, str]) -> None:
         """Starts it; it imports torch meanwhile."""
         self._environment = dict(environment)
         super().start()
@@ -373,8 +371,8 @@ class HostServers:
         """The hosts that have to be connected to anew."""
         return [server.host for server in self if server.failed]
 
-    def renew(self, host: Host) -> dict[str, Any]:
-        """Opens a new connection to a lost host; returns the facts of its former server."""
+    def renew(self, host: Host) -> None:
+        """Opens a new connection to a lost host."""
         former = self._servers[host.name]
         former.stop()
         made = self._made(host)
@@ -382,9 +380,9 @@ class HostServers:
         made.exits.update(former.exits)
         made.reasons.update(former.reasons)
         made.on_exit = self._on_exit
+        made.former = former.facts or former.former  # a connection that failed had none
         self._servers[host.name] = made
         made.start()
-        return former.facts
 
     def _look_after(self) -> None:
         while not self._stopping.wait(self._starting.host_seconds / _PINGS):

@@ -101,6 +101,24 @@ def test_a_notebook_that_is_killed(network: Network) -> None:
 
 
 @pytest.mark.soak
+def test_a_rejoin_that_comes_too_early(impatient: Lab, network: Network) -> None:
+    """While the cable is cut it says so; the one after it works, and leaves no former rank there."""
+    host = network.hosts["b"]
+    run = _train_for_ever(impatient)
+    host.cut()
+    with pytest.raises(CellError, match="lost with host b"):
+        run.wait()
+    with pytest.raises(ClusterError, match="host b could not be reached with ssh: .*timed out"):
+        impatient.rejoin()
+    former = host.processes()
+    assert former
+    host.mend()
+    impatient.rejoin()
+    wait_until(lambda: len(host.processes()) == len(former), 10, "the former rank's end")
+    _trains_again(impatient, 0)
+
+
+@pytest.mark.soak
 def test_a_host_that_hears_nothing(network: Network) -> None:
     """Behind a cut cable ranks end by themselves, four times as late as their client gives them up."""
     host = network.hosts["b"]
