@@ -108,7 +108,7 @@ def test_a_rejoin_that_comes_too_early(impatient: Lab, network: Network) -> None
     host.cut()
     with pytest.raises(CellError, match="lost with host b"):
         run.wait()
-    with pytest.raises(ClusterError, match="host b could not be reached with ssh: .*timed out"):
+    with pytest.raises(ClusterError, match=r"host b could not be reached with ssh: .*timed out"):
         impatient.rejoin()
     former = host.processes()
     assert former
