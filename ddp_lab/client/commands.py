@@ -247,9 +247,9 @@ def _running(what: str) -> Cluster | None:
 def _ready(cluster: Cluster) -> str:
     records = [cells_of(record) for record in cluster.status()]
     parts = [label_of(range(cluster.world_size))]
-    for name in ("device", "backend"):
+    for name in ("host", "device", "backend"):
         found = list(dict.fromkeys(str(record[name]) for record in records if record.get(name)))
-        if found:
+        if found and (name != "host" or len(found) > 1):
             parts.append(", ".join(found) if len(found) <= 4 else f"{found[0]} … {found[-1]}")
     return "cluster ready: " + " · ".join(parts)
 
