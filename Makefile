@@ -14,7 +14,7 @@ CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 # One ninja for all builds: another version would compile everything again.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test soak lab check format bench-record browser clean
+.PHONY: build demo test soak lab check format bench-record browser hosts clean
 
 build: $(BUILT)  ## set up .venv and compile the extensions
 
@@ -52,10 +52,16 @@ browser:
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }; } || \
 	  echo "missing chromium, which the browser tests drive (Debian: apt install chromium)"
 
-test: build browser  ## the whole suite (at most 25 minutes on 2 cores)
+# The tests of several hosts make them of network namespaces, with sshd in each; without root they are skipped.
+hosts:
+	@{ command -v sshd || [ -x /usr/sbin/sshd ]; } >/dev/null && { command -v ip || [ -x /usr/sbin/ip ]; } >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openssh-server openssh-client iproute2 >/dev/null; }; } || \
+	  echo "missing sshd or ip, with which the tests make hosts (Debian: apt install openssh-server iproute2)"
+
+test: build browser hosts  ## the whole suite (at most 25 minutes on 2 cores)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-soak: build browser  ## what is too long for `make test`
+soak: build browser hosts  ## what is too long for `make test`
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
 
 check: $(INSTALLED)  ## format, lint, types; changes nothing

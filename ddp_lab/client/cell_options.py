@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,8 @@ class CellOptions:
         timeout: seconds after which the ranks are interrupted; None for no limit.
         watch: says why the cell makes no progress; None: nobody looks.
         answer: sends a rank what the user typed for its `input()`; None: it gets no answer.
+        on_axis: given a rank and a time of its host, that time on this machine's clock; None: it is the same.
+        far: ranks among those of the cell that share no memory with this process.
         logs: folder for the logs of ranks that print much, see `cell_outputs`; None: all stays in memory.
         after: cells that were sent before to some of the same ranks and may not have ended: they are waited for.
     """
@@ -48,5 +50,7 @@ class CellOptions:
     timeout: float | None = None
     watch: Watch | None = None
     answer: Send | None = None
+    on_axis: Callable[[int, int], int] | None = None
+    far: Collection[int] = ()
     logs: Path | None = None
     after: Sequence[CellRun] = ()

@@ -82,9 +82,9 @@ class CellRun:
         if isinstance(code, str | CellText | RankFunction):
             self._code = code
         else:
-            self._call = FunctionCall(code, self.options.args, self.options.kwargs, self.ranks)
+            self._call = FunctionCall(code, self.options.args, self.options.kwargs, self.ranks, self.options.far)
         self._board = self.options.board or default_board(self.ranks)
-        self._states = RankStates(self.ranks, CellOutputs(self.ranks, self.options.logs, cell_id))
+        self._states = RankStates(self.ranks, CellOutputs(self.ranks, self.options.logs, cell_id), self.options.on_axis)
         self._inbox: deque[tuple[int, str, Any]] = deque()
         self._unshown: list[tuple[int, str, Any]] = []
         self._answers = Answers(self.options.answer)

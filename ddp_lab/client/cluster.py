@@ -13,18 +13,24 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .. import machine
 from ..errors import CellError, ClusterError
+from ..events import Batch
 from . import namespace
 from .cell_run import CellOptions, CellResult, CellRun, CellText, RankFunction
+from .clock import HostClocks
 from .cluster_views import ClusterViews
 from .devices import place
 from .doctor import Report, Watch
 from .failures import replaced_text
+from .host_processes import HostProcesses, HostSettings
+from .hosts import parse_hosts, provisional
 from .interrupts import held_back
 from .looking import Looking
 from .membership import Membership, RankRecord
 from .outputs import Board, default_board
 from .predictions import Predictions
+from .remote_launchers import Starting
 from .runs import Runs
 from .startup import Processes, Progress, ignore
 from .timeline import Timeline
@@ -41,7 +47,7 @@ _current: Cluster | None = None
 
 
 class Cluster(Predictions, Looking, ClusterViews):
-    """Ranks on this machine: one per GPU, or CPU ranks where there is none.
+    """Ranks on this machine, one per GPU, or CPU ranks where there is none; or on several hosts.
 
     Use it as a context manager in scripts; in notebooks `%cluster start` makes one. All processes end with this
     one, however it ends.
@@ -53,6 +59,13 @@ class Cluster(Predictions, Looking, ClusterViews):
         env: environment variables of the ranks, set before torch is imported there.
         watch_seconds: a cell that makes no progress for so long while ranks wait for each other is told why, once;
             None: never.
+        hosts: ranks on other machines, over ssh: ``"a:4,b:4"``, ``["a:4", "b:4"]`` or ``{"a": 4, "b": 4}``, numbered
+            by host; ``"localhost"`` is this machine. Code, data and packages must be there.
+        engines: what starts them: ``"ssh"``; inside of an allocation ``"slurm"`` (srun), ``"mpi"`` (mpiexec), ``"lsf"``
+            (blaunch) or ``"sge"`` (qrsh); or a command's words, for example ``["docker", "exec", "-i", "{host}"]``.
+        python: the Python that runs ranks on other hosts; None for the path of this one.
+        address: this machine's address that the hosts reach; None finds it.
+        host_seconds: a host that answers nothing for so long is lost, and its ranks with it.
 
     Attributes:
         results: name (of `%%distributed --name`, or a label) -> `CellResult` of the last such cell; its `CellRun` as
@@ -74,17 +87,38 @@ class Cluster(Predictions, Looking, ClusterViews):
         devices: Sequence[int] | None = None,
         env: Mapping[str, str] | None = None,
         watch_seconds: float | None = 10.0,
+        hosts: str | Sequence[str] | Mapping[str, int] | None = None,
+        engines: str | Sequence[str] = "ssh",
+        python: str | None = None,
+        address: str | None = None,
+        host_seconds: float = 30.0,
     ) -> None:
         if watch_seconds is not None and watch_seconds <= 0:
             raise ValueError(f"watch_seconds={watch_seconds}: give a time in seconds, or None for never")
         if backend not in _BACKENDS:
             raise ValueError(f"backend={backend!r}: choose one of {', '.join(_BACKENDS)}")
-        self._placement = place(n, devices, {k: str(v) for k, v in (env or {}).items()}, backend)
+        environment = {name: str(value) for name, value in (env or {}).items()}
+        self._hosts: HostSettings | None = None
+        if hosts is None and (engines != "ssh" or python is not None or address is not None):
+            raise ValueError("engines=, python= and address= say how ranks run on other hosts: give hosts= as well")
+        if hosts is not None:
+            self._hosts = HostSettings(
+                parse_hosts(hosts, n),
+                devices,
+                environment,
+                backend,
+                address=address,
+                starting=Starting(engines, python, host_seconds),
+            )
+            self._placement = provisional(self._hosts.hosts)
+        else:
+            self._placement = place(n, devices, environment, backend)
         self._backend = backend
         self.watch_seconds = watch_seconds
         self._processes: Processes | None = None
         self._wire: Wire | None = None
         self._members: Membership | None = None
+        self._clocks: HostClocks | None = None
         self._owner = 0
         self._cells = itertools.count(1)
         self.timeline = Timeline()
@@ -103,6 +137,10 @@ class Cluster(Predictions, Looking, ClusterViews):
     def world_size(self) -> int:
         """Number of ranks."""
         return self._placement.world_size
+
+    def runs_on(self, hosts: str, n: int | None) -> bool:
+        """Whether its ranks are on these hosts, named as for the constructor."""
+        return self._hosts is not None and self._hosts.hosts == parse_hosts(hosts, n)
 
     @property
     def client(self) -> Any:
@@ -134,15 +172,19 @@ class Cluster(Predictions, Looking, ClusterViews):
             raise ClusterError("the cluster runs already")
         show = progress or ignore
         self._owner = os.getpid()
-        self._processes = Processes(self._placement)
+        self._processes = Processes(self._placement) if self._hosts is None else HostProcesses(self._hosts)
         atexit.register(self.stop)
         try:
-            self._wire = Wire()
-            self._wire.on_batch(self.timeline.extend)
+            self._wire = Wire(self._processes.reach(show))
+            if self._hosts is not None:
+                self._clocks = HostClocks(
+                    self._wire, self._processes.clocks, machine.host_clock(), self.timeline.set_status
+                )
+            self._wire.on_batch(self._take_batch)
             self._wire.on_description(self.timeline.describe)
             self._wire.on_status(self.timeline.set_status)
             self._processes.open(show)
-            self._members = Membership(self._processes, self._wire, self._backend)
+            self._members = Membership(self._processes, self._wire, self._backend, self._clocks)
             self._members.join(show)
         except BaseException:
             self.stop()
@@ -157,12 +199,14 @@ class Cluster(Predictions, Looking, ClusterViews):
             return
         self._processes.fork_server.on_exit = None
         try:
+            if self._clocks is not None:
+                self._clocks.stop()
             self._processes.close()
         finally:
             self._processes = None
             if self._wire is not None:
                 self._wire.close()
-            self._wire = self._members = None
+            self._wire = self._members = self._clocks = None
             atexit.unregister(self.stop)
             if current_cluster() is self:
                 set_current(None)
@@ -170,7 +214,7 @@ class Cluster(Predictions, Looking, ClusterViews):
     def restart(self, progress: Progress | None = None) -> None:
         """Replaces every rank's process by a new one: variables are gone, groups are new."""
         processes, show = self._up(), progress or ignore
-        if processes.fork_server.failed:
+        if processes.broken:
             self.stop()
             self.start(progress)
             return
@@ -261,6 +305,8 @@ class Cluster(Predictions, Looking, ClusterViews):
             answer=lambda rank, message: self.wire.send([rank], message),
             timeout=timeout,
             watch=self._watch(chosen),
+            on_axis=None if self._clocks is None else self._clocks.on_axis,
+            far=self.far_ranks.intersection(chosen),
             logs=self._up().logs,
             after=() if idle else self.ahead(chosen),
         )
@@ -330,6 +376,11 @@ class Cluster(Predictions, Looking, ClusterViews):
         """The cells that a cell on these ranks would wait for."""
         return self.results.ahead(self._joined().busy().intersection(ranks))
 
+    @property
+    def far_ranks(self) -> frozenset[int]:
+        """Ranks of other hosts: large objects travel to and from them in messages, not through shared memory."""
+        return self._up().far_ranks
+
     def busy_ranks(self) -> set[int]:
         """Ranks that were given a cell that has not ended."""
         return self._joined().busy()
@@ -350,6 +401,10 @@ class Cluster(Predictions, Looking, ClusterViews):
         if self._members is None:
             raise ClusterError("the cluster is still starting")
         return self._members
+
+    def _take_batch(self, batch: Batch) -> None:
+        """On the wire's thread: events of all hosts are stored on one time axis."""
+        self.timeline.extend(batch if self._clocks is None else self._clocks.placed(batch))
 
     def _watch(self, ranks: Sequence[int]) -> Watch | None:
         if self.watch_seconds is None:

@@ -44,10 +44,13 @@ def start(
     devices: Sequence[int] | None = None,
     env: Mapping[str, str] | None = None,
     backend: str = "auto",
+    hosts: str | None = None,
+    **placing: Any,
 ) -> Cluster:
     """Starts a cluster with a progress bar and makes it the current one.
 
     A cluster that runs already and fits what is asked is kept, so that a notebook can be run again from the top.
+    `placing` are further arguments of `Cluster`.
 
     Raises:
         ClusterError: the start failed, or a cluster runs that does not fit.
@@ -58,7 +61,8 @@ def start(
 
     running = current_cluster()
     if running is not None:
-        if n not in (None, running.world_size) or devices is not None or env:
+        fits = hosts is None or running.runs_on(hosts, n)
+        if n not in (None, running.world_size) or devices is not None or env or not fits:
             bar.close("")
             raise ClusterError(
                 f"a cluster with {label_of(range(running.world_size))} runs already: `%cluster stop` first"
@@ -67,7 +71,7 @@ def start(
         return running
     begin = time.monotonic()
     try:
-        cluster = Cluster(n, backend=backend, devices=devices, env=env)
+        cluster = Cluster(n, backend=backend, devices=devices, env=env, hosts=hosts, **placing)
         cluster.start(progress=bar.show)
     except BaseException:
         bar.fail()
@@ -243,9 +247,9 @@ def _running(what: str) -> Cluster | None:
 def _ready(cluster: Cluster) -> str:
     records = [cells_of(record) for record in cluster.status()]
     parts = [label_of(range(cluster.world_size))]
-    for name in ("device", "backend"):
+    for name in ("host", "device", "backend"):
         found = list(dict.fromkeys(str(record[name]) for record in records if record.get(name)))
-        if found:
+        if found and (name != "host" or len(found) > 1):
             parts.append(", ".join(found) if len(found) <= 4 else f"{found[0]} … {found[-1]}")
     return "cluster ready: " + " · ".join(parts)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from ..machine import visible_gpus
 
 __all__ = ["Placement", "place", "visible_gpus"]
 
@@ -30,31 +31,13 @@ class Placement:
     rank_environments: dict[int, dict[str, str]]
 
 
-def visible_gpus(environment: Mapping[str, str], present: int | None = None) -> list[str]:
-    """The GPUs that torch would see, each as ``CUDA_VISIBLE_DEVICES`` names it.
-
-    Args:
-        environment: variables of the process that would look.
-        present: number of GPUs of the machine; None asks the driver.
-    """
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    present = _count_gpus() if present is None else present
-    if chosen is None:
-        return [str(index) for index in range(present)]
-    visible = []
-    for entry in (part.strip() for part in chosen.split(",")):
-        if present == 0 or not entry or (entry.lstrip("-").isdigit() and not 0 <= int(entry) < present):
-            break  # CUDA ignores an invalid entry and all after it
-        visible.append(entry)
-    return visible
-
-
 def place(
     n: int | None,
     devices: Sequence[int] | None,
     environment: Mapping[str, str],
     backend: str = "auto",
     gpus: Sequence[str] | None = None,
+    cores: int | None = None,
 ) -> Placement:
     """Decides how many ranks run, and where: one per GPU, or 2 CPU ranks where there is none.
 
@@ -64,6 +47,7 @@ def place(
         environment: variables the user sets for the ranks.
         backend: ``"gloo"``, ``"mpi"`` and ``"shm"`` mean CPU ranks unless `devices` are given.
         gpus: the visible GPUs; None looks for them.
+        cores: of the machine; None looks.
 
     Raises:
         ValueError: no such device, or no rank at all.
@@ -80,7 +64,7 @@ def place(
     world_size = n if n is not None else len(gpus) or _DEFAULT_CPU_RANKS
     if world_size < 1:
         raise ValueError(f"a cluster has at least one rank, not n={n}")
-    threads = max(1, len(os.sched_getaffinity(0)) // world_size)
+    threads = max(1, (cores or len(os.sched_getaffinity(0))) // world_size)
     variables = {name: str(threads) for name in _THREAD_VARIABLES if name not in os.environ} | dict(environment)
     if not gpus:
         return Placement(world_size, ("cpu",) * world_size, variables, {rank: {} for rank in range(world_size)})
@@ -93,17 +77,3 @@ def place(
         # NCCL refuses two ranks on one GPU of one host: each gets a host of its own.
         {rank: {"NCCL_HOSTID": f"ddp_lab-{rank}"} if shared else {} for rank in range(world_size)},
     )
-
-
-def _count_gpus() -> int:
-    """Asks the driver's management library; 0 where there is none."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
-    if library.nvmlInit_v2() != 0:
-        return 0
-    count = ctypes.c_uint()
-    failed = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    library.nvmlShutdown()
-    return 0 if failed else count.value

@@ -19,7 +19,7 @@ from ..errors import ClusterError
 from .answers import QUESTION
 from .results import CellText
 
-__all__ = ["CALL", "RankFunction", "send"]
+__all__ = ["CALL", "RankFunction", "drop_late_replies", "send"]
 
 _RUN = Reference("__import__('ddp_lab.engine.cell', fromlist=['run']).run")
 _OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error", QUESTION}
@@ -80,6 +80,20 @@ def send(
             track_outstanding=True,
             message_future_hook=partial(_attach, rank, take),
         )
+
+
+def drop_late_replies(client: Any) -> None:
+    """Lets the client ignore what comes of requests that it has given up, where ipyparallel would print it.
+
+    They come when the link to a host that was lost is whole again, before its ranks have been ended.
+    """
+    handle = client._queue_handlers["apply_reply"]
+
+    def unless_late(message: Mapping[str, Any]) -> None:
+        if message["parent_header"].get("msg_id") in client.outstanding:
+            handle(message)
+
+    client._queue_handlers["apply_reply"] = unless_late
 
 
 def _pack(cell: Mapping[str, Any], code: str | CellText | RankFunction) -> Any:

@@ -121,6 +121,8 @@ def cell_error(failures: Mapping[int, RankFailure], label: str) -> CellError:
     who = label_of(each.rank for each in same)
     if first.name == LOST:
         message = f"{who} {_headline(first)}"
+        if len(same) > 1:
+            message = message.replace(f"{who} was ", f"{who} were ")
         lines = [f"\x1b[1;31m{message}\x1b[0m during cell {label}"]
         if first.traceback:
             lines += [f"the last lines of the log of {label_of([first.rank])}:", *first.traceback.splitlines()]

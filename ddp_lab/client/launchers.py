@@ -7,19 +7,20 @@ processes started here, whose ids are held here, are ever signalled.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ClusterError
 
-__all__ = ["Controller", "ForkServer", "in_words", "last_words", "tail"]
+__all__ = ["Controller", "ForkServer", "in_words", "last_lines", "last_words", "open_log", "tail"]
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _TAIL_LINES = 15
@@ -33,7 +34,10 @@ _TERM_SECONDS = 1.0
 
 
 class Controller:
-    """ipyparallel's controller: one process and its heart monitor, CurveZMQ on, loopback only."""
+    """ipyparallel's controller: one process and its heart monitor, CurveZMQ on, on loopback.
+
+    Engines of other hosts need an address that they reach; clients connect through loopback all the same.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -46,21 +50,26 @@ class Controller:
         """Process id while it runs."""
         return self._process.pid if self._process is not None else None
 
-    def start(self) -> None:
-        """Starts it and returns at once."""
+    def start(self, engine_address: str = "127.0.0.1") -> None:
+        """Starts it and returns at once.
+
+        Args:
+            engine_address: where engines connect; ``"0.0.0.0"`` for every address of this machine.
+        """
         for folder in (self._profile, self._profile / "security"):
             folder.mkdir(mode=0o700)
         options = [
             f"--profile-dir={self._profile}",
             "--usethreads",
             "--ip=127.0.0.1",
+            f"--IPController.engine_ip={engine_address}",
             "--IPController.enable_curve=True",
             f"--HeartMonitor.period={_HEARTBEAT_MS}",
             f"--HeartMonitor.max_heartmonitor_misses={_NEVER}",
             "--IPController.registration_timeout=600000",
             "--log-level=WARN",
         ]
-        with _open_log(self._log) as log:
+        with open_log(self._log) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ddp_lab.engine.controller", str(os.getpid()), str(self._run_dir), *options],
                 stdin=subprocess.DEVNULL,
@@ -101,11 +110,23 @@ class Controller:
 
 
 class ForkServer:
-    """The process that imports torch once and forks the ranks' engines; see `ddp_lab.engine.fork_server`."""
+    """The process that imports torch once and forks the ranks' engines; see `ddp_lab.engine.fork_server`.
+
+    Attributes:
+        stage: what it does, in words.
+        ready: whether it can fork.
+        pids: rank -> process id, of all that it forked.
+        exits: rank -> exit code, of those that have ended.
+        reasons: rank -> why it ended, where more is known than its exit code.
+        on_exit: told the rank when one has ended.
+    """
 
     def __init__(self, run_dir: Path, environment: Mapping[str, str]) -> None:
         self._run_dir = run_dir
         self._environment = dict(environment)
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._questions = itertools.count(1)
+        self._writing = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -113,6 +134,7 @@ class ForkServer:
         self.ready = False
         self.pids: dict[int, int] = {}
         self.exits: dict[int, int] = {}
+        self.reasons: dict[int, str] = {}
         self.on_exit: Callable[[int], None] | None = None
         self._failure: str | None = None
 
@@ -128,9 +150,9 @@ class ForkServer:
 
     def start(self) -> None:
         """Starts it and returns at once; it imports torch meanwhile."""
-        with _open_log(self._log) as log:
+        with open_log(self._log) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ddp_lab.engine.fork_server", str(os.getpid()), str(self._run_dir)],
+                self._command(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -149,8 +171,8 @@ class ForkServer:
         """
         with self._lock:
             for rank in environments:
-                self.exits.pop(rank, None)
-                self.pids.pop(rank, None)
+                for known in (self.exits, self.pids, self.reasons):
+                    known.pop(rank, None)
         ranks = [
             {"rank": rank, "env": dict(variables), "log": str(self.log_of(rank))}
             for rank, variables in environments.items()
@@ -160,6 +182,20 @@ class ForkServer:
     def signal(self, rank: int, number: int) -> None:
         """Sends a signal to one rank's process; SIGKILL also to what it has started."""
         self._send({"op": "signal", "rank": rank, "signal": int(number)})
+
+    def ask(self, op: str, **arguments: Any) -> int:
+        """Asks a question of `ddp_lab.engine.reach`; returns a number for `answer`."""
+        number = next(self._questions)
+        self._send({"op": op, "id": number, **arguments})
+        return number
+
+    def answer(self, number: int) -> dict[str, Any] | None:
+        """What it answered to a question, once; None until then."""
+        return self._answers.pop(number, None)
+
+    def unreachable(self, ranks: Iterable[int], seconds: float) -> set[int]:
+        """Those of these ranks whose host can't be asked: none, it is this one."""
+        return set()
 
     def log_of(self, rank: int) -> Path:
         """The file with what the rank's process wrote outside cells."""
@@ -171,8 +207,8 @@ class ForkServer:
             raise ClusterError(f"the ranks could not start:\n{self._failure}")
         for rank in ranks:
             if rank in self.exits:
-                code, log = self.exits[rank], tail(self.log_of(rank))
-                raise ClusterError(f"rank {rank} {in_words(code)} while it started; the end of its log:\n{log}")
+                why, log = self.reasons.get(rank) or in_words(self.exits[rank]), tail(self.log_of(rank))
+                raise ClusterError(f"rank {rank} {why} while it started; the end of its log:\n{log}")
 
     def stop(self) -> None:
         """Ends every rank, then the fork server, and waits for it."""
@@ -195,37 +231,53 @@ class ForkServer:
     def _log(self) -> Path:
         return self._run_dir / "fork_server.log"
 
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "ddp_lab.engine.fork_server", str(os.getpid()), str(self._run_dir)]
+
     def _send(self, command: Mapping[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        try:
+        # It ended: `check` says why.
+        with contextlib.suppress(BrokenPipeError, ValueError), self._writing:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:  # it ended; `check` says why
-            pass
 
     def _read(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            event = json.loads(line)
-            gone = None
+            event = self._parsed(line)
             with self._lock:
-                if event["event"] == "stage":
-                    self.stage = event["name"]
-                elif event["event"] == "ready":
-                    self.stage, self.ready = "forking", True
-                elif event["event"] == "forked":
-                    self.pids[event["rank"]] = event["pid"]
-                elif event["event"] == "exited":
-                    if self.pids.get(event["rank"]) == event["pid"]:
-                        gone = event["rank"]
-                        self.exits[gone] = event["code"]
-                elif event["event"] == "failed":
-                    self._failure = _last_lines(event["error"])
+                gone = self._take(event)
             if gone is not None and self.on_exit is not None:
                 self.on_exit(gone)
-        code = self._process.wait()
+        self._ended(self._process.wait())
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+    def _take(self, event: Mapping[str, Any]) -> int | None:
+        """Notes an event; returns the rank that it says has ended. Needs the lock."""
+        kind = event["event"]
+        if kind == "stage":
+            self.stage = event["name"]
+        elif kind == "ready":
+            self.stage, self.ready = "forking", True
+        elif kind == "forked":
+            self.pids[event["rank"]] = event["pid"]
+        elif kind == "exited":
+            if self.pids.get(event["rank"]) == event["pid"]:
+                self.exits[event["rank"]] = event["code"]
+                return int(event["rank"])
+        elif kind == "answer":
+            self._answers[event["id"]] = dict(event)
+        elif kind == "failed":
+            self._failure = last_lines(event["error"])
+        return None
+
+    def _ended(self, code: int) -> None:
+        """On the reader's thread: the process has ended, and its ranks with it."""
         with self._lock:
             for rank in self.pids:
                 self.exits.setdefault(rank, -signal.SIGKILL)
@@ -233,14 +285,14 @@ class ForkServer:
                 self._failure = f"the fork server {in_words(code)}; the end of its log:\n{tail(self._log)}"
 
 
-def _open_log(path: Path) -> BinaryIO:
+def open_log(path: Path) -> BinaryIO:
     """Opens a log for appending; only this user may read it."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 def tail(path: Path) -> str:
     """The last lines of a log file."""
-    return _last_lines(_text_of(path)) if path.exists() else "(no log)"
+    return last_lines(_text_of(path)) if path.exists() else "(no log)"
 
 
 def last_words(path: Path) -> str:
@@ -266,7 +318,7 @@ def in_words(code: int) -> str:
     return f"was killed by {name} (signal {-code})"
 
 
-def _last_lines(text: str) -> str:
+def last_lines(text: str) -> str:
     return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])
 
 

@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 
 from ..errors import ClusterError
 from . import cell_syntax, commands, rank_completion
+from .host_commands import ENGINES
 from .rank_sets import parse_ranks
 from .results import CellText
 
@@ -49,7 +50,16 @@ def _cluster(line: str) -> None:
         return
     with _brief_errors():
         if options.command == "start":
-            commands.start(n=options.n, devices=options.devices, env=dict(options.env), backend=options.backend)
+            commands.start(
+                n=options.n,
+                devices=options.devices,
+                env=dict(options.env),
+                backend=options.backend,
+                hosts=options.hosts,
+                engines=options.engines,
+                python=options.python,
+                address=options.address,
+            )
         elif options.command == "rejoin":
             commands.rejoin(options.replace or ())
         else:
@@ -215,6 +225,16 @@ def _cluster_parser() -> _Parser:
         default="auto",
         help="of the process group (default: auto)",
     )
+    start.add_argument(
+        "--hosts",
+        metavar="a:4,b:4",
+        help="hosts and their numbers of ranks, over ssh; localhost is this machine (default: this machine alone)",
+    )
+    start.add_argument(
+        "--engines", choices=ENGINES, default="ssh", help="what starts ranks on other hosts (default: ssh)"
+    )
+    start.add_argument("--python", metavar="PATH", help="the Python on other hosts (default: the path of this one)")
+    start.add_argument("--address", metavar="IP", help="this machine's address that the hosts reach (default: found)")
     for name, text in _CLUSTER_COMMANDS.items():
         command = commands_.add_parser(name, description=text, help=text)
         if name == "rejoin":

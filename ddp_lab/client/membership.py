@@ -19,6 +19,7 @@ from typing import Any
 
 from ..errors import ClusterError
 from ..insight.examined import Examined
+from .clock import HostClocks
 from .launchers import in_words, last_words
 from .rank_sets import label_of
 from .startup import Processes, Progress, ignore
@@ -47,6 +48,7 @@ class RankRecord:
             ``"silent"`` (it does not answer) or ``"dead"``.
         cell: id of the cell it runs, None between cells.
         exit_code: of a dead rank; minus the signal's number if a signal ended it.
+        clock: how exactly its times are known on one axis with those of other hosts; empty where one clock serves all.
     """
 
     rank: int
@@ -58,6 +60,7 @@ class RankRecord:
     state: str
     cell: str | None
     exit_code: int | None
+    clock: str = ""
 
 
 class Membership:
@@ -67,10 +70,12 @@ class Membership:
         processes: the cluster's processes, all engines registered.
         wire: the channel to the ranks.
         backend: the default group's backend, ``"auto"`` for what fits the devices.
+        clocks: of several hosts; None: one clock serves all.
     """
 
-    def __init__(self, processes: Processes, wire: Wire, backend: str) -> None:
+    def __init__(self, processes: Processes, wire: Wire, backend: str, clocks: HostClocks | None = None) -> None:
         self._processes = processes
+        self._clocks = clocks
         self._wire = wire
         self._backend = backend
         self._world_size = processes.placement.world_size
@@ -163,12 +168,14 @@ class Membership:
 
     def lost(self) -> dict[int, str]:
         """rank -> how its process ended, for those that have."""
-        exits = list(self._processes.fork_server.exits.items())
-        return {rank: self._ended.get(rank) or in_words(code) for rank, code in exits}
+        server = self._processes.fork_server
+        exits, reasons = list(server.exits.items()), dict(server.reasons)
+        return {rank: self._ended.get(rank) or reasons.get(rank) or in_words(code) for rank, code in exits}
 
     def last_words(self, rank: int) -> str:
         """The last lines that a rank's process wrote outside cells."""
-        return last_words(self._processes.fork_server.log_of(rank))
+        log = self._processes.fork_server.log_of(rank)
+        return last_words(log) if log.exists() else ""  # that of a lost host lies there
 
     def records(self) -> tuple[RankRecord, ...]:
         """Every rank as it is now."""
@@ -185,6 +192,8 @@ class Membership:
 
     def _records(self, answers: Mapping[int, Mapping[str, Any]]) -> tuple[RankRecord, ...]:
         exits, pids = dict(self._processes.fork_server.exits), dict(self._processes.fork_server.pids)
+        told = self._clocks.clocks() if self._clocks is not None else ()
+        clocks = {rank: f"±{each.uncertain_ns / 1e6:.2f} ms" for each in told for rank in each.ranks}
         records = []
         for rank in range(self._world_size):
             answer, known = answers.get(rank, {}), self._joined.get(rank, {})
@@ -199,6 +208,7 @@ class Membership:
                     state="dead" if rank in exits else answer.get("state", "silent"),
                     cell=answer.get("cell"),
                     exit_code=exits.get(rank),
+                    clock=clocks.get(rank, ""),
                 )
             )
         return tuple(records)
@@ -230,7 +240,9 @@ class Membership:
         """Ends those of these ranks that answer nobody: no interrupt can reach them."""
         living = [rank for rank in ranks if rank not in self.lost()]
         answers = self._wire.request(living, "ping", _ANSWER_SECONDS)
-        self._end([rank for rank in living if rank not in answers], _SILENT)
+        silent = {rank for rank in living if rank not in answers}
+        # Not the rank is silent, but the way to it: it may run on, and is ended with its host if that stays away.
+        self._end(silent - self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS), _SILENT)
 
     def _end(self, ranks: Iterable[int], why: str) -> None:
         """Kills these ranks' processes and waits until they are gone."""
@@ -257,6 +269,11 @@ class Membership:
             if not busy and not silent:
                 return
             if time.monotonic() > deadline:
+                cut_off = self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS)
+                if cut_off:
+                    raise ClusterError(
+                        f"the host of {label_of(cut_off)} does not answer: wait for it, or for its being given up"
+                    )
                 if silent:
                     raise ClusterError(
                         f"rank {silent[0]} does not answer: wait for it, or give it a new process "
@@ -279,17 +296,24 @@ class Membership:
         found = {group["name"]: group for rank in sorted(answers) for group in answers[rank]["groups"]}
         common = {
             "world_size": self._world_size,
-            "local_world_size": self._world_size,
             "backend": _c10d_backend(self._backend, devices[0]),
             "port": answers[0]["port"],
-            "endpoint": self._wire.endpoint(),
             "groups": sorted(found.values(), key=_in_order_of_creation),
             "group_count": max(answer["group_count"] for answer in answers.values()),
             "broken": sorted({reducer for answer in answers.values() for reducer in answer["broken"]}),
         }
         functions = {**dict.fromkeys(processes.engine_of_rank, "rejoin"), **dict.fromkeys(new, "join")}
+        endpoint = self._wire.endpoint()
         calls = {
-            engine: (functions[rank], {**common, "rank": rank, "local_rank": rank, "device": devices[rank]})
+            engine: (
+                functions[rank],
+                {
+                    **common,
+                    **processes.place_of(rank),
+                    "rank": rank,
+                    "endpoint": processes.endpoint_of(rank, endpoint),
+                },
+            )
             for rank, engine in processes.engine_of_rank.items()
         }
         joined = processes.call(calls, "joining, first collective", progress)
@@ -298,6 +322,8 @@ class Membership:
         self.suspect = False
         with self._lock:
             self._told.clear()
+        if self._clocks is not None:
+            self._clocks.begin()
 
     def _on_status(self, rank: int, status: Mapping[str, Any]) -> None:
         """On the wire's thread: a freed rank's peers are freed too, whichever group they wait on."""

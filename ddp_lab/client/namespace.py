@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from .cell_run import RankFunction
@@ -31,6 +31,10 @@ _pushes = itertools.count(1)
 
 class Runner(Protocol):
     """What push and pull need of a cluster."""
+
+    @property
+    def far_ranks(self) -> Collection[int]:
+        """Ranks that share no memory with this process."""
 
     def run(self, code: Any, *args: Any, **options: Any) -> Any:
         """Calls a function on ranks, as `Cluster.run`."""
@@ -55,7 +59,7 @@ def push(cluster: Runner, mapping: Mapping[str, Any], ranks: Sequence[int]) -> N
     value = pickled_for_ranks(mapping, "pushed")
     token = f"{os.getpid()}-{next(_pushes)}"
     options: dict[str, Any] = {"ranks": ranks, "label": "push", "board": SilentBoard()}
-    with shared(value) as parcel:
+    with shared(value, _far(cluster, ranks)) as parcel:
         staged: CellResult = cluster.run(_STAGE, token, parcel, **options)
     if not all(staged.values.values()):
         cluster.run(_STAGE, token, value.inline(), **options)
@@ -76,13 +80,17 @@ def pull(cluster: Runner, name: str, ranks: Sequence[int]) -> dict[int, Any]:
         ClusterError: it can't be loaded here.
         CellError: evaluating the expression raised.
     """
-    with Receiving(ranks) as receiving:
+    with Receiving(ranks, far=_far(cluster, ranks)) as receiving:
         result: CellResult = cluster.run(
             _READ, name, receiving.request(), ranks=ranks, label=f"pull {name}", board=SilentBoard()
         )
         answers = result.values
         _check(name, ranks, answers)
         return {rank: receiving.unpack(name, rank, answers[rank]["parcel"]) for rank in ranks}
+
+
+def _far(cluster: Runner, ranks: Sequence[int]) -> set[int]:
+    return set(ranks).intersection(cluster.far_ranks)
 
 
 def _check(name: str, ranks: Sequence[int], answers: Mapping[int, Any]) -> None:

@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -80,9 +80,14 @@ def pickled_for_ranks(values: Mapping[str, Any], verb: str) -> Pickled:
 
 
 @contextlib.contextmanager
-def shared(value: Pickled) -> Iterator[Parcel]:
-    """A parcel for all ranks, until the block ends."""
-    segments = _segments(min(value.size + 1, _SEND_SEGMENTS) if value.size else 0)
+def shared(value: Pickled, far: Collection[int] = ()) -> Iterator[Parcel]:
+    """A parcel for all ranks, until the block ends.
+
+    Args:
+        value: the object.
+        far: ranks among them that share no memory with this process; if there are any, the parcel holds everything.
+    """
+    segments = _segments(min(value.size + 1, _SEND_SEGMENTS) if value.size and not far else 0)
     try:
         yield _placed(value, segments)
     finally:
@@ -96,10 +101,12 @@ class Receiving:
     Args:
         ranks: which.
         count: segments of all ranks together; every rank gets one at least.
+        far: ranks that share no memory with this process: they get none.
     """
 
-    def __init__(self, ranks: Sequence[int], count: int = _RECEIVE_SEGMENTS) -> None:
-        self._segments = {rank: _segments(max(1, count // len(ranks))) for rank in ranks}
+    def __init__(self, ranks: Sequence[int], count: int = _RECEIVE_SEGMENTS, far: Collection[int] = ()) -> None:
+        share = max(1, count // len(ranks))
+        self._segments = {rank: _segments(0 if rank in far else share) for rank in ranks}
 
     def request(self) -> dict[str, Any]:
         """What ranks need to know to answer: their segments, whether there is torch here, the notebook's own names."""
@@ -139,13 +146,19 @@ class FunctionCall:
         args: its arguments.
         kwargs: its keyword arguments.
         ranks: where it will run.
+        far: ranks among them that share no memory with this process.
 
     Raises:
         TypeError: it is a generator or coroutine function, or something it needs can't be pickled.
     """
 
     def __init__(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], ranks: Sequence[int]
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        ranks: Sequence[int],
+        far: Collection[int] = (),
     ) -> None:
         name = _name_of(function)
         _check_kind(function, name)
@@ -157,8 +170,8 @@ class FunctionCall:
         self._name = name
         self._values: dict[int, Any] = {}
         self._stack = contextlib.ExitStack()
-        self._receiving = self._stack.enter_context(Receiving(ranks, 8))
-        self.args = (self._stack.enter_context(shared(packed)), self._receiving.request())
+        self._receiving = self._stack.enter_context(Receiving(ranks, 8, far))
+        self.args = (self._stack.enter_context(shared(packed, far)), self._receiving.request())
         self.sources = _sources_of(function)
 
     def values(self, answers: Mapping[int, Any]) -> dict[int, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import RankFailure
@@ -57,10 +57,14 @@ class RankStates:
     Args:
         ranks: the ranks.
         outputs: where their outputs go.
+        on_axis: given a rank and a time of its host, that time on one clock for all; None: all have one.
     """
 
-    def __init__(self, ranks: Sequence[int], outputs: CellOutputs) -> None:
+    def __init__(
+        self, ranks: Sequence[int], outputs: CellOutputs, on_axis: Callable[[int, int], int] | None = None
+    ) -> None:
         self.outputs = outputs
+        self._on_axis = on_axis
         self._states = {rank: RankState() for rank in ranks}
 
     def __getitem__(self, rank: int) -> RankState:
@@ -107,7 +111,10 @@ class RankStates:
             if state.failure is not None:
                 found.append(state.failure)
             elif state.report is not None and not state.report["ok"]:
-                found.append(reports.failure_of(rank, state.report))
+                made = reports.failure_of(rank, state.report)
+                found.append(
+                    made if self._on_axis is None else replace(made, time_ns=self._on_axis(rank, made.time_ns))
+                )
         return reports.in_order(found)
 
     def failed_before(self, time_s: float) -> RankFailure | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import events, journal
+from ..insight.clocks import ClockOffset
 from . import descriptions, timeline_files
 
 __all__ = ["Recording", "find_files", "is_journal", "read"]
@@ -30,6 +31,7 @@ class Recording:
         how: how the program ended: "finished", "interrupted", an error; "killed" if the file does not say.
         batches: events, oldest first.
         descriptions: what they refer to.
+        moved: by how much the times were moved onto another host's clock; None: they were not.
     """
 
     path: Path
@@ -43,6 +45,7 @@ class Recording:
     how: str = ""
     batches: list[events.Batch] = field(default_factory=list)
     descriptions: list[dict[str, Any]] = field(default_factory=list)
+    moved: ClockOffset | None = None
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,12 @@ from ..events import Batch, Kind
 from ..insight.clocks import ClockOffset, Moments, clock_offset
 from ..journal import SUFFIX
 from . import recorded_files
+from .clock import TIMES
 from .rank_sets import label_of
 from .recorded_files import Recording
 from .timeline import Timeline
 
 __all__ = ["RecordedRun", "read_run"]
-
-_TIMES = ("host_ns", "device_begin_ns", "device_end_ns")
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _on_one_clock(recordings: Sequence[Recording]) -> tuple[list[Recording], lis
             continue
         offset = clock_offset(reference, _moments(members))
         said.append(_clock_text(first.host, members, offset))
-        moved += [_shifted(one, offset.ns) for one in members] if offset else members
+        moved += [_shifted(one, offset) for one in members] if offset else members
     return moved, said
 
 
@@ -198,14 +198,14 @@ def _by_key(
     return found, pick.reduceat(every_time[order], starts) if len(found) else every_time
 
 
-def _shifted(recording: Recording, by: int) -> Recording:
+def _shifted(recording: Recording, by: ClockOffset) -> Recording:
     batches = []
     for batch in recording.batches:
         events = batch.events.copy()
-        for name in _TIMES:
-            events[name][events[name] != 0] += by
+        for name in TIMES:
+            events[name][events[name] != 0] += by.ns
         batches.append(replace(batch, events=events))
-    return replace(recording, batches=batches)
+    return replace(recording, batches=batches, moved=by)
 
 
 # ---- merging --------------------------------------------------------------------------------------------
@@ -215,7 +215,10 @@ def _merge(recordings: Sequence[Recording]) -> Timeline:
     timeline = Timeline(max_events=max(1_000_000, sum(len(b.events) for one in recordings for b in one.batches)))
     for one in sorted(recordings, key=lambda one: (one.restart, one.rank)):
         session = one.restart + 1
-        status = {"state": one.how, "pid": one.pid, "host": one.host, "session": session}
+        status: dict[str, Any] = {"state": one.how, "pid": one.pid, "host": one.host, "session": session}
+        if one.moved is not None:
+            moved = {"offset_ns": one.moved.ns, "uncertain_ns": one.moved.uncertain_ns, "drift": one.moved.drift}
+            status["clock"] = {"host": one.host, **moved}
         timeline.set_status(one.rank, status)
         for description in one.descriptions:
             timeline.describe(one.rank, {**description, "session": session})

@@ -16,16 +16,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError
 from .devices import Placement
 from .launchers import Controller, ForkServer
 
-__all__ = ["Processes", "Progress", "ignore"]
+if TYPE_CHECKING:
+    from .remote_launchers import HostServers
+
+__all__ = ["LOOPBACK", "Processes", "Progress", "ignore"]
 
 Progress = Callable[[float, str], None]
 
+LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.004
 _LIMIT_SECONDS = 180.0  # a start that waits for something else than a process that ended
 _IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
@@ -48,7 +52,7 @@ class Processes:
         self._run_dir = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))
         self.logs = self._run_dir / "outputs"  # of cells that print much
         self.controller = Controller(self._run_dir)
-        self.fork_server = ForkServer(self._run_dir, placement.environment)
+        self.fork_server: ForkServer | HostServers = ForkServer(self._run_dir, placement.environment)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -59,14 +63,47 @@ class Processes:
         }
         return {name: pid for name, pid in found.items() if pid is not None} | ranks
 
+    def reach(self, progress: Progress) -> str:
+        """Starts what ranks are forked from; returns the address of this machine by which ranks reach it."""
+        self.fork_server.start()
+        return LOOPBACK
+
+    def place_of(self, rank: int) -> dict[str, Any]:
+        """What `ddp_lab.engine.bootstrap.join` needs to know of a rank's place."""
+        return {
+            "local_rank": rank,
+            "local_world_size": self.placement.world_size,
+            "host_index": 0,
+            "address": LOOPBACK,
+            "interface": "lo",
+            "device": self.placement.devices[rank],
+        }
+
+    def endpoint_of(self, rank: int, endpoint: Mapping[str, str]) -> dict[str, str]:
+        """The wire's endpoint as a rank reaches it."""
+        return dict(endpoint)
+
+    def clocks(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Host's name -> its clock (`ddp_lab.machine.host_clock`) and its ranks, of hosts that may have another."""
+        return {}
+
+    @property
+    def broken(self) -> bool:
+        """Whether new ranks can only come with everything else."""
+        return self.fork_server.failed
+
+    @property
+    def far_ranks(self) -> frozenset[int]:
+        """Ranks that share no memory with this process: those of other hosts."""
+        return frozenset()
+
     def open(self, progress: Progress) -> None:
-        """Starts everything and waits until every rank's engine is registered.
+        """Starts the rest, after `reach`, and waits until every rank's engine is registered.
 
         Raises:
             ClusterError: a process ended meanwhile; the message holds the end of its log.
         """
-        self.fork_server.start()
-        self.controller.start()
+        self._start_controller()
         progress(0.02, "starting the controller")
         ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second: meanwhile they start
         self._connection = self._wait(self.controller.connection, "starting the controller", progress)
@@ -75,6 +112,13 @@ class Processes:
                 self._connection["client"], profile_dir=str(self._run_dir / "profile"), timeout=60
             )
         self.fork_engines(progress)
+
+    def _start_controller(self) -> None:
+        self.controller.start()
+
+    def _fork(self, environments: Mapping[int, Mapping[str, str]], progress: Progress) -> None:
+        assert isinstance(self.fork_server, ForkServer)
+        self.fork_server.fork(self._connection["engine"], environments)
 
     def fork_engines(self, progress: Progress, ranks: Sequence[int] | None = None) -> None:
         """Forks one engine per rank and waits until all have registered; then `prepare`s all ranks.
@@ -85,9 +129,10 @@ class Processes:
         """
         ranks = range(self.placement.world_size) if ranks is None else ranks
         self._wait_unregistered({self.engine_of_rank[rank] for rank in ranks if rank in self.engine_of_rank})
+        self._bring_back(progress)
         known = set(self.client.ids)
         environments = {rank: {"DDP_LAB_RANK": str(rank), **self.placement.rank_environments[rank]} for rank in ranks}
-        self.fork_server.fork(self._connection["engine"], environments)
+        self._fork(environments, progress)
 
         def registered() -> set[int] | None:
             self.fork_server.check(ranks)
@@ -98,12 +143,15 @@ class Processes:
         kept = {engine for rank, engine in self.engine_of_rank.items() if rank not in ranks}
         self._prepare(ids | kept, "starting engines", progress)
 
+    def _bring_back(self, progress: Progress) -> None:
+        """Makes sure that there is something to fork from."""
+
     def prepare(self, doing: str) -> None:
         """Asks every rank to get ready to join anew; fills `prepared` with the answers by rank."""
         self._prepare(self.engine_of_rank.values(), doing, ignore)
 
     def _prepare(self, engines: Iterable[int], doing: str, progress: Progress) -> None:
-        answers = self.call(dict.fromkeys(engines, ("prepare",)), doing, progress)
+        answers = self.call(dict.fromkeys(engines, ("prepare", self.place_of(0)["address"])), doing, progress)
         self.engine_of_rank = {answer["rank"]: engine for engine, answer in answers.items()}
         self.prepared = {answer["rank"]: answer for answer in answers.values()}
 
@@ -203,7 +251,7 @@ class Processes:
         if doing == "starting engines":
             n = self.placement.world_size
             return 0.75, f"starting engines {len(self.fork_server.pids)}/{n}"
-        return {"starting the controller": 0.05}.get(doing, 0.9), doing
+        return {"connecting to the hosts": 0.02, "starting the controller": 0.05}.get(doing, 0.9), doing
 
     def _failure(self, engine: int, result: Any, doing: str) -> str:
         rank = {number: rank for rank, number in self.engine_of_rank.items()}.get(engine)

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["cells_of", "html_table", "status_tables", "text_table"]
 
-_COLUMNS = ("rank", "state", "device", "backend", "step", "cell", "pid", "host", "engine", "exit_code")
+_COLUMNS = ("rank", "state", "device", "backend", "step", "cell", "pid", "host", "clock", "engine", "exit_code")
 
 
 def status_tables(records: Sequence[Any]) -> tuple[str, str]:

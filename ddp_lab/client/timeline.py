@@ -21,6 +21,7 @@ from ..insight.gradient_noise import noise_scale
 from ..insight.workload import Workload
 from ..journal import SUFFIX
 from . import diagnosis, span_columns, timeline_files, timeline_words, what_if, workloads
+from .clock import HostClock, clocks_of
 from .gradient_columns import gradient_columns
 from .gradient_norms import ALL_BUCKETS, drift_columns, gradient_norm_columns
 from .span_columns import Columns
@@ -50,6 +51,14 @@ class Timeline(TimelineModel):
             parameters take 49 kB a step: 61 MB in all.
         max_events: raw events to keep for `since` and `save`, 72 bytes each, and a quarter as many of old steps.
     """
+
+    @property
+    def clocks(self) -> tuple[HostClock, ...]:
+        """The hosts whose times were moved onto one axis, by how much, and how exactly; empty for a single clock.
+
+        Times of spans of different hosts can be compared within ``uncertain_ns``.
+        """
+        return clocks_of({one.rank: one.status for one in self.ranks()})
 
     def spans(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """One row per rank, step and bucket.
@@ -89,7 +98,7 @@ class Timeline(TimelineModel):
         ``all_reduce_ms`` (last rank's launch to last rank's reduced), ``bandwidth_gb_s`` (bytes over that time,
         10⁹ bytes), ``last_rank`` (to launch), ``late_ms`` (last launch minus first), ``wait_ms`` (dict rank ->
         ms that its launched collective waited for the last rank's), ``hidden_ms`` and ``exposed_ms`` (mean over
-        the ranks). Needs one clock for all ranks: that of one host.
+        the ranks). Between ranks of different hosts times are as exact as `clocks` says.
         """
         return _frame(self.sync_columns(reducer, last_steps))
 
@@ -240,6 +249,7 @@ class Timeline(TimelineModel):
             dropped=sum(rank.dropped for rank in self.ranks()),
             findings=findings.findings(found) if found is not None else [],
             kept=self.kept(chosen.reducer),
+            clocks=self.clocks,
         )
         return timeline_words.summary(facts)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..insight.facts import Finding
 from ..insight.words import enumeration, ms, size
+from .clock import HostClock
 from .timeline_records import Kept, LatePlace, ReducerInfo
 
 __all__ = ["CHANGE", "NOTHING", "Facts", "summary"]
@@ -40,6 +41,7 @@ class Facts:
     dropped: int
     findings: Sequence[Finding] = ()
     kept: Kept | None = None
+    clocks: Sequence[HostClock] = ()
 
 
 def summary(facts: Facts) -> str:
@@ -52,6 +54,7 @@ def summary(facts: Facts) -> str:
         lines += [_longest(facts, sync), _last(sync)]
         lines += [_late(facts, sync, one) for one in facts.late[:2]]
     lines += [_largest(facts.findings), _losses(facts), str(facts.kept or "")]
+    lines += [f"{clock}." for clock in facts.clocks]
     return "\n".join(line for line in lines if line)
 
 

@@ -62,6 +62,7 @@ class _Request:
     def __init__(self, ranks: Iterable[int]) -> None:
         self.missing = set(ranks)
         self.replies: dict[int, dict[str, Any]] = {}
+        self.received_ns: dict[int, int] = {}
 
 
 class Wire:
@@ -155,17 +156,34 @@ class Wire:
             rank -> reply; a rank that did not answer within `timeout` seconds is missing. A reply of
             ``{"error": text}`` means that the rank's handler raised.
         """
-        chosen = self.connected() if ranks is None else set(ranks)
+        return self._request(self.connected() if ranks is None else set(ranks), op, timeout, arguments).replies
+
+    def times(self, ranks: Iterable[int], timeout: float) -> dict[int, tuple[int, int, int]]:
+        """Asks ranks for the time; of those that answer, each with its own clock in nanoseconds.
+
+        Returns:
+            rank -> when it was asked, what it answered, when the answer came.
+        """
+        sent_ns = time.monotonic_ns()
+        request = self._request(set(ranks), "time", timeout, {})
+        return {
+            rank: (sent_ns, int(reply["ns"]), request.received_ns[rank])
+            for rank, reply in request.replies.items()
+            if "ns" in reply
+        }
+
+    def _request(self, ranks: set[int], op: str, timeout: float, arguments: Mapping[str, Any]) -> _Request:
+        """Sends a control message; returns when all have answered, or after `timeout` seconds."""
         number = next(self._ids)
-        request = _Request(chosen)
+        request = _Request(ranks)
         with held_back():
             with self._lock:
                 self._requests[number] = request
-            self.send(chosen, {"op": op, "id": number, **arguments})
+            self.send(ranks, {"op": op, "id": number, **arguments})
             with self._lock:
                 self._lock.wait_for(lambda: self._closing or not request.missing, timeout)
                 del self._requests[number]
-                return dict(request.replies)
+                return request
 
     def wait_for(self, cell: str, ranks: Iterable[int], timeout: float = 0.5) -> bool:
         """Waits until everything that these ranks recorded before they flushed `cell` has been handled.
@@ -310,6 +328,7 @@ class Wire:
             self._guarded(self._handle_control, frames)
 
     def _handle_control(self, frames: list[bytes]) -> None:
+        now_ns = time.monotonic_ns()
         rank, message = wire_messages.parse(frames)
         peer = frames[0]
         self._heard[rank] = time.monotonic()
@@ -329,6 +348,7 @@ class Wire:
                 request = self._requests.get(message["id"])
                 if request is not None:
                     request.missing.discard(rank)
+                    request.received_ns[rank] = now_ns
                     request.replies[rank] = message["reply"]
                     self._lock.notify_all()
 

@@ -15,8 +15,6 @@ from . import groups, regroup
 
 __all__ = ["join", "leave", "preload", "prepare", "rejoin"]
 
-_LOOPBACK = "127.0.0.1"
-
 
 class _Rank:
     """What this process holds as a rank."""
@@ -41,8 +39,11 @@ def preload() -> None:
     del agent, completion, ddp, live, spawned, telemetry, text_bars, vitals, warm_up
 
 
-def prepare() -> dict[str, Any]:
-    """Says who this rank is; rank 0 also opens the next rendezvous, on loopback, on a port of the system's choice.
+def prepare(address: str) -> dict[str, Any]:
+    """Says who this rank is; rank 0 also opens the next rendezvous, on a port of the system's choice.
+
+    Args:
+        address: of rank 0's host, where the others reach it; loopback if all are on that host.
 
     Returns:
         ``rank``, ``pid``, ``host``, ``port`` (None but on rank 0), and what a rejoin has to build again: ``groups``
@@ -52,7 +53,7 @@ def prepare() -> dict[str, Any]:
     if rank == 0:
         if _rank.listener is not None:
             _rank.listener.close()
-        _rank.listener = socket.create_server((_LOOPBACK, 0), backlog=1024)
+        _rank.listener = socket.create_server((address, 0), backlog=1024)
         port = _rank.listener.getsockname()[1]
     return {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "port": port, **regroup.inventory()}
 
@@ -61,7 +62,8 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Makes this engine a rank: process group, agent, telemetry, names in the namespace; then one all-reduce.
 
     Args:
-        spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``backend``, ``port``, ``device``,
+        spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``host_index``, ``backend``, ``address``
+            and ``port`` (of the rendezvous), ``interface`` (by which the host reaches the others), ``device``,
             ``endpoint`` (of the client's wire), and ``groups`` and ``group_count`` of ranks that were there before.
 
     Returns:
@@ -175,13 +177,15 @@ def _set_environment(spec: Mapping[str, Any]) -> None:
         WORLD_SIZE=str(spec["world_size"]),
         LOCAL_RANK=str(spec["local_rank"]),
         LOCAL_WORLD_SIZE=str(spec["local_world_size"]),
-        GROUP_RANK="0",
+        GROUP_RANK=str(spec["host_index"]),
         ROLE_RANK=str(spec["rank"]),
         ROLE_WORLD_SIZE=str(spec["world_size"]),
-        MASTER_ADDR=_LOOPBACK,
+        MASTER_ADDR=spec["address"],
         MASTER_PORT=str(spec["port"]),
     )
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", spec["interface"])
+    if spec["interface"] != "lo":
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=" + spec["interface"])  # "=": this one, not those that begin so
 
 
 def _open_default_group(spec: Mapping[str, Any]) -> None:
@@ -194,7 +198,7 @@ def _open_default_group(spec: Mapping[str, Any]) -> None:
         listener = {"master_listen_fd": _rank.listener.detach()}
         _rank.listener = None
     _rank.store = TCPStore(
-        _LOOPBACK, spec["port"], spec["world_size"], is_master=bool(listener), wait_for_workers=False, **listener
+        spec["address"], spec["port"], spec["world_size"], is_master=bool(listener), wait_for_workers=False, **listener
     )
     dist.init_process_group(spec["backend"], store=_rank.store, rank=spec["rank"], world_size=spec["world_size"])
 

@@ -5,12 +5,13 @@ same way on standard output:
 
     {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "..."}, ...]}
     {"op": "signal", "rank": 0, "signal": 15}
+    {"op": "ping"}, and the questions of `ddp_lab.engine.reach`, with an "id"
 
 The end of its input ends every rank.
 
 Events: `stage` (what it does now), `ready`, `forked` (rank, pid), `exited` (rank, pid, code; minus the signal's number
-if one ended it), `failed` (traceback). It holds no CUDA context, no sockets and runs no tensor operation, so that a
-forked rank starts clean. Its ranks can't outlive it, nor it its parent: see `watch`.
+if one ended it), `failed` (traceback), `answer` (id), `pong`. It holds no CUDA context, no sockets and runs no tensor
+operation, so that a forked rank starts clean. Its ranks can't outlive it, nor it its parent: see `watch`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import gc
 import importlib
 import json
 import logging
+import math
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -30,13 +33,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from . import watch
+from .reach import Meeting
 
-__all__: list[str] = []
+__all__ = ["ForkServer", "preload"]
 
 _TERM_SECONDS = 0.5
+_LAST_WORDS = 16_384  # bytes of a rank's log that travel to another host
 _USED_BY_ENGINES = (
     "ipykernel.debugger",
     "ipyparallel.engine.app",
@@ -49,14 +55,28 @@ _USED_BY_ENGINES = (
 
 
 class ForkServer:
-    """The ranks that this process forked, and the channel to the client."""
+    """The ranks that this process forked, and the channel to the client.
 
-    def __init__(self, run_dir: str, commands: int, events: int) -> None:
+    Args:
+        run_dir: the cluster's folder.
+        commands: descriptor that the client writes to.
+        events: descriptor that the client reads.
+        logs: where logs of ranks lie if the client is on another host; the end of one travels there when its rank ends.
+        lease: seconds without a command after which the client counts as gone; None: it is seen when it goes.
+    """
+
+    def __init__(
+        self, run_dir: str, commands: int, events: int, logs: Path | None = None, lease: float | None = None
+    ) -> None:
         self._run_dir = run_dir
+        self._logs = logs
+        self._lease = lease
+        self._meeting = Meeting()
         self._commands = commands
         self._events = events
         self._ranks: dict[int, int] = {}  # pid -> rank
         self._buffer = b""
+        self._heard_s = 0.0  # when the client was last heard
 
     def send(self, event: str, **content: Any) -> None:
         """Writes one event to the client; a client that is gone is the parent watch's business."""
@@ -77,16 +97,22 @@ class ForkServer:
         os.set_blocking(wakeup_read, False)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._heard_s = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._commands, selectors.EVENT_READ)
             selector.register(wakeup_read, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
+                ready = selector.select(self._lease)
+                if self._silent_for() > (self._lease or math.inf):
+                    self._end_gently()
+                    return None
+                for key, _ in ready:
                     if key.fd == wakeup_read:
                         os.read(wakeup_read, 4096)
                         self._reap()
                         continue
                     data = os.read(self._commands, 1 << 16)
+                    self._heard_s = time.monotonic()
                     if not data:
                         self._end_gently()
                         return None
@@ -97,6 +123,11 @@ class ForkServer:
                             os.close(wakeup_read)
                             os.close(wakeup_write)
                             return child
+
+    def _silent_for(self) -> float:
+        """Seconds since the client was heard; what waits to be read counts as heard."""
+        waiting, _, _ = select.select([self._commands], [], [], 0)
+        return 0.0 if waiting else time.monotonic() - self._heard_s
 
     def _end_gently(self) -> None:
         """Asks every rank to end, so that what it registered with atexit runs, and waits a moment."""
@@ -121,7 +152,8 @@ class ForkServer:
                     os.setsid()
                     os.close(self._commands)
                     os.close(self._events)
-                    return lambda: _run_rank(spec, command["connection"], self._run_dir)
+                    log = spec["log"] if self._logs is None else str(self._log_of(spec["rank"]))
+                    return lambda: _run_rank(spec, log, command["connection"], self._run_dir)
                 self._ranks[pid] = spec["rank"]
                 self.send("forked", rank=spec["rank"], pid=pid)
         elif command["op"] == "signal":
@@ -131,7 +163,21 @@ class ForkServer:
                         _kill_group(pid)
                     else:
                         os.kill(pid, command["signal"])
+        elif command["op"] == "ping":
+            self.send("pong")
+        elif (answer := self._meeting.answer(command)) is not None:
+            self.send("answer", id=command["id"], **answer)
         return None
+
+    def _log_of(self, rank: int) -> Path:
+        assert self._logs is not None
+        return self._logs / f"rank-{rank}.log"
+
+    def _last_words(self, rank: int) -> dict[str, str]:
+        """What an `exited` event says besides: the end of the rank's log, for a client on another host."""
+        if self._logs is None or not self._log_of(rank).exists():
+            return {}
+        return {"log": self._log_of(rank).read_bytes()[-_LAST_WORDS:].decode(errors="replace")}
 
     def _reap(self) -> None:
         for pid in list(self._ranks):
@@ -140,7 +186,9 @@ class ForkServer:
                 continue
             _kill_group(pid)
             _, status = os.waitpid(pid, 0)
-            self.send("exited", rank=self._ranks.pop(pid), pid=pid, code=os.waitstatus_to_exitcode(status))
+            rank = self._ranks.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            self.send("exited", rank=rank, pid=pid, code=code, **self._last_words(rank))
 
 
 def _kill_group(pid: int) -> None:
@@ -149,7 +197,7 @@ def _kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _preload(send: Callable[..., None]) -> None:
+def preload(send: Callable[..., None]) -> None:
     """Imports what every rank needs; nothing here may start a thread, open a socket or touch a GPU."""
     gc.disable()  # a collection during the import finds nothing to free, and costs a tenth of it
     send("stage", name="importing torch")
@@ -176,7 +224,7 @@ def _format_a_traceback() -> None:
         formatter(mode="Context").structured_traceback(*sys.exc_info())
 
 
-def _run_rank(spec: Mapping[str, Any], connection: Mapping[str, Any], run_dir: str) -> None:
+def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, Any], run_dir: str) -> None:
     """Becomes the engine of one rank; ends the process when the engine has been asked to end."""
     import numpy as np
     import torch
@@ -185,7 +233,7 @@ def _run_rank(spec: Mapping[str, Any], connection: Mapping[str, Any], run_dir: s
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.argv = [""]
-    log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(spec["env"])
@@ -220,7 +268,7 @@ def main(argv: list[str]) -> None:
     server = ForkServer(argv[1], commands, events)
     watch.on_parent_exit(int(argv[0]), server.end_now)
     try:
-        _preload(server.send)
+        preload(server.send)
     except BaseException:
         server.send("failed", error=traceback.format_exc())
         raise

@@ -94,7 +94,10 @@ class Telemetry:
         self.session = process_session() if session is None else session
         self.error: Exception | None = None
         self._endpoint = dict(endpoint)
-        self._handlers: dict[str, _Handler] = {"ping": lambda _: {}}
+        self._handlers: dict[str, _Handler] = {
+            "ping": lambda _: {},
+            "time": lambda _: {"ns": time.monotonic_ns()},
+        }
         self._lock = threading.Lock()  # guards the data socket and everything below it
         self._outbox: deque[list[bytes]] = deque()
         self._status: dict[str, Any] | None = None

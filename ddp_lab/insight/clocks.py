@@ -1,21 +1,41 @@
-"""How far apart the clocks of two hosts are, from collectives that ranks on both took part in.
+"""How far apart the clocks of two hosts are: from collectives that ranks on both took part in, or from questions.
+
+In both ways what happened before what bounds the offset from below and above, and the tightest bounds leave an
+interval. Its middle is taken, its half width is the uncertainty.
 
 [Note: buckets as barriers]
 No rank has a bucket reduced before every rank has launched it. So with d added to the second host's times, for every
-bucket of every step: ``reduced there + d >= launched here`` and ``launched there + d <= reduced here``. The tightest of
-these bounds leave an interval for d that is about as wide as the fastest all-reduce is long. Its middle is taken.
-Nothing is communicated for it, and it works for whatever was recorded. Clocks that drift apart make the bounds
-contradict each other: the width is then negative, and says by how much at most.
+bucket of every step: ``reduced there + d >= launched here`` and ``launched there + d <= reduced here``. The interval
+for d is about as wide as the fastest all-reduce is long. Nothing is communicated for it, and it works for whatever was
+recorded. Clocks that drift apart make the bounds contradict each other: the width is then negative, and says by how
+much at most.
+
+[Note: questions and answers]
+While a cluster runs, a host is asked for its time: a question that was sent at a, answered with the time s there and
+back at b says ``a <= s + d <= b``. Of several the quickest answers bound best (the minimum-delay filter of NTP, RFC
+5905), and a question is never wrong, only wide: both directions of the way may take different times.
+
+Clocks drift: by the temperature of their crystals, and by what keeps them in step with the world's time. The rate is
+taken for constant over `SPAN_S`, and at most `MOST_DRIFT`. Any two questions bound it: later minus earlier interval,
+over the time between them. With these bounds every question bounds the offset at every moment, the older the wider.
+If bounds contradict each other, the rate has changed: the newest questions count alone.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ClockOffset", "Moments", "clock_offset"]
+__all__ = ["MOST_DRIFT", "SPAN_S", "ClockOffset", "Moments", "Questions", "clock_offset"]
+
+MOST_DRIFT = 200e-6
+"""Seconds a second that one clock may gain on another: twice what a bad crystal does."""
+SPAN_S = 300.0
+"""Questions older than this count no more."""
+_WINDOW_NS = 2_000_000_000  # of the questions in such a time the one with the quickest answer is kept
 
 
 @dataclass(frozen=True)
@@ -40,12 +60,14 @@ class ClockOffset:
     Attributes:
         ns: to be added.
         uncertain_ns: the offset may be so much more or less.
-        buckets: how many collectives it was taken from.
+        buckets: how many collectives (or questions) it was taken from.
+        drift: how much it grows, in seconds a second.
     """
 
     ns: int
     uncertain_ns: int
     buckets: int
+    drift: float = 0.0
 
 
 def clock_offset(reference: Moments, other: Moments) -> ClockOffset | None:
@@ -56,3 +78,64 @@ def clock_offset(reference: Moments, other: Moments) -> ClockOffset | None:
     at_least = int((reference.launched_ns[here] - other.reduced_ns[there]).max())
     at_most = int((reference.reduced_ns[here] - other.launched_ns[there]).min())
     return ClockOffset((at_least + at_most) // 2, abs(at_most - at_least) // 2, len(here))
+
+
+class Questions:
+    """What a clock has answered, and so how far it is behind the one of who asks. See [Note: questions and answers]."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[int, int, int]] = deque(maxlen=int(SPAN_S * 1e9) // _WINDOW_NS)  # middle, low, high
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, sent_ns: int, answer_ns: int, received_ns: int) -> None:
+        """Takes a question: when it was sent, what the other clock said, when the answer came."""
+        made = ((sent_ns + received_ns) // 2, sent_ns - answer_ns, received_ns - answer_ns)
+        last = self._kept[-1] if self._kept else None
+        if last is None or made[0] // _WINDOW_NS != last[0] // _WINDOW_NS:
+            self._kept.append(made)
+        elif made[2] - made[1] < last[2] - last[1]:
+            self._kept[-1] = made
+
+    def offset(self, at_ns: int) -> ClockOffset | None:
+        """What to add to the other clock's times at a moment of the asking one; None before the first answer."""
+        if not self._kept:
+            return None
+        since = [one for one in self._kept if one[0] >= self._kept[-1][0] - int(SPAN_S * 1e9)]
+        found = self._offset(since, at_ns)
+        while found is None:  # the rate has changed
+            since = since[(len(since) + 1) // 2 :]
+            found = self._offset(since, at_ns)
+        return found
+
+    @staticmethod
+    def _offset(kept: list[tuple[int, int, int]], at_ns: int) -> ClockOffset | None:
+        """From these questions; None if they contradict each other."""
+        origin = kept[-1][1]  # small numbers: a float has 53 bits
+        middle = np.array([one[0] - at_ns for one in kept], np.float64)
+        low = np.array([one[1] - origin for one in kept], np.float64)
+        high = np.array([one[2] - origin for one in kept], np.float64)
+        slowest, fastest = _rates(middle, low, high)
+        if slowest > fastest:
+            return None
+        # From a question's moment to `at_ns`: forwards for a past one, backwards for a future one.
+        passed = -middle
+        at_least = float((low + np.minimum(passed * slowest, passed * fastest)).max())
+        at_most = float((high + np.maximum(passed * slowest, passed * fastest)).min())
+        if at_least > at_most:
+            return None
+        half = (at_most - at_least) / 2
+        return ClockOffset(origin + round((at_least + at_most) / 2), round(half), len(kept), (slowest + fastest) / 2)
+
+
+def _rates(
+    middle: npt.NDArray[np.float64], low: npt.NDArray[np.float64], high: npt.NDArray[np.float64]
+) -> tuple[float, float]:
+    """Bounds of how fast the offset grows, from each pair of questions."""
+    earlier, later = np.triu_indices(len(middle), 1)
+    apart = middle[later] - middle[earlier]
+    earlier, later, apart = earlier[apart > 0], later[apart > 0], apart[apart > 0]
+    slowest = ((low[later] - high[earlier]) / apart).max(initial=-MOST_DRIFT)
+    fastest = ((high[later] - low[earlier]) / apart).min(initial=MOST_DRIFT)
+    return float(slowest), float(fastest)

@@ -12,21 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import events, journal
+from ..machine import host_clock
 from ..parallel import recording
 
-__all__ = ["JournalWriter", "host_clock"]
+__all__ = ["JournalWriter"]
 
 INTERVAL = 0.02  # seconds between two drains while events come
 IDLE_INTERVAL = 0.25  # at most, while none come
 KEEP_EVENTS = 2_000_000  # of all ranks of a host: at least so many newest ones stay, at most twice as many: 288 MB
-
-
-def host_clock() -> str:
-    """What is the same for all processes whose monotonic clocks are one: the boot of this host."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
 
 
 def _begin(path: Path) -> FileIO:

@@ -20,10 +20,13 @@ LAYERS: dict[str, tuple[str, int]] = {
     "brought": ("shared", 0),
     "culprits": ("shared", 0),
     "bucketing": ("shared", 0),
+    "machine": ("shared", 0),
     "insight": ("shared", 1),
     "client": ("client", 1),  # timeline, outputs, wire and their parts
     "client.cell_run": ("client", 2),
     "client.launchers": ("client", 2),
+    "client.remote_launchers": ("client", 2),
+    "client.host_processes": ("client", 3),
     "client.membership": ("client", 3),
     "client.startup": ("client", 3),
     "client.namespace": ("client", 3),

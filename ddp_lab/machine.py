@@ -1,0 +1,157 @@
+"""What a process can tell of the machine it runs on: clock, versions, GPUs, addresses (no torch)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["count_gpus", "facts", "host_clock", "interface_of", "local_address", "versions", "visible_gpus"]
+
+_FIRST_TIME_NAMESPACE = "time:[4026531834]"  # Linux's number of the one that the system begins with
+_CHOSEN = "CUDA_VISIBLE_DEVICES"
+
+
+def facts() -> dict[str, Any]:
+    """What a client wants to know of a host before ranks start there, JSON-able.
+
+    ``host`` (its name), ``pid`` and ``started`` (of this process), ``versions``, ``clock``, ``cores``, ``gpus``
+    (present ones) and ``chosen_gpus`` (the variable that limits them, or None), ``ssh`` (addresses of both ends of the
+    ssh connection that started this process; empty without one) and ``addresses`` (pairs of interface and IPv4
+    address).
+    """
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": started(os.getpid()),
+        "versions": versions(),
+        "clock": host_clock(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": count_gpus(),
+        "chosen_gpus": os.environ.get(_CHOSEN),
+        "ssh": os.environ.get("SSH_CONNECTION", "").split()[::2],
+        "addresses": _addresses(),
+    }
+
+
+def host_clock() -> str:
+    """What is the same for all processes whose monotonic clocks are one: the boot of this host.
+
+    A container may have a monotonic clock of its own; then its namespace's number is added.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+    try:
+        namespace = os.readlink("/proc/self/ns/time")
+    except OSError:  # the kernel has no time namespaces
+        return boot
+    return boot if namespace == _FIRST_TIME_NAMESPACE else f"{boot} {namespace}"
+
+
+def versions() -> dict[str, str]:
+    """What must be the same wherever ranks of one cluster run: Python, torch, ddp_lab, and the text of ddp_lab."""
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": _version("torch"),
+        "ddp_lab": _version("ddp_lab"),
+        "ddp_lab's files": _digest(),
+    }
+
+
+def started(pid: int) -> str:
+    """When a process was started, in the kernel's ticks since the boot, with the boot's name; "" if there is none.
+
+    With its id it names one process, for all times and hosts.
+    """
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+    return f"{host_clock()} {ticks}"
+
+
+def visible_gpus(environment: Mapping[str, str], present: int | None = None) -> list[str]:
+    """The GPUs that torch would see, each as ``CUDA_VISIBLE_DEVICES`` names it.
+
+    Args:
+        environment: variables of the process that would look.
+        present: number of GPUs of the machine; None asks the driver.
+    """
+    chosen = environment.get(_CHOSEN)
+    present = count_gpus() if present is None else present
+    if chosen is None:
+        return [str(index) for index in range(present)]
+    visible = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        if present == 0 or not entry or (entry.lstrip("-").isdigit() and not 0 <= int(entry) < present):
+            break  # CUDA ignores an invalid entry and all after it
+        visible.append(entry)
+    return visible
+
+
+def count_gpus() -> int:
+    """Asks the driver's management library; 0 where there is none."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    if library.nvmlInit_v2() != 0:
+        return 0
+    count = ctypes.c_uint()
+    failed = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    library.nvmlShutdown()
+    return 0 if failed else count.value
+
+
+def local_address(peer: str) -> str:
+    """This machine's IPv4 address from which packets to `peer` leave; nothing is sent.
+
+    Raises:
+        OSError: there is no way there, or no such name.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 9))
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an IPv4 address; "" if none has."""
+    return next((name for name, found in _addresses() if found == address), "")
+
+
+def _addresses() -> list[tuple[str, str]]:
+    import psutil
+
+    return [
+        (name, each.address)
+        for name, all_of_it in psutil.net_if_addrs().items()
+        for each in all_of_it
+        if each.family == socket.AF_INET
+    ]
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _digest() -> str:
+    """Of all Python files of this package: its version says little while it is worked on."""
+    made = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
+        if path.name != "_built_for.py":
+            made.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return made.hexdigest()[:12]
