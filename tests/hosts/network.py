@@ -31,12 +31,14 @@ def why_not() -> str:
         return f"no {', '.join(missing)} (Debian: apt install openssh-server iproute2)"
     if os.geteuid() != 0:
         return "network namespaces need root"
+    cables = "ip link add probe type bridge && ip link add one type veth peer name two && ip link set one master probe"
     tried = subprocess.run(
-        ["unshare", "--net", "--uts", "--mount", "--pid", "--time", "--monotonic=10", "--fork", "true"],
+        [*_UNSHARE, "--net", "--monotonic=10", "sh", "-c", cables],
         capture_output=True,
         text=True,
+        env=_environment(),
     )
-    return "" if tried.returncode == 0 else f"no namespaces here: {tried.stderr.strip()}"
+    return "" if tried.returncode == 0 else f"no network namespaces here: {tried.stderr.strip()}"
 
 
 def _do(*words: str) -> None:
