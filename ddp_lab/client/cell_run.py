@@ -358,7 +358,7 @@ class CellRun:
         told = self.options.watch.look(self._outputs) if self.options.watch is not None else None
         if told is not None:
             self._feed_board()
-            self._board.announce(self._states.open(), told)
+            self._board.announce(self._states.open(), told, stays=True)
         limit, begun = self.options.timeout, self._states.begun()
         if limit is None or begun is None or now - begun < limit:
             return

@@ -370,7 +370,7 @@ class Cluster(Predictions, Looking, ClusterViews):
             lab.doctor()
             # rank 0 waits in all_reduce #2 of 4 B (float32 [1]); rank 1 is in `time.sleep(60)` at cell 3 line 2.
         """
-        return Report.of(self._joined().examine())
+        return Report.made(self._joined().examine)
 
     def ahead(self, ranks: Iterable[int]) -> tuple[CellRun, ...]:
         """The cells that a cell on these ranks would wait for."""

@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DdpLabError
+from ..insight.calls import Diagnosis, diagnose_ahead
 from ..insight.examined import Examined
-from ..insight.hangs import Diagnosis, diagnose
+from ..insight.flights import Distances
+from ..insight.hangs import diagnose, different_calls
+from ..insight.lessons import hang_lesson
 
 __all__ = ["Report", "Watch"]
 
 _SURE_SECONDS = 2.0  # a rank waits for one that was not given the cell: nothing but another cell changes that
+_MOMENT_S = 0.1
 _LOOKS = 4  # examinations within the time after which a cell without progress is told of
+_APART = 0.7  # of that time: what is found then is told within it
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,37 @@ class Report:
     ranks: tuple[Examined, ...]
 
     @classmethod
-    def of(cls, ranks: Sequence[Examined]) -> Report:
-        """The report on these ranks."""
-        return cls(diagnose(ranks), tuple(ranks))
+    def of(cls, ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Report:
+        """The report on these ranks, and what they did a moment before (see `diagnose`)."""
+        return cls(diagnose(ranks, before), tuple(ranks))
+
+    @classmethod
+    def made(cls, examine: Callable[[], Sequence[Examined]]) -> Report:
+        """The report of two examinations, a moment apart if any rank waits."""
+        before = examine()
+        if not any(one.waits for one in before):
+            return cls.of(before)
+        time.sleep(_MOMENT_S)
+        return cls.of(examine(), before)
 
     @property
     def brief(self) -> str:
         """The reason, and what to do."""
-        remedy = f"\n→ {self.diagnosis.remedy}" if self.diagnosis.remedy else ""
-        return f"{self.diagnosis.sentence}{remedy}"
+        return brief(self.diagnosis)
+
+    @property
+    def lesson(self) -> str:
+        """The document that explains it, and the heading there; "" if nothing is wrong."""
+        return hang_lesson(self.diagnosis.kind)
 
     def __str__(self) -> str:
         lines = [self.brief]
         for one in self.ranks:
             lines.append(f"  rank {one.rank} {one}{_since(one)}")
+            if one.in_flight:
+                lines.append(f"    in flight: {one.in_flight}")
+        if self.lesson:
+            lines.append(f"  More: {self.lesson}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -59,13 +81,20 @@ class Report:
             return f"<{tag} style='text-align:left;vertical-align:top'>{html.escape(text)}</{tag}>"
 
         rows = "".join(
-            f"<tr>{cell(str(one.rank), 'th')}{cell(str(one) + _since(one))}"
+            f"<tr>{cell(str(one.rank), 'th')}{cell(str(one) + _since(one))}{cell(one.in_flight or '–')}"
             f"<td style='text-align:left'>{_stack(one)}</td></tr>"
             for one in self.ranks
         )
         remedy = f"<br>→ {html.escape(self.diagnosis.remedy)}" if self.diagnosis.remedy else ""
-        head = f"<tr>{cell('rank', 'th')}{cell('what it does', 'th')}{cell('its stack', 'th')}</tr>"
-        return f"<p><b>{html.escape(self.diagnosis.sentence)}</b>{remedy}</p><table>{head}{rows}</table>"
+        titles = ("rank", "what it does", "in flight", "its stack")
+        head = f"<tr>{''.join(cell(title, 'th') for title in titles)}</tr>"
+        more = f"<p><small>More: {html.escape(self.lesson)}</small></p>" if self.lesson else ""
+        return f"<p><b>{html.escape(self.diagnosis.sentence)}</b>{remedy}</p><table>{head}{rows}</table>{more}"
+
+
+def brief(diagnosis: Diagnosis) -> str:
+    """The reason, and what to do."""
+    return f"{diagnosis.sentence}\n→ {diagnosis.remedy}" if diagnosis.remedy else diagnosis.sentence
 
 
 def _since(one: Examined) -> str:
@@ -79,7 +108,7 @@ def _stack(one: Examined) -> str:
 
 
 class Watch:
-    """Notices that a running cell makes no progress, and says so once.
+    """Notices that a running cell makes no progress, or that its ranks go different ways, and says so once.
 
     `look` is called by the thread that shows the cell's outputs; examinations run on threads of their own.
 
@@ -98,6 +127,7 @@ class Watch:
         self._next = time.monotonic() + self._sure / _LOOKS
         self._seen: Any = None
         self._same_since = time.monotonic()
+        self._distances = Distances(seconds * _APART)
         self._outputs: Any = None
         self._told = False
 
@@ -114,22 +144,38 @@ class Watch:
             self._outputs, self._same_since = outputs, now
         with self._lock:
             found, self._found = self._found, None
-        if found is not None:
-            ranks, at = found
-            seen = _fingerprint(ranks)
-            if seen != self._seen:
-                self._seen, self._same_since = seen, max(self._same_since, at)
-            elif at - self._same_since >= self._sure:
-                report = Report.of(ranks)
-                sure = report.diagnosis.kind == "subset" or at - self._same_since >= self._seconds
-                if report.diagnosis.stuck and sure:
-                    self._told = True
-                    seconds = at - self._same_since
-                    return f"no progress for {seconds:.0f} s: {report.brief}\n  `%cluster doctor` shows every rank."
+        told = self._judge(*found) if found is not None else None
+        if told is not None:
+            self._told = True
+            what, diagnosis = told
+            lesson = hang_lesson(diagnosis.kind)
+            more = f"; {lesson} explains it" if lesson else ""
+            return f"{what}: {brief(diagnosis)}\n  `%cluster doctor` shows every rank{more}."
         if now >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._next = now + self._sure / _LOOKS
             self._thread = threading.Thread(target=self._work, name="ddp_lab-doctor", daemon=True)
             self._thread.start()
+        return None
+
+    def _judge(self, ranks: Sequence[Examined], at: float) -> tuple[str, Diagnosis] | None:
+        """What is wrong for sure: calls that differ, ranks that run apart, ranks that wait too long."""
+        flights = {one.rank: one.flights for one in ranks}
+        apart = self._distances.add(at, flights, [one.rank for one in ranks if one.state != "running"])
+        different = different_calls(ranks, [one for one in ranks if one.waits])
+        if different is not None:
+            return "the ranks make different calls", different
+        if apart is not None:
+            return f"the ranks run apart, by {apart.gap}", diagnose_ahead(ranks, apart)
+        seen = _fingerprint(ranks)
+        if seen != self._seen:
+            self._seen, self._same_since = seen, max(self._same_since, at)
+            return None
+        waited = at - self._same_since
+        if waited < self._sure:
+            return None
+        diagnosis = diagnose(ranks)
+        if diagnosis.stuck and (diagnosis.kind == "subset" or waited >= self._seconds):
+            return f"no progress for {waited:.0f} s", diagnosis
         return None
 
     def _work(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from ..errors import ClusterError
-from . import cell_syntax, commands, rank_completion
+from . import cell_syntax, commands, rank_completion, rank_inspection
 from .host_commands import ENGINES
 from .rank_sets import parse_ranks
 from .results import CellText
@@ -34,12 +34,14 @@ def load(shell: Any) -> None:
         functions[name].__doc__ = _PARSERS[name].format_help()
         shell.register_magic_function(functions[name], kind, name)
     rank_completion.load(shell)
+    rank_inspection.load(shell)
 
 
 def unload(shell: Any) -> None:
     """Stops the current cluster and takes the magics away."""
     commands.stop_quietly()
     rank_completion.unload(shell)
+    rank_inspection.unload(shell)
     for name, kind in _MAGICS.items():
         shell.magics_manager.magics[kind].pop(name, None)
 

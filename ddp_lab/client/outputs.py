@@ -47,8 +47,14 @@ class Board(Protocol):
     def know(self, where: str) -> None:
         """Takes the words that say where everything is, for what this board leaves out."""
 
-    def announce(self, ranks: Iterable[int], text: str) -> None:
-        """Shows `text` at once; it is about the running cell, not one of its outputs."""
+    def announce(self, ranks: Iterable[int], text: str, stays: bool = False) -> None:
+        """Shows `text` at once; it is about the running cell, not one of its outputs.
+
+        Args:
+            ranks: that it is about.
+            text: what to show.
+            stays: also when the cell has ended.
+        """
 
 
 def default_board(ranks: Sequence[int], quiet: bool = False) -> Board:
@@ -77,7 +83,7 @@ class SilentBoard:
     def know(self, where: str) -> None:
         """See `Board`."""
 
-    def announce(self, ranks: Iterable[int], text: str) -> None:
+    def announce(self, ranks: Iterable[int], text: str, stays: bool = False) -> None:
         """See `Board`."""
 
 
@@ -124,7 +130,7 @@ class LineBoard:
             self._write(stream, text)
         return 0.0
 
-    def announce(self, ranks: Iterable[int], text: str) -> None:
+    def announce(self, ranks: Iterable[int], text: str, stays: bool = False) -> None:
         """See `Board`."""
         self._write("stdout", f"[{label_of(ranks)}] {text}")
 
@@ -210,10 +216,12 @@ class OutputBoard:
                     self._show_rich(block)
         return min(self._published / _CHARACTERS_PER_S, _LONGEST_PAUSE_S)
 
-    def announce(self, ranks: Iterable[int], text: str) -> None:
-        """See `Board`; the text goes with the final refresh, and until then claims the place below the cell."""
+    def announce(self, ranks: Iterable[int], text: str, stays: bool = False) -> None:
+        """See `Board`; a text that does not stay claims the place below the cell until the final refresh."""
         self._place()
-        self._notes.append(self._rows.append("display", text, set(ranks)))
+        row = self._rows.append("display", text, set(ranks))
+        if not stays:
+            self._notes.append(row)
         self.refresh()
 
     def show_again(self) -> None:

@@ -15,13 +15,13 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from ..errors import ClusterError
 from .rank_sets import parse_ranks
 
-__all__ = ["load", "unload"]
+__all__ = ["CELL", "PATH", "ask", "first_rank", "load", "unload"]
 
 _SECONDS = 0.3
-_CELL = re.compile(r"\s*%%distributed\b(?P<options>[^\n]*)\n")
+CELL = re.compile(r"\s*%%distributed\b(?P<options>[^\n]*)\n")
 _RANKS = re.compile(r"--ranks[ =](?P<ranks>\S+)")
 # A name with attributes and literal subscripts, up to the cursor.
-_PATH = re.compile(r"""(?:[^\W\d]\w*(?:\[(?:\d+|'[^'\n]*'|"[^"\n]*")\])*\s*\.\s*)*(?:[^\W\d]\w*)?$""")
+PATH = re.compile(r"""(?:[^\W\d]\w*(?:\[(?:\d+|'[^'\n]*'|"[^"\n]*")\])*\s*\.\s*)*(?:[^\W\d]\w*)?$""")
 
 
 def load(shell: Any) -> None:
@@ -38,19 +38,21 @@ def unload(shell: Any) -> None:
 
 @context_matcher(identifier="ddp_lab.rank_names")  # type: ignore[untyped-decorator, unused-ignore]
 def _matcher(context: CompletionContext) -> dict[str, Any]:
-    cell = _CELL.match(context.full_text)
-    path = _PATH.search(context.text_until_cursor)
+    cell = CELL.match(context.full_text)
+    path = PATH.search(context.text_until_cursor)
     if cell is None or context.cursor_line < 1 or path is None or not path.group():
         return {"completions": []}
     text = path.group()
-    found = _ask(_first_rank(cell["options"]), text)
+    answer = ask(first_rank(cell["options"]), "complete", _SECONDS, text=text) or {}
+    found = [(name, kind) for name, kind in answer.get("matches", [])]
     begun = text.rpartition(".")[2].strip()
     completions = [SimpleCompletion(name, type=kind) for name, kind in found]
     # What the notebook knows of a variable of the same name is not what the rank has.
     return {"completions": completions, "matched_fragment": begun, "suppress": bool(found) and "." in text}
 
 
-def _first_rank(options: str) -> int:
+def first_rank(options: str) -> int:
+    """The first of the ranks that a cell's line names; 0 if it names none."""
     named = _RANKS.search(options)
     try:
         return parse_ranks(named["ranks"])[0] if named is not None else 0
@@ -58,13 +60,14 @@ def _first_rank(options: str) -> int:
         return 0
 
 
-def _ask(rank: int, text: str) -> list[tuple[str, str]]:
+def ask(rank: int, op: str, seconds: float, **request: Any) -> dict[str, Any] | None:
+    """What a rank of the current cluster answers; None if there is none, or no answer in time."""
     module = sys.modules.get("ddp_lab.client.cluster")
     cluster = module.current_cluster() if module is not None else None
     if cluster is None or rank >= cluster.world_size:
-        return []
+        return None
     try:
-        answers = cluster.wire.request([rank], "complete", _SECONDS, text=text)
+        answers: dict[int, dict[str, Any]] = cluster.wire.request([rank], op, seconds, **request)
     except ClusterError:  # it is being stopped
-        return []
-    return [(name, kind) for name, kind in answers.get(rank, {}).get("matches", [])]
+        return None
+    return answers.get(rank)

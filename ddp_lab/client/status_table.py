@@ -9,7 +9,20 @@ from typing import Any
 
 __all__ = ["cells_of", "html_table", "status_tables", "text_table"]
 
-_COLUMNS = ("rank", "state", "device", "backend", "step", "cell", "pid", "host", "clock", "engine", "exit_code")
+_COLUMNS = (
+    "rank",
+    "state",
+    "device",
+    "backend",
+    "step",
+    "cell",
+    "in_flight",
+    "pid",
+    "host",
+    "clock",
+    "engine",
+    "exit_code",
+)
 
 
 def status_tables(records: Sequence[Any]) -> tuple[str, str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..insight.flights import in_flight_words
+
 if TYPE_CHECKING:
     from .membership import RankRecord
 
@@ -21,6 +23,7 @@ class RankVitals:
         label: name of the cell that it runs; None between cells, or if it does not answer.
         cell_seconds: how long it has run that cell.
         silent_seconds: since it last sent anything; None if it never did.
+        in_flight: collectives that it has launched and that have not ended, in words; "" if there is none.
         gpu_used: bytes that all processes use of its GPU; None without GPU, or if the driver does not tell.
         gpu_total: bytes that its GPU has.
         gpu_percent: of the time in which its GPU was busy, in about the last second.
@@ -30,6 +33,7 @@ class RankVitals:
     label: str | None = None
     cell_seconds: float | None = None
     silent_seconds: float | None = None
+    in_flight: str = ""
     gpu_used: int | None = None
     gpu_total: int | None = None
     gpu_percent: int | None = None
@@ -43,6 +47,7 @@ class RankVitals:
             answer.get("label"),
             answer.get("seconds"),
             silent_seconds,
+            in_flight_words(answer.get("in_flight") or {}),
             gpu.get("used"),
             gpu.get("total"),
             gpu.get("percent"),

@@ -38,7 +38,7 @@ import torch.distributed as dist
 from IPython.core import interactiveshell
 
 from ..parallel.live import breakpoints
-from . import await_runner, cell, examine, groups, regroup
+from . import await_runner, cell, examine, flights, groups, regroup
 from .asking import Asking
 
 __all__ = ["Agent"]
@@ -241,7 +241,8 @@ class Agent:
         if cell_id is not None or cell.running() is None:
             self._settle(cell_id)
         whole = self._freed is None and dist.is_initialized() and not regroup.broken_backwards()
-        return {"whole": whole, "cell": cell.running(), "sequences": groups.sequences()}
+        left = flights.left() if whole else 0
+        return {"whole": whole, "cell": cell.running(), "sequences": groups.sequences(), "in_flight": left}
 
     def ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's state, its cell, the time, and if asked for its main thread's stack; any thread may ask."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from . import groups, regroup
@@ -33,10 +34,10 @@ def preload() -> None:
     """Imports what a rank needs besides torch; called once, before the ranks are forked."""
     from .. import native
     from ..parallel import ddp
-    from . import agent, completion, live, spawned, telemetry, text_bars, vitals, warm_up
+    from . import agent, completion, live, object_help, spawned, telemetry, text_bars, vitals, warm_up
 
     native.load()
-    del agent, completion, ddp, live, spawned, telemetry, text_bars, vitals, warm_up
+    del agent, completion, ddp, live, object_help, spawned, telemetry, text_bars, vitals, warm_up
 
 
 def prepare(address: str) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     import ddp_lab
 
-    from . import completion, live, sources, spawned, text_bars, warm_up
+    from . import completion, examine, flights, live, object_help, sources, spawned, text_bars, warm_up
     from .agent import Agent
     from .telemetry import Telemetry
     from .vitals import Gpu, Vitals
@@ -84,16 +85,19 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     device = torch.device(spec["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    groups.install()
-    text_bars.install()
     shell = get_ipython()
+    groups.install()
+    flights.install(Path(shell.kernel.parent.profile_dir.location))
+    text_bars.install()
     _rank.telemetry = Telemetry(spec["endpoint"], spec["rank"], spec["world_size"])
     _rank.agent = Agent(_rank.telemetry, spec["rank"])
     _rank.agent.install(shell.kernel)
+    _rank.telemetry.on_control("entered_at", examine.entered_at)
     _rank.telemetry.on_control("inspect", _inspect)
     _rank.telemetry.on_control("event_cost", _event_cost)
     live.install(_rank.telemetry)
     completion.install(_rank.telemetry)
+    object_help.install(_rank.telemetry)
     sources.install()
     spawned.install()
     _rank.telemetry.start()

@@ -12,14 +12,15 @@ import ast
 import inspect
 import threading
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["complete", "install"]
+__all__ = ["beside", "complete", "install", "value_of"]
 
 _SECONDS = 0.2
 _MOST = 1_000
 _C_ATTRIBUTES = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_Look = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 _MODULE_DICTIONARIES = ("_modules", "_parameters", "_buffers")
 
 
@@ -29,21 +30,38 @@ class _NotStoredError(LookupError):
 
 def install(channel: Any) -> None:
     """Answers the control message ``complete`` (`telemetry.Telemetry.on_control`)."""
+    channel.on_control(
+        "complete", beside(lambda request, names: {"matches": complete(str(request["text"]), names)}, "complete")
+    )
+
+
+def beside(look: _Look, name: str, seconds: float = _SECONDS) -> Callable[..., Any]:
+    """An answer that is looked for on a thread of its own.
+
+    Args:
+        look: from the request and the rank's namespace to the reply.
+        name: of the thread.
+        seconds: for which it is waited for.
+    """
     worker: threading.Thread | None = None
+
+    def work(request: Mapping[str, Any], reply: dict[str, Any]) -> None:
+        try:
+            reply.update(look(request, _namespace()))
+        except Exception as error:  # noqa: BLE001  the thread's top; a user's dir() may raise anything
+            reply["error"] = f"{type(error).__name__}: {error}"
 
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         nonlocal worker
         if worker is not None and worker.is_alive():  # in a dir() that does not end
             return {}
         reply: dict[str, Any] = {}
-        worker = threading.Thread(
-            target=_work, args=(str(request["text"]), reply), name="ddp_lab-complete", daemon=True
-        )
+        worker = threading.Thread(target=work, args=(request, reply), name=f"ddp_lab-{name}", daemon=True)
         worker.start()
-        worker.join(_SECONDS)
+        worker.join(seconds)
         return dict(reply)
 
-    channel.on_control("complete", answer)
+    return answer
 
 
 def complete(text: str, namespace: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -60,34 +78,31 @@ def complete(text: str, namespace: Mapping[str, Any]) -> list[tuple[str, str]]:
     try:
         if not dot:
             return _fitting(begun, list(namespace), namespace.__getitem__)
-        holder = _value(ast.parse(path.strip(), mode="eval").body, namespace)
+        holder = value_of(ast.parse(path.strip(), mode="eval").body, namespace)
         return _fitting(begun, dir(holder), lambda name: _attribute(holder, name))
     except (SyntaxError, LookupError, AttributeError):
         return []
 
 
-def _work(text: str, reply: dict[str, Any]) -> None:
+def _namespace() -> dict[str, Any]:
+    """The user's names on this rank."""
     from IPython import get_ipython
 
     shell = get_ipython()
-    hidden = shell.user_ns_hidden
-    namespace = {name: value for name, value in list(shell.user_ns.items()) if hidden.get(name, reply) is not value}
-    try:
-        reply["matches"] = complete(text, namespace)
-    except Exception as error:  # noqa: BLE001  the thread's top; a user's dir() may raise anything
-        reply["error"] = f"{type(error).__name__}: {error}"
+    hidden, nothing = shell.user_ns_hidden, object()
+    return {name: value for name, value in list(shell.user_ns.items()) if hidden.get(name, nothing) is not value}
 
 
-def _fitting(begun: str, names: Iterable[Any], value_of: Any) -> list[tuple[str, str]]:
+def _fitting(begun: str, names: Iterable[Any], stored: Any) -> list[tuple[str, str]]:
     found = sorted(name for name in names if isinstance(name, str) and name.startswith(begun))
     if not begun.startswith("_"):
         found = [name for name in found if not name.startswith("_")]
-    return [(name, _kind(name, value_of)) for name in found[:_MOST]]
+    return [(name, _kind(name, stored)) for name in found[:_MOST]]
 
 
-def _kind(name: str, value_of: Any) -> str:
+def _kind(name: str, stored: Any) -> str:
     try:
-        value = value_of(name)
+        value = stored(name)
     except (LookupError, AttributeError):
         return "instance"
     if isinstance(value, types.ModuleType):
@@ -97,14 +112,14 @@ def _kind(name: str, value_of: Any) -> str:
     return "function" if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod) else "instance"
 
 
-def _value(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
+def value_of(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
     """What an expression of names, attributes and literal subscripts stands for, without calling anything."""
     if isinstance(node, ast.Name):
         return namespace[node.id]
     if isinstance(node, ast.Attribute):
-        return _attribute(_value(node.value, namespace), node.attr)
+        return _attribute(value_of(node.value, namespace), node.attr)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        return _item(_value(node.value, namespace), node.slice.value)
+        return _item(value_of(node.value, namespace), node.slice.value)
     raise _NotStoredError
 
 

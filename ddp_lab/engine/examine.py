@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -25,9 +25,9 @@ from torch.distributed import distributed_c10d as c10d
 from ..insight.examined import Examined
 from ..parallel.inspection import live_models
 from ..parallel.live import breakpoints
-from . import cell, groups
+from . import cell, flights, groups
 
-__all__ = ["examine", "is_users", "waited_in"]
+__all__ = ["entered_at", "examine", "is_users", "waited_in"]
 
 _C10D = c10d.__file__
 _OURS = __file__.rpartition("engine")[0]
@@ -48,7 +48,7 @@ def examine(thread: int, began: tuple[str, int] | None) -> dict[str, Any]:
 
     Args:
         thread: the main thread's identifier.
-        began: id and begin (host time in ns) of the running cell; None between cells.
+        began: id and begin (host time in ns) of the running cell, or of the last one; None before the first.
 
     Returns:
         ``cell`` and ``seconds`` of the running cell; ``stack``: frames from the innermost outwards, each ``file``,
@@ -56,8 +56,8 @@ def examine(thread: int, began: tuple[str, int] | None) -> dict[str, Any]:
         the user's own code); ``call``: the function of torch.distributed that it is in, or None: ``name``, ``kind``
         (``"collective"``, ``"point to point"`` or ``"group"``), ``group`` (its name), ``ranks`` of the group, ``what``
         (sizes and types of the tensors), ``bytes``, ``peer`` (source or destination), ``sequence`` (on its group);
-        ``sequences``: group -> collectives entered; ``models``: for each ``reducer``, ``module`` and what
-        `breakpoints.stage` says.
+        ``sequences``: group -> collectives entered; ``flights``: what `flights.flights` says, ``last_cell`` the one
+        that it counts from; ``models``: for each ``reducer``, ``module`` and what `breakpoints.stage` says.
     """
     frame = sys._current_frames().get(thread)
     frames = [] if frame is None else list(_walk(frame))[:_FRAMES]
@@ -68,8 +68,22 @@ def examine(thread: int, began: tuple[str, int] | None) -> dict[str, Any]:
         "stack": [_described(one) for one in frames] if running is not None else [],
         "call": _call(frames) if running is not None else None,
         "sequences": groups.sequences(),
+        "flights": flights.flights(began[1] if began is not None else None),
+        "last_cell": began[0] if began is not None else None,
         "models": [_model(model) for model in live_models()],
     }
+
+
+def entered_at(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the user's code entered a collective: ``file`` and ``line``; empty if that is not known.
+
+    Args:
+        request: ``group`` and ``number`` of the collective.
+    """
+    for name, line in flights.frames_of(str(request["group"]), int(request["number"])):
+        if is_users(name):
+            return {"file": name, "line": line}
+    return {}
 
 
 def waited_in(error: BaseException) -> str:

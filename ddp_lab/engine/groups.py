@@ -15,6 +15,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class GroupRecord:
         timeout_seconds: the group's timeout.
         description: c10d's description.
         sockets: the group's sockets as (descriptor, inode).
+        made_ns: before it was made (wall clock).
     """
 
     name: str
@@ -48,6 +50,7 @@ class GroupRecord:
     description: str
     sockets: list[Socket]
     reference: weakref.ref[Any] = field(repr=False)
+    made_ns: int = 0
     freed: bool = False
 
     @property
@@ -146,7 +149,7 @@ def sequences() -> dict[str, int]:
 
 def _registering(*args: Any, **kwargs: Any) -> Any:
     assert _original is not None
-    before = {inode for _, inode in _sockets()}
+    before, made_ns = {inode for _, inode in _sockets()}, time.time_ns()
     group, store = _original(*args, **kwargs)
     if group is None or group is c10d.GroupMember.NON_GROUP_MEMBER:
         return group, store
@@ -164,6 +167,7 @@ def _registering(*args: Any, **kwargs: Any) -> Any:
             description=str(kwargs.get("group_desc") or "undefined"),
             sockets=[found for found in _sockets() if found[1] not in before and _is_connection(*found)],
             reference=weakref.ref(group),
+            made_ns=made_ns,
         )
         _records.append(record)
     return group, store

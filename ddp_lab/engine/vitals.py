@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from . import cell
+from . import cell, flights
 
 __all__ = ["Gpu", "Vitals"]
 
@@ -48,11 +48,14 @@ class Vitals:
             cell.before_cell.remove(self._before_cell)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What `Agent.ping` says, ``label`` and ``seconds`` of the running cell (None between cells), ``gpu``."""
+        """What `Agent.ping` says, ``label`` and ``seconds`` of the running cell (None between cells), ``gpu``, and
+        ``in_flight`` (see `flights.in_flight`).
+        """
         reply, began = self._ping(request), self._began
         runs = began is not None and reply["cell"] == began[0]
         reply["label"] = began[1] if began is not None and runs else None
         reply["seconds"] = time.monotonic() - began[2] if began is not None and runs else None
+        reply["in_flight"] = flights.in_flight()
         return {**reply, "gpu": self._gpu.read() if self._gpu is not None else None}
 
     def _before_cell(self, cell_id: str, label: str) -> None:

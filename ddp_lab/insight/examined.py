@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .flights import GroupFlights, open_words
 from .words import binary_size, enumeration, names
 
 __all__ = ["BucketStage", "Call", "Examined", "Model", "Place", "label"]
@@ -133,6 +134,9 @@ class Examined:
         call: the function of torch.distributed that it is in.
         sequences: group -> collectives entered.
         models: the wrapped ones.
+        flights: the collectives that it has entered, by group.
+        last_cell: id of the running cell, or of the last one.
+        entered_at: where it entered the collective that is not the same on all ranks, if that is known.
     """
 
     rank: int
@@ -145,6 +149,9 @@ class Examined:
     call: Call | None = None
     sequences: Mapping[str, int] = field(default_factory=dict)
     models: tuple[Model, ...] = ()
+    flights: tuple[GroupFlights, ...] = ()
+    last_cell: str | None = None
+    entered_at: Place | None = None
 
     @classmethod
     def of(cls, rank: int, state: str, answer: Mapping[str, Any], **more: Any) -> Examined:
@@ -158,6 +165,8 @@ class Examined:
             call=Call(**{**call, "ranks": tuple(call["ranks"])}) if call else None,
             sequences=dict(answer["sequences"]),
             models=tuple(_model(one) for one in answer["models"] if "error" not in one),
+            flights=tuple(GroupFlights.of(one) for one in answer.get("flights", ())),
+            last_cell=answer.get("last_cell"),
             **more,
         )
 
@@ -185,6 +194,11 @@ class Examined:
     def waits(self) -> bool:
         """Whether it waits for other ranks."""
         return self.state == "running" and (self.call is not None or self.bucket is not None)
+
+    @property
+    def in_flight(self) -> str:
+        """E.g. ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``: launched collectives that have not ended; or ""."""
+        return open_words(self.flights)
 
     @property
     def waits_in(self) -> str:

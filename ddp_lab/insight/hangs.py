@@ -5,44 +5,40 @@ A rank that waits names its peers: the other members of the group whose collecti
 receives from. The reason is looked for at the peer that is least able to come: one that is gone, one that pauses, one
 whose cell has ended, one that computes or sleeps; and only if all peers wait, too, in what they wait: another
 collective, another size, another root, another group, or each for the other.
+
+Before that, and also when nobody waits, the collectives themselves are compared: by their numbers on a group, ranks
+that called another one under the same number are found, whatever they do now (`find_mismatch`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from .calls import SAME_CALLS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
 from .examined import Call, Examined, label
 from .words import binary_size, enumeration, names
 
-__all__ = ["Diagnosis", "diagnose"]
-
-_SAME_CALLS = "All ranks of a group have to make the same calls in the same order."
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What the doctor says.
-
-    Attributes:
-        kind: e.g. ``"mismatch"``; of `diagnose`.
-        sentence: the reason.
-        remedy: what to do; "" if there is nothing to do.
-        stuck: whether ranks wait for something that does not come by itself, or not soon.
-    """
-
-    kind: str
-    sentence: str
-    remedy: str = ""
-    stuck: bool = True
-
+__all__ = ["diagnose", "different_calls"]
 
 _Rule = Callable[[Sequence[Examined], Sequence[Examined]], Diagnosis | None]
 
 
-def diagnose(ranks: Sequence[Examined]) -> Diagnosis:
-    """The first rule that fits; ranks are all of the cluster's."""
+def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diagnosis:
+    """The first rule that fits.
+
+    Args:
+        ranks: all of the cluster's.
+        before: the same, a moment ago. Ranks that train wait for each other all the time, and are not asked at the same
+            moment: if none of those that wait now waited for the same then, they come on.
+    """
     waiting = [one for one in ranks if one.waits]
+    for rule in _SURE:
+        found = rule(ranks, waiting)
+        if found is not None:
+            return found
+    then = {_wait(one) for one in before}
+    if before and waiting and not any(_wait(one) in then for one in waiting):
+        return Diagnosis("working", f"The ranks come on; at this moment {_each(ranks)}", stuck=False)
     for rule in _RULES:
         found = rule(ranks, waiting)
         if found is not None:
@@ -50,12 +46,18 @@ def diagnose(ranks: Sequence[Examined]) -> Diagnosis:
     return Diagnosis("unknown", _each(ranks))
 
 
+def _wait(one: Examined) -> object:
+    """What tells one wait of a rank from its next one."""
+    steps = tuple((model.reducer, model.step, model.waits_for) for model in one.models)
+    return one.rank, one.call, tuple(sorted(one.sequences.items())), steps
+
+
 def _each(ranks: Sequence[Examined]) -> str:
     """What every rank does, equal words once."""
     doing: dict[str, list[int]] = {}
     for one in ranks:
         doing.setdefault(str(one), []).append(one.rank)
-    return "; ".join(f"{label(who)} {what}" for what, who in doing.items()) + "."
+    return "; ".join(f"{'each of ' if len(who) > 1 else ''}{label(who)} {what}" for what, who in doing.items()) + "."
 
 
 def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -79,6 +81,15 @@ def _paused(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis
     return Diagnosis(
         "paused", sentence, "`lab.next_event()` goes on by one, `lab.resume()` takes the breakpoints away."
     )
+
+
+def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    """Ranks that entered different collectives under the same number: that is so, however long one waits."""
+    found = mismatch_of(ranks)
+    waits = _different(ranks, waiting) if found is not None and len(waiting) == len(ranks) else None
+    if waits is not None and waits.kind in ("backward", "order", "group", "groups"):
+        return waits  # tells more
+    return None if found is None else diagnose_mismatch(ranks, found)
 
 
 def _idle(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -158,7 +169,7 @@ def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis 
         if one.bucket is not None:
             remedy = "Ranks with fewer batches than others: train inside `with model.join():`."
         else:
-            remedy = _SAME_CALLS
+            remedy = SAME_CALLS
         return Diagnosis("ended", sentence, remedy)
     return None
 
@@ -221,13 +232,22 @@ def _different(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagno
         remedy = "Every rank has to make every group, in the same order, also those it is no member of."
         return Diagnosis("group", f"Not all ranks make a group: {words}.", remedy)
     if making:
-        return Diagnosis("making", f"All ranks make a group, and have not found each other: {words}.", _SAME_CALLS)
+        return Diagnosis("making", f"All ranks make a group, and have not found each other: {words}.", SAME_CALLS)
     if buckets and calls:
         remedy = "They train different numbers of steps: use `model.join()`, or call the collective on all ranks."
         return Diagnosis("backward", f"Backward and another collective wait for each other: {words}.", remedy)
     if buckets:
         return _in_buckets(buckets)
-    return _in_calls(calls, words) if calls else None
+    return _in_calls(calls, words, _uneven(waiting)) if calls else None
+
+
+def _uneven(waiting: Sequence[Examined]) -> bool:
+    """Whether ranks that are in collectives are not equally far. In sequence numbers sends and receives count, too."""
+    groups = {one.call.group for one in waiting if one.call is not None}
+    known = {flight.entered for one in waiting for flight in one.flights if flight.group in groups}
+    if known:
+        return None not in known and len(known) > 1
+    return len({one.call.sequence for one in waiting if one.call is not None and one.call.sequence is not None}) > 1
 
 
 def _in_buckets(buckets: Sequence[Examined]) -> Diagnosis:
@@ -243,17 +263,17 @@ def _in_buckets(buckets: Sequence[Examined]) -> Diagnosis:
     return Diagnosis("slow", sentence, "If it takes long, the link is slow or has been cut.")
 
 
-def _in_calls(calls: dict[int, Call], words: str) -> Diagnosis:
+def _in_calls(calls: dict[int, Call], words: str, uneven: bool) -> Diagnosis:
     some = list(calls.values())
     groups = {one.group for one in some}
     if len(groups) > 1:
         remedy = "Ranks that are in several groups have to use them in the same order."
         return Diagnosis("groups", f"Ranks wait in different groups for each other: {words}.", remedy)
     if len({one.name for one in some}) > 1:
-        return Diagnosis("mismatch", f"Ranks entered different collectives: {words}.", _SAME_CALLS)
+        return Diagnosis("mismatch", f"Ranks entered different collectives: {words}.", SAME_CALLS)
     if len({one.peer for one in some}) > 1:
         return Diagnosis("root", f"Ranks name different roots: {words}.", "src and dst have to be the same everywhere.")
-    if len({one.sequence for one in some if one.sequence is not None}) > 1:
+    if uneven:
         return Diagnosis("ahead", f"Ranks are not equally far: {words}.", "One of them left out, or repeated, a call.")
     if len({(one.bytes, one.what) for one in some}) > 1:
         sizes = enumeration([f"{binary_size(one.bytes)} on rank {rank}" for rank, one in calls.items()])
@@ -269,6 +289,5 @@ def _at(one: Examined) -> str:
     return f" ({one.place})" if one.place is not None else ""
 
 
-_RULES: tuple[_Rule, ...] = (
-    _gone, _paused, _idle, _silent, _nobody_waits, _point_to_point, _ended, _busy, _different,
-)  # fmt: skip
+_SURE: tuple[_Rule, ...] = (_gone, _paused, different_calls, launched_alone, _idle, _silent)  # however long one waits
+_RULES: tuple[_Rule, ...] = (_nobody_waits, _point_to_point, _ended, _busy, _different)

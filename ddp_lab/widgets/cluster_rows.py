@@ -24,7 +24,7 @@ _HINTS = {
     "stopped": "a signal has paused its process: collectives wait for it",
     "silent": "nothing comes from it: a long call may hold its interpreter lock (GIL), or its machine is overloaded",
 }
-TITLES = ("rank", "state", "device", "memory", "CPU", "GPU memory", "GPU", "step", "heartbeat")
+TITLES = ("rank", "state", "device", "memory", "CPU", "GPU memory", "GPU", "step", "in flight", "heartbeat")
 
 
 def cluster_rows(
@@ -57,6 +57,7 @@ def _row(one: RankVitals, told: RankStatus | None, process: ProcessUse | None) -
         "gpuUsed": one.gpu_used,
         "gpuTotal": one.gpu_total,
         "gpu": one.gpu_percent,
+        "inFlight": one.in_flight,
         "step": told.step if told is not None and told.events and told.step >= 0 else None,
         "silent": one.silent_seconds if state not in ("dead", "starting") else None,
     }
@@ -107,6 +108,7 @@ def row_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[s
             _of(row["gpuUsed"], row["gpuTotal"]),
             f"{row['gpu']} %" if row["gpu"] is not None else "",
             str(row["step"]) if row["step"] is not None else "",
+            row["inFlight"],
             f"{row['silent']:.0f} s ago" if row["silent"] is not None else "",
         ]
         for row in rows

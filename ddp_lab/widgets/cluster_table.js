@@ -15,16 +15,22 @@ const COLUMNS = [
   { name: "GPU memory", title: "of the whole device, by all processes", gpu: true, text: (row) => (row.gpuUsed === null ? "–" : `${size(row.gpuUsed)} of ${size(row.gpuTotal)}`) },
   { name: "GPU", title: "share of the last second in which the device was busy", gpu: true, percent: (row) => row.gpu },
   { name: "step", title: "newest step of which an event has come", text: (row) => (row.step === null ? "–" : row.step.toLocaleString("en")) },
+  { name: "in flight", title: "collectives that the rank has launched and that have not ended", text: (row) => unbroken(row.inFlight) || "–" },
   { name: "heartbeat", title: "since the rank last answered or sent anything; it is asked twice a second" },
   { name: "" },
 ];
 const STATE = 1;
 const DEVICE = 2;
-const HEARTBEAT = 8;
-const ACTION = 9;
+const HEARTBEAT = 9;
+const ACTION = 10;
 
 function size(value) {
   return value === null ? "–" : bytes(value);
+}
+
+// Keeps numbers and their units on one line.
+function unbroken(text) {
+  return text.replace(/(\d) (?=[A-Za-z])/g, "$1\u00a0");
 }
 
 // 0.4 → "< 1 s", 12 → "12 s", 75 → "1 min 15 s", 7300 → "2 h 1 min"

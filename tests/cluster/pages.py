@@ -120,6 +120,15 @@ class Notebook:
             if reply["parent_header"].get("msg_id") == message_id:
                 return list(reply["content"]["matches"])
 
+    def inspect(self, code: str, detail: int = 0) -> str:
+        """What Shift-Tab shows at the place of `|` in `code`; "" if it finds nothing."""
+        message_id = self._client.inspect(code.replace("|", ""), code.index("|"), detail)
+        while True:
+            reply = self._client.get_shell_msg(timeout=LIMIT_S)
+            if reply["parent_header"].get("msg_id") == message_id:
+                content = reply["content"]
+                return plain(content["data"]["text/plain"]) if content["found"] else ""
+
     def _take(self, message: Mapping[str, Any], shown: Shown) -> bool:
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":

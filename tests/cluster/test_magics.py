@@ -217,6 +217,35 @@ def test_completion(notebook: Notebook) -> None:
     assert notebook.run("%%distributed\nasked").text == "ranks 0–1 → []"
 
 
+def test_inspection(notebook: Notebook) -> None:
+    """Shift-Tab in a `%%distributed` cell shows what a name is on the rank, elsewhere what it is in the notebook."""
+    notebook.run(
+        "%%distributed\nstack = torch.nn.Sequential(torch.nn.Linear(2, 3))\nasked = []\nname = 'there'\n"
+        "class Shy:\n    'Tells nothing.'\n    def __repr__(self): asked.append(1); return ''\n    __len__ = __repr__\n"
+        "shy = Shy()\ndef scaled(x, by=2):\n    'Multiplies.'\n    return by * x\nif rank == 1: only_there = [1, 2]"
+    )
+    notebook.run("name, mine = 1, 2")
+    shown = notebook.inspect("%%distributed --ranks 0\ny = scaled(1, |")
+    assert shown.startswith("Rank: 0\nSignature: scaled(x, by=2)\nType: function\n")
+    assert "Docstring: Multiplies." in shown
+    assert "return by * x" in notebook.inspect("%%distributed\nscal|ed", detail=1)
+    assert "Tensor: float32 [3, 2] on cpu, requires grad, a parameter" in notebook.inspect(
+        "%%distributed\nstack[0].wei|ght"
+    )
+    assert "Parameters: 9 in 2 tensors\nChildren: 0: Linear\n" in notebook.inspect("%%distributed\nsta|ck(1)")
+    assert "Value: 'there'\n" in notebook.inspect("%%distributed\nname|")
+    assert "Tells nothing." in notebook.inspect("%%distributed\nshy|")
+    assert notebook.inspect("%%distributed\nonly_there|") == notebook.inspect("%%distributed\nmine|") == ""
+    assert "Rank: 1\nType: list\nLength: 2" in notebook.inspect("%%distributed --ranks 1\nonly_there|")
+    assert "Signature: print(" in notebook.inspect("%%distributed\nprint(|")
+    assert "int" in notebook.inspect("name|")
+    assert "Runs the cell on the ranks" in notebook.inspect("%%distri|buted\nname")
+    notebook.run("%%distributed --no-wait\nimport time; time.sleep(600)")
+    assert "Multiplies." in notebook.inspect("%%distributed\nscaled|")
+    notebook.run("%cluster interrupt")
+    assert notebook.run("%%distributed\nasked").text == "ranks 0–1 → []"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -12,6 +12,9 @@ from . import running
 LESSONS = running.PROJECT / "tutorials"
 _AVERAGE = "%%distributed\ndef average(gradients):\n"
 _CAT = "    buffer = torch.cat([g.flatten() for g in gradients])\n    dist.all_reduce(buffer)\n"
+_COUNT = (
+    "%%distributed\ntotal = torch.zeros(1)\nfor batch in {}:\n    counted = torch.ones(1){}\n    total += counted\n"
+)
 
 # exercise -> wrong answers, and what the check says to each
 WRONG = {
@@ -31,6 +34,12 @@ WRONG = {
             + "    for g, s in zip(gradients, buffer.split([6, 4])):\n        g.copy_(s.view_as(g))": "sums",
         },
         "2": {"late_rank, late_bucket = 1, 1": "because it waits", "late_rank, late_bucket = 0, 0": "still on time"},
+    },
+    "11_why_does_my_cell_hang": {
+        "1": {
+            _COUNT.format("range(3)", "\n    dist.all_reduce(counted)"): "was left out",
+            _COUNT.format("range(3 + rank)", ""): "Both ranks should come to 7",
+        },
     },
 }
 
@@ -69,6 +78,11 @@ def buckets_and_overlap() -> running.Notebook:
     return _executed("02_buckets_and_overlap")
 
 
+@pytest.fixture(scope="module")
+def why_does_my_cell_hang() -> running.Notebook:
+    return _executed("11_why_does_my_cell_hang")
+
+
 def _judges(notebook: running.Notebook, number: str, wrong: dict[str, str]) -> None:
     """Asserts what the check says to the untouched exercise, to each wrong answer and to the solution."""
     assert "Not yet: " in running.text(running.cell(notebook, f"check-{number}"))
@@ -94,6 +108,26 @@ def test_checks_of_lesson_1(ranks_and_cells: running.Notebook, number: str) -> N
 def test_checks_of_lesson_2(buckets_and_overlap: running.Notebook, number: str) -> None:
     """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
     _judges(buckets_and_overlap, number, WRONG["02_buckets_and_overlap"][number])
+
+
+def test_the_check_of_lesson_11(why_does_my_cell_hang: running.Notebook) -> None:
+    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
+    _judges(why_does_my_cell_hang, "1", WRONG["11_why_does_my_cell_hang"]["1"])
+
+
+def test_the_doctor_explains_hangs(why_does_my_cell_hang: running.Notebook) -> None:
+    """Each hang of lesson 11 gets its sentence, and calls that differ are told of while nobody waits."""
+    told = {
+        name: running.text(running.cell(why_does_my_cell_hang, name))
+        for name in ("busy-doctor", "ended-doctor", "different-doctor", "apart-cell", "gone-cell", "gone-after")
+    }
+    assert "rank 0 waits in all_reduce" in told["busy-doctor"]
+    assert "rank 1 is in `time.sleep(600)`" in told["busy-doctor"]
+    assert "rank 1 has ended the cell; rank 0 still waits in all_reduce" in told["ended-doctor"]
+    assert re.search(r"rank 0 entered all_reduce #\d+ of 4 MiB .*, rank 1 broadcast #", told["different-doctor"])
+    assert "the ranks make different calls: rank 0 entered all_reduce" in told["apart-cell"]
+    assert "rank 1 was killed by SIGKILL" in told["gone-cell"]
+    assert told["gone-after"].split("\n") == ["rank 0 → True", "rank 1 → False"]
 
 
 def test_errors_cost_nothing(ranks_and_cells: running.Notebook) -> None:

@@ -73,6 +73,15 @@ def test_steps_of_a_former_process_do_not_count() -> None:
     assert row(RankVitals(record()), RankStatus(0, state="idle", step=41, events=0))["step"] is None
 
 
+def test_what_is_in_flight() -> None:
+    """Launched collectives that have not ended have a column as long as there are any."""
+    oldest = {"name": "all_reduce", "number": 18, "bytes": 4 << 20, "seconds": 3.2, "bucket": ""}
+    made = row(RankVitals.of(record(), {"in_flight": {"count": 2, "oldest": oldest}}, 0.1))
+    titles, (texts,) = row_texts([made])
+    assert texts[titles.index("in flight")] == "2, oldest all_reduce #18 of 4 MiB for 3.2 s"
+    assert "in flight" not in row_texts([row(RankVitals.of(record(), {}, 0.1))])[0]
+
+
 def test_gpu_columns() -> None:
     """What a GPU rank answers is shown; where the driver tells nothing, there is no such column."""
     answer = {"gpu": {"used": 3 << 30, "total": 24 << 30, "percent": 88}}
@@ -86,6 +95,7 @@ def test_gpu_columns() -> None:
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process that sleeps."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        wait_until(lambda: psutil.Process(process.pid).memory_info().rss > 1 << 20, 20, "its begin")
         yield process
         process.kill()
 

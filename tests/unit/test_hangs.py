@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ddp_lab.insight import calls, hangs
 from ddp_lab.insight.examined import BucketStage, Call, Examined, Model, Place
+from ddp_lab.insight.flights import GroupFlights
 from ddp_lab.insight.hangs import diagnose
+from ddp_lab.insight.lessons import HANGS, hang_lesson
 
 LINE = Place("<cell %%distributed [3]>", 4, "<module>", "dist.all_reduce(t)", users=True)
 CALL = Call("all_reduce", "collective", "0", (0, 1), "float32 [8]", 32, None, 18)
@@ -44,6 +50,20 @@ def test_one_is_ahead() -> None:
     assert found.kind == "ahead"
     assert "#18" in found.sentence
     assert "#17" in found.sentence
+    equally_far = (GroupFlights("0", "gloo", (0, 1), 12, None, 1, {}, (), 0),)  # what differs are sends
+    pair = [waiting(0), waiting(1, replace(CALL, sequence=17))]
+    assert diagnose([replace(one, flights=equally_far) for one in pair]).kind == "slow"
+
+
+def test_ranks_that_come_on() -> None:
+    """Ranks that wait for something else than a moment ago come on; one that waits for the same does not."""
+    before = [waiting(0), waiting(1, replace(CALL, sequence=17))]
+    now = [waiting(0, replace(CALL, sequence=40)), waiting(1, replace(CALL, sequence=41))]
+    found = diagnose(now, before)
+    assert (found.kind, found.stuck) == ("working", False)
+    assert "The ranks come on" in found.sentence
+    assert diagnose(now, [now[0], before[1]]).kind == "ahead"
+    assert diagnose([in_backward(0, 1), in_backward(1, 2)], [in_backward(0, 0), in_backward(1, 1)]).kind == "working"
 
 
 def test_all_are_there() -> None:
@@ -101,3 +121,15 @@ def test_the_remedy_fits_what_the_busy_rank_does(stack: tuple[Place, ...], words
     found = diagnose([waiting(0), Examined(1, "running", stack=stack)])
     assert found.kind == "busy"
     assert words in found.remedy
+
+
+def test_each_diagnosis_has_a_lesson() -> None:
+    """Whatever the doctor finds wrong is explained under a heading that is there."""
+    kinds = set(re.findall(r'Diagnosis\(\s*"(\w+)"', inspect.getsource(hangs) + inspect.getsource(calls)))
+    assert len(kinds) > 15
+    assert {kind for kind in kinds if not hang_lesson(kind)} == {"idle", "working"}
+    notebook = (Path(__file__).resolve().parents[2] / HANGS).read_text(encoding="utf-8")
+    for kind in kinds - {"idle", "working"}:
+        document, heading = hang_lesson(kind)[:-1].split(', "')
+        assert document == HANGS
+        assert f'"## {heading}' in notebook

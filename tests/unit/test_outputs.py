@@ -324,13 +324,14 @@ def test_rich_outputs_end_in_rank_order() -> None:
 
 
 def test_what_is_announced_stands_below_what_came() -> None:
-    """An announcement is shown at once, below what ranks printed before it, and goes in the end."""
+    """An announcement is shown at once, below what ranks printed before it, and goes in the end, or stays."""
     shown, page = board()
     shown.feed(0, "stream", stream("before\n"))
     shown.announce([1], "waits")
     assert page.lines() == ["rank 0 │ before", "rank 1 │ waits"]
+    shown.announce([1], "too long", stays=True)
     shown.refresh(final=True)
-    assert page.lines() == ["rank 0 │ before"]
+    assert page.lines() == ["rank 0 │ before", "rank 1 │ too long"]
 
 
 def test_nothing_is_published_for_a_silent_cell() -> None:
