@@ -25,6 +25,7 @@ from ..culprits import culprit
 from ..errors import ClusterError
 from ..parcels import Parcel, Pickled, TensorBuffers, Unsent, pickled, unpack
 from ..segments import Segments
+from .interrupts import held_back
 from .results import RemoteValue
 
 __all__ = ["FunctionCall", "Receiving", "pickled_for_ranks", "shared"]
@@ -92,7 +93,8 @@ def shared(value: Pickled, far: Collection[int] = ()) -> Iterator[Parcel]:
         yield _placed(value, segments)
     finally:
         if segments is not None:
-            segments.close()
+            with held_back():
+                segments.close()
 
 
 class Receiving:
@@ -127,9 +129,10 @@ class Receiving:
 
     def close(self) -> None:
         """Gives the segments back; what was unpacked stays."""
-        for each in self._segments.values():
-            if each is not None:
-                each.close()
+        with held_back():
+            for each in self._segments.values():
+                if each is not None:
+                    each.close()
 
     def __enter__(self) -> Receiving:
         return self
