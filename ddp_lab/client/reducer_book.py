@@ -67,6 +67,7 @@ class ReducerBook:
             return {**made, "index": index}
         if kind == "assignment":
             made["reducer"] = self.number(rank, life, made["reducer"], tuple(made["group_ranks"]))
+            self._share(made)
             self._assignments.setdefault(made["reducer"], {})[made["generation"]] = made
         elif kind == "inspection":
             made["reducer"] = self.number(rank, life, made["reducer"])
@@ -75,6 +76,14 @@ class ReducerBook:
             made["reducer"] = self.number(rank, life, made["reducer"])
             self.watched.add(rank, made)
         return made
+
+    def _share(self, made: dict[str, Any]) -> None:
+        """Lets what is equal in the model's last assignment be the same object: every rank describes each generation,
+        and each rejoin begins one."""
+        last = next(reversed(self._assignments.get(made["reducer"], {}).values()), None)
+        for field in ("parameters", "buckets", "options", "group_ranks"):
+            if last is not None and last.get(field) == made.get(field):
+                made[field] = last.get(field)
 
     def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:
         """One assignment's description, the newest for None; raises `KeyError` if there is none."""

@@ -6,9 +6,9 @@ JSON-able dict, appended once and read by a cursor of its own. An event may refe
 appended before it, so a reader drains first the events, then the descriptions, and hands the latter on first.
 
 [Note: how long a description is kept]
-As long as the object that it describes lives (its owner, a model), and then until no event that was recorded in that
-life is in the ring any more; for ever without an owner. So a process may build models without end. Fleeting ones, which
-describe one step each, give way to newer ones: the newest 2,048 are kept.
+As long as the object that it describes lives (its owner, a model) and no newer assignment of it came, and then until no
+event that was recorded in that time is in the ring any more; for ever without an owner. So a process may build models
+without end. Fleeting ones, which describe one step each, give way to newer ones: the newest 2,048 are kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class _Description:
     text: str  # JSON
     position: int
     first: int  # the sequence number of the first event that may refer to it
-    end: int | None = None  # of the first one that can't: its owner is gone
+    end: int | None = None  # of the first one that can't: its owner is gone, or it was described anew
+    reducer: int | None = None  # whose assignment it is
 
     def is_needed(self, recorded: int, capacity: int) -> bool:
         """Whether an event that may refer to it can be in the ring or come; `recorded`: events so far."""
@@ -159,6 +160,11 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
     now = statistics()
     with _describing:
         made = _Description(text, _next_position, now.recorded)
+        if description.get("type") == "assignment":
+            made.reducer = description.get("reducer")
+            for one in _descriptions:
+                if one.reducer == made.reducer and one.end is None:
+                    one.end = now.recorded
         _next_position += 1
         _descriptions[:] = [one for one in _descriptions if one.is_needed(now.recorded, now.capacity)]
         _descriptions.append(made)
@@ -180,7 +186,8 @@ def describe_fleeting(description: dict[str, Any]) -> None:
 
 
 def _owner_is_gone(description: _Description) -> None:
-    description.end = statistics().recorded
+    if description.end is None:
+        description.end = statistics().recorded
 
 
 def descriptions(cursor: int) -> tuple[list[dict[str, Any]], int]:
