@@ -7,6 +7,12 @@ then every collective on them fails on both ends. Other backends have an `abort`
 See [Note: a reused descriptor]. A group's sockets are remembered as (descriptor, inode). When the group is gone its
 descriptors are given to other sockets, so `free` first duplicates the descriptor, compares the duplicate's inode, and
 shuts down the duplicate: what it shuts is what it compared.
+
+See [Note: half a shutdown]. Gloo loses an error that it meets while it answers its peer: its own thread has read that
+the peer is ready, takes the waiting send from its list, and the write fails. That send is then in no list of those to
+be told, and whoever waits for it waits until the group's timeout. So a socket is shut down for reading alone: Gloo's
+thread reads what is there, can still answer it, then reads the end, tells everybody who waits, and closes the socket;
+that close is what the peer reads.
 """
 
 from __future__ import annotations
@@ -116,7 +122,7 @@ def free() -> int:
             record.freed = True
     for record in records:
         for descriptor, inode in record.sockets:
-            _shut_down(descriptor, inode)
+            _shut_down(descriptor, inode, socket.SHUT_RD)  # see [Note: half a shutdown]
         _abort_others(record.group)
     return len(records)
 
@@ -216,12 +222,12 @@ def _ports(descriptor: int, inode: int) -> tuple[int, ...]:
             return ()
 
 
-def _shut_down(descriptor: int, inode: int) -> None:
+def _shut_down(descriptor: int, inode: int, how: int = socket.SHUT_RDWR) -> None:
     copy = _duplicate(descriptor, inode)
     if copy is None:
         return
     with copy, contextlib.suppress(OSError):  # the peer was first
-        copy.shutdown(socket.SHUT_RDWR)
+        copy.shutdown(how)
 
 
 def _abort_others(group: Any) -> None:

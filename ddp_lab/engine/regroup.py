@@ -7,6 +7,7 @@ lists, closures) is found through the garbage collector and re-pointed; models a
 from __future__ import annotations
 
 import gc
+import threading
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -131,8 +132,29 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
     for name, group in old.items():
         if name in new:
             _repoint(group, new[name], keep=old)
-    old.clear()
+    _let_go(old)
     return lost
+
+
+def _let_go(old: dict[str, Any]) -> None:
+    """Lets the old groups' threads and sockets end now.
+
+    What a cell raised while it waited on a group refers to it from its traceback's frames, and often to itself: such a
+    group would stay, with four threads and a dozen files, until the garbage collector has its next long turn.
+
+    The end of a group joins its threads, and one may sit in a collective whose error Gloo has lost (see [Note: half a
+    shutdown] in `groups.py`): nobody may wait for that.
+    """
+    given = dict(old)
+    old.clear()
+
+    def release() -> None:
+        left = [weakref.ref(group) for group in given.values()]
+        given.clear()
+        if any(reference() is not None for reference in left):
+            gc.collect()
+
+    threading.Thread(target=release, name="ddp_lab-let-go", daemon=True).start()
 
 
 def _build(group: Mapping[str, Any]) -> Any:
