@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from .failures import replaced_text
 from .host_processes import HostProcesses, HostSettings
 from .hosts import parse_hosts, provisional
 from .interrupts import held_back
+from .keeping import Keeping, check_name
 from .looking import Looking
 from .membership import Membership, RankRecord
 from .outputs import Board, default_board
@@ -44,13 +46,14 @@ __all__ = ["Cluster", "RankRecord", "current_cluster", "set_current"]
 
 _BACKENDS = ("auto", "nccl", "gloo", "shm", "mpi")
 _current: Cluster | None = None
+_sessions = itertools.count(time.time_ns())  # ranks remember cells by their ids: no later client may use one again
 
 
-class Cluster(Predictions, Looking, ClusterViews):
+class Cluster(Predictions, Looking, ClusterViews, Keeping):
     """Ranks on this machine, one per GPU, or CPU ranks where there is none; or on several hosts.
 
     Use it as a context manager in scripts; in notebooks `%cluster start` makes one. All processes end with this
-    one, however it ends.
+    one, however it ends, unless they are detached.
 
     Args:
         n: number of ranks; None for one per device, or 2 CPU ranks.
@@ -66,6 +69,11 @@ class Cluster(Predictions, Looking, ClusterViews):
         python: the Python that runs ranks on other hosts; None for the path of this one.
         address: this machine's address that the hosts reach; None finds it.
         host_seconds: a host that answers nothing for so long is lost, and its ranks with it.
+        detach: whether the ranks outlive this process, with their variables and what they run, until `stop`:
+            `Cluster.find` attaches to them again, from any process of this user. The end of a ``with`` block leaves
+            such a cluster running.
+        name: under which a detached cluster is found; None for ``lab-1``, ``lab-2``, ...
+        lease_seconds: how long a detached cluster lives while no client is attached.
 
     Attributes:
         results: name (of `%%distributed --name`, or a label) -> `CellResult` of the last such cell; its `CellRun` as
@@ -92,7 +100,13 @@ class Cluster(Predictions, Looking, ClusterViews):
         python: str | None = None,
         address: str | None = None,
         host_seconds: float = 30.0,
+        detach: bool = False,
+        name: str | None = None,
+        lease_seconds: float = 3600.0,
     ) -> None:
+        check_name(name, lease_seconds, detach)
+        if detach and hosts is not None:
+            raise ValueError("detach=True: ranks on other hosts end with this process; leave out hosts")
         if watch_seconds is not None and watch_seconds <= 0:
             raise ValueError(f"watch_seconds={watch_seconds}: give a time in seconds, or None for never")
         if backend not in _BACKENDS:
@@ -120,7 +134,12 @@ class Cluster(Predictions, Looking, ClusterViews):
         self._members: Membership | None = None
         self._clocks: HostClocks | None = None
         self._owner = 0
+        self._detach = detach
+        self.name = name
+        self.lease_seconds = lease_seconds
+        self._told = {}
         self._cells = itertools.count(1)
+        self._session = f"{os.getpid()}-{next(_sessions)}" if detach else str(os.getpid())
         self.timeline = Timeline()
         self.last_result: CellResult | None = None
         self.results = Runs()
@@ -172,26 +191,45 @@ class Cluster(Predictions, Looking, ClusterViews):
             raise ClusterError("the cluster runs already")
         show = progress or ignore
         self._owner = os.getpid()
-        self._processes = Processes(self._placement) if self._hosts is None else HostProcesses(self._hosts)
-        atexit.register(self.stop)
+        self._processes = (
+            Processes(self._placement, self._keeper()) if self._hosts is None else HostProcesses(self._hosts)
+        )
         try:
-            self._wire = Wire(self._processes.reach(show))
-            if self._hosts is not None:
-                self._clocks = HostClocks(
-                    self._wire, self._processes.clocks, machine.host_clock(), self.timeline.set_status
-                )
-            self._wire.on_batch(self._take_batch)
-            self._wire.on_description(self.timeline.describe)
-            self._wire.on_status(self.timeline.set_status)
+            self._listen(show)
             self._processes.open(show)
-            self._members = Membership(self._processes, self._wire, self._backend, self._clocks)
+            self._members = Membership(self._processes, self.wire, self._backend, self._clocks)
+            self._members.on_joined = self._remember
             self._members.join(show)
         except BaseException:
             self.stop()
             raise
         show(1.0, "ready")
-        set_current(self)
+        self._is_up()
         return self
+
+    def _listen(self, progress: Progress = ignore) -> None:
+        atexit.register(self._at_exit)
+        processes = self._up()
+        self._wire = self._new_wire(processes.reach(progress))
+        if self._hosts is not None:
+            self._clocks = HostClocks(self._wire, processes.clocks, machine.host_clock(), self.timeline.set_status)
+        self._wire.on_batch(self._take_batch)
+        self._wire.on_description(self.timeline.describe)
+        self._wire.on_status(self.timeline.set_status)
+
+    def _is_up(self) -> None:
+        set_current(self)
+
+    def _is_down(self) -> None:
+        atexit.unregister(self._at_exit)
+        if current_cluster() is self:
+            set_current(None)
+
+    def _at_exit(self) -> None:
+        if self._processes is not None and self._processes.keeper is not None:
+            self.detach()
+        else:
+            self.stop()
 
     def stop(self) -> None:
         """Ends every process of the cluster and waits for them; without effect on a stopped one."""
@@ -207,9 +245,7 @@ class Cluster(Predictions, Looking, ClusterViews):
             if self._wire is not None:
                 self._wire.close()
             self._wire = self._members = self._clocks = None
-            atexit.unregister(self.stop)
-            if current_cluster() is self:
-                set_current(None)
+            self._is_down()
 
     def restart(self, progress: Progress | None = None) -> None:
         """Replaces every rank's process by a new one: variables are gone, groups are new."""
@@ -248,7 +284,7 @@ class Cluster(Predictions, Looking, ClusterViews):
         return self if self.running else self.start()
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._at_exit()
 
     # Cells
 
@@ -310,7 +346,7 @@ class Cluster(Predictions, Looking, ClusterViews):
             logs=self._up().logs,
             after=() if idle else self.ahead(chosen),
         )
-        cell_id = f"{os.getpid()}-{number}"
+        cell_id = f"{self._session}-{number}"
         cell_run = CellRun(self.client, self.engine_of_rank, code, chosen, cell_id=cell_id, options=options)
         name = code.name if isinstance(code, CellText) else label
         with held_back():

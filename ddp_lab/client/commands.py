@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from .cluster import Cluster
 
 __all__ = [
+    "attach",
+    "detach",
     "doctor",
     "interrupt",
+    "list_detached",
     "pull",
     "push",
     "rejoin",
@@ -45,12 +49,17 @@ def start(
     env: Mapping[str, str] | None = None,
     backend: str = "auto",
     hosts: str | None = None,
+    detached: Mapping[str, Any] | None = None,
     **placing: Any,
 ) -> Cluster:
     """Starts a cluster with a progress bar and makes it the current one.
 
-    A cluster that runs already and fits what is asked is kept, so that a notebook can be run again from the top.
-    `placing` are further arguments of `Cluster`.
+    A cluster that runs already and fits what is asked is kept, so that a notebook can be run again from the top: also a
+    detached one of the name that is given. `placing` are further arguments of `Cluster`.
+
+    Args:
+        n: as `Cluster`, and so are `devices`, `env`, `backend` and `hosts`.
+        detached: ``name`` and ``lease_seconds`` of one that is to outlive this process, where they are given.
 
     Raises:
         ClusterError: the start failed, or a cluster runs that does not fit.
@@ -69,15 +78,74 @@ def start(
             )
         bar.close(f"a cluster with {label_of(range(running.world_size))} runs already")
         return running
+    if detached is not None and detached.get("name") in [one.name for one in Cluster.detached()]:
+        bar.close("")
+        return attach(str(detached["name"]))
     begin = time.monotonic()
     try:
-        cluster = Cluster(n, backend=backend, devices=devices, env=env, hosts=hosts, **placing)
+        given = {} if detached is None else {"detach": True, **detached}
+        cluster = Cluster(n, backend=backend, devices=devices, env=env, hosts=hosts, **placing, **given)
         cluster.start(progress=bar.show)
     except BaseException:
         bar.fail()
         raise
     bar.close(f"{_ready(cluster)} in {time.monotonic() - begin:.1f} s")
+    if detached is not None:
+        write_line(
+            "stdout", f"it outlives this notebook: `%cluster attach {cluster.name}` finds it again, {_lease(cluster)}"
+        )
     return cluster
+
+
+def attach(name: str | None = None, take_over: bool = False) -> Cluster:
+    """Attaches to a detached cluster, makes it the current one, and says what has run meanwhile."""
+    from .cluster import Cluster, current_cluster
+
+    running = current_cluster()
+    if running is not None and (name is None or running.name == name):
+        write_line("stdout", f"{label_of(range(running.world_size))} of {running.name or 'this notebook'}: attached")
+        return running
+    if running is not None:
+        raise ClusterError("another cluster runs here: `%cluster stop` (or `%cluster detach`) first")
+    begin = time.monotonic()
+    cluster = Cluster.find(name, take_over=take_over)
+    ready = _ready(cluster).replace("cluster ready", f"attached to {cluster.name}")
+    write_line("stdout", f"{ready} in {time.monotonic() - begin:.1f} s; variables kept")
+    for cell in cluster.left:
+        write_line("stdout", str(cell))
+        if cell.running:
+            write_line("stdout", "the next cell has to wait for its end, or interrupt it first (`%cluster interrupt`)")
+    return cluster
+
+
+def detach() -> None:
+    """Lets go of the current cluster; its ranks go on."""
+    cluster = _running("leave")
+    if cluster is not None:
+        cluster.detach()
+        write_line("stdout", f"left {cluster.name}: `%cluster attach {cluster.name}` finds it again, {_lease(cluster)}")
+
+
+def list_detached() -> None:
+    """Shows this user's detached clusters."""
+    from .cluster import Cluster
+
+    found = Cluster.detached()
+    if not found:
+        write_line("stdout", "no detached cluster runs here (`%cluster start --detach --name NAME` starts one)")
+        return
+    rows = []
+    for one in found:
+        who = "nobody" if one.attached is None else f"process {one.attached}"
+        who += " (this notebook)" if one.attached == os.getpid() else ""
+        left = f"{one.lease_seconds:.0f} s" if one.left_seconds is None else f"{one.left_seconds:.0f} s left"
+        rows.append((one.name, f"{one.ranks[0]} of {one.ranks[1]}", who, left))
+    titles = ("name", "ranks", "attached", "lease")
+    _show(text_table(titles, rows), html_table(titles, rows))
+
+
+def _lease(cluster: Cluster) -> str:
+    return f"for {cluster.lease_seconds:.0f} s after the last client has gone"
 
 
 def stop() -> None:
@@ -89,13 +157,13 @@ def stop() -> None:
 
 
 def stop_quietly() -> None:
-    """Ends the current cluster if there is one."""
+    """Ends the current cluster if there is one; leaves a detached one."""
     import sys
 
     module = sys.modules.get("ddp_lab.client.cluster")
     cluster = module.current_cluster() if module is not None else None
     if cluster is not None:
-        cluster.stop()
+        cluster.__exit__()
 
 
 def restart() -> None:

@@ -20,7 +20,16 @@ from typing import Any, BinaryIO
 
 from ..errors import ClusterError
 
-__all__ = ["Controller", "ForkServer", "in_words", "last_lines", "last_words", "open_log", "tail"]
+__all__ = [
+    "Controller",
+    "ForkServer",
+    "in_words",
+    "last_lines",
+    "last_words",
+    "open_log",
+    "process_environment",
+    "tail",
+]
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _TAIL_LINES = 15
@@ -31,6 +40,8 @@ _BELOW_CELLS = ("interactiveshell.py", "ddp_lab/engine/cell.py")  # frames from 
 _HEARTBEAT_MS = 50
 _NEVER = 1_000_000_000
 _TERM_SECONDS = 1.0
+# By default it keeps the last thousand requests with all their outputs, joined anew for each line that comes.
+_NO_DATABASE = "ipyparallel.controller.dictdb.NoDB"
 
 
 class Controller:
@@ -50,12 +61,8 @@ class Controller:
         """Process id while it runs."""
         return self._process.pid if self._process is not None else None
 
-    def start(self, engine_address: str = "127.0.0.1") -> None:
-        """Starts it and returns at once.
-
-        Args:
-            engine_address: where engines connect; ``"0.0.0.0"`` for every address of this machine.
-        """
+    def command(self, parent: str, engine_address: str = "127.0.0.1") -> list[str]:
+        """What to run below the process `parent`; makes the folders that it needs."""
         for folder in (self._profile, self._profile / "security"):
             folder.mkdir(mode=0o700)
         options = [
@@ -64,18 +71,27 @@ class Controller:
             "--ip=127.0.0.1",
             f"--IPController.engine_ip={engine_address}",
             "--IPController.enable_curve=True",
+            f"--IPController.db_class={_NO_DATABASE}",
             f"--HeartMonitor.period={_HEARTBEAT_MS}",
             f"--HeartMonitor.max_heartmonitor_misses={_NEVER}",
             "--IPController.registration_timeout=600000",
             "--log-level=WARN",
         ]
+        return [sys.executable, "-m", "ddp_lab.engine.controller", parent, str(self._run_dir), *options]
+
+    def start(self, engine_address: str = "127.0.0.1") -> None:
+        """Starts it and returns at once.
+
+        Args:
+            engine_address: where engines connect; ``"0.0.0.0"`` for every address of this machine.
+        """
         with open_log(self._log) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ddp_lab.engine.controller", str(os.getpid()), str(self._run_dir), *options],
+                self.command(str(os.getpid()), engine_address),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment({}),
+                env=process_environment({}),
                 start_new_session=True,
             )
 
@@ -148,6 +164,10 @@ class ForkServer:
         """Whether it has ended or could not import what ranks need."""
         return self._failure is not None
 
+    def command(self, parent: str) -> list[str]:
+        """What to run below the process `parent`."""
+        return [sys.executable, "-m", "ddp_lab.engine.fork_server", parent, str(self._run_dir)]
+
     def start(self) -> None:
         """Starts it and returns at once; it imports torch meanwhile."""
         with open_log(self._log) as log:
@@ -156,7 +176,7 @@ class ForkServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(self._environment),
+                env=process_environment(self._environment),
                 start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read, name="ddp_lab-fork-server", daemon=True)
@@ -246,12 +266,15 @@ class ForkServer:
         assert self._process is not None
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            event = self._parsed(line)
-            with self._lock:
-                gone = self._take(event)
-            if gone is not None and self.on_exit is not None:
-                self.on_exit(gone)
+            self._hear(self._parsed(line))
         self._ended(self._process.wait())
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        """One event, on the reader's thread."""
+        with self._lock:
+            gone = self._take(event)
+        if gone is not None and self.on_exit is not None:
+            self.on_exit(gone)
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         event: dict[str, Any] = json.loads(line)
@@ -278,11 +301,15 @@ class ForkServer:
 
     def _ended(self, code: int) -> None:
         """On the reader's thread: the process has ended, and its ranks with it."""
+        self.take_end(f"the fork server {in_words(code)}; the end of its log:\n{tail(self._log)}")
+
+    def take_end(self, why: str) -> None:
+        """No event will come any more: the ranks have ended with what they were forked from."""
         with self._lock:
             for rank in self.pids:
                 self.exits.setdefault(rank, -signal.SIGKILL)
             if self._failure is None:
-                self._failure = f"the fork server {in_words(code)}; the end of its log:\n{tail(self._log)}"
+                self._failure = why
 
 
 def open_log(path: Path) -> BinaryIO:
@@ -322,9 +349,9 @@ def last_lines(text: str) -> str:
     return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])
 
 
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+def process_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's variables and `extra`; ddp_lab stays importable wherever this process found it."""
-    environment = {**os.environ, **extra}
-    path = environment.get("PYTHONPATH", "")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, _PACKAGE_ROOT]))
-    return environment
+    made = {**os.environ, **extra}
+    path = made.get("PYTHONPATH", "")
+    made["PYTHONPATH"] = os.pathsep.join(filter(None, [path, _PACKAGE_ROOT]))
+    return made

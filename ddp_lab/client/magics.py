@@ -58,14 +58,28 @@ def _cluster(line: str) -> None:
                 env=dict(options.env),
                 backend=options.backend,
                 hosts=options.hosts,
+                detached=_detached(options),
                 engines=options.engines,
                 python=options.python,
                 address=options.address,
             )
+        elif options.command == "attach":
+            commands.attach(options.name, options.take_over)
+        elif options.command == "list":
+            commands.list_detached()
         elif options.command == "rejoin":
             commands.rejoin(options.replace or ())
         else:
             getattr(commands, options.command)()
+
+
+def _detached(options: argparse.Namespace) -> dict[str, Any] | None:
+    """What `%cluster start` says of a cluster that is to outlive the notebook; None for one that is not."""
+    given = {"name": options.name, "lease_seconds": options.lease}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not options.detach:
+        raise UsageError("%cluster start: --name and --lease are for --detach")
+    return given if options.detach else None
 
 
 def _distributed(shell: Any, line: str, cell: str) -> Any:
@@ -237,6 +251,17 @@ def _cluster_parser() -> _Parser:
     )
     start.add_argument("--python", metavar="PATH", help="the Python on other hosts (default: the path of this one)")
     start.add_argument("--address", metavar="IP", help="this machine's address that the hosts reach (default: found)")
+    start.add_argument("--detach", action="store_true", help="the ranks outlive this notebook, until %%cluster stop")
+    start.add_argument("--name", metavar="NAME", help="under which `%%cluster attach NAME` finds a detached cluster")
+    start.add_argument(
+        "--lease",
+        type=_checked(_seconds),
+        metavar="S",
+        help="seconds that a detached cluster lives while no notebook is attached (default: 3600)",
+    )
+    attach = commands_.add_parser("attach", description=_ATTACH, help=_ATTACH)
+    attach.add_argument("name", nargs="?", metavar="NAME", help="which (default: the only one)")
+    attach.add_argument("--take-over", action="store_true", help="send a notebook away that is attached")
     for name, text in _CLUSTER_COMMANDS.items():
         command = commands_.add_parser(name, description=text, help=text)
         if name == "rejoin":
@@ -244,12 +269,15 @@ def _cluster_parser() -> _Parser:
     return parser
 
 
+_ATTACH = "Finds a detached cluster again: variables are kept, cells have run on."
 _CLUSTER_COMMANDS = {
     "status": "Shows every rank: state, device, process.",
     "stop": "Ends all ranks and their processes.",
     "restart": "Replaces every rank's process by a new one; variables are gone.",
     "rejoin": "Gives the ranks new process groups, and those that have ended new processes; variables are kept.",
     "interrupt": "Raises KeyboardInterrupt in the cells that run.",
+    "detach": "Lets go of a detached cluster; its ranks and their cells go on.",
+    "list": "Lists the detached clusters of this user: who is attached, how long they live.",
     "results": "Lists the cells that were named with `%%distributed --name NAME`, and what came of them.",
     "doctor": "Says why the ranks do not come on: what each of them does, who waits for whom, what helps.",
 }

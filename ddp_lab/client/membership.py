@@ -14,7 +14,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..insight.calls import mismatch_of
 from ..insight.examined import Examined, Place
 from ..insight.flights import in_flight_words
 from .clock import HostClocks
+from .interrupts import held_back
 from .launchers import in_words, last_words
 from .rank_sets import label_of
 from .startup import Processes, Progress, ignore
@@ -94,6 +95,7 @@ class Membership:
         self._joined: dict[int, dict[str, Any]] = {}
         self._ended: dict[int, str] = {}  # ranks that were ended from here, and why
         self.suspect = False
+        self.on_joined: Callable[[], None] | None = None  # called when ranks have joined or rejoined
         wire.on_status(self._on_status)
 
     def join(self, progress: Progress) -> None:
@@ -103,6 +105,32 @@ class Membership:
             self._open.clear()
             self._given.clear()  # of processes that were replaced
         self._call(range(self._world_size), progress)
+
+    def adopt(self, joined: Mapping[int, Mapping[str, Any]], running: Mapping[int, str]) -> None:
+        """Takes over ranks that joined under an earlier client.
+
+        Args:
+            joined: what `joined` was then.
+            running: rank -> the cell that it runs.
+        """
+        self._processes.fork_server.on_exit = self._on_exit
+        self._joined = {rank: dict(found) for rank, found in joined.items()}
+        self.suspect = True  # nobody has seen how the last cell ended
+        with self._lock:
+            for rank, cell in running.items():
+                self._open.setdefault(cell, set()).add(rank)
+                self._given.setdefault(cell, set()).add(rank)
+
+    @property
+    def joined(self) -> dict[int, dict[str, Any]]:
+        """rank -> what it said of itself when it joined; plain data."""
+        return self._joined
+
+    def give_up(self, why: str) -> None:
+        """From now on every rank counts as lost: this process has let go of the cluster."""
+        for rank in range(self._world_size):
+            self._ended.setdefault(rank, why)
+            self._processes.fork_server.exits.setdefault(rank, 0)
 
     def rejoin(self, progress: Progress = ignore, replace: Iterable[int] = ()) -> dict[int, str]:
         """Gives all ranks new groups, and those whose process has ended a new one. See [Note: replaced ranks].
@@ -123,11 +151,17 @@ class Membership:
         lost = self.lost()
         self._check_idle()
         self._ask("settle")  # no thread of an earlier cell may shut the new groups down
-        if lost:
-            self._processes.fork_engines(progress, sorted(lost))
-        else:
-            self._processes.prepare("rejoining")
-        self._call(lost, progress)
+        self.suspect = True  # until all have rejoined: an interrupt may come before
+        try:
+            if lost:
+                self._processes.fork_engines(progress, sorted(lost))
+            else:
+                self._processes.prepare("rejoining")
+            self._call(lost, progress)
+        except BaseException:
+            with held_back():
+                self._end(lost, "was ended: the ranks could not rejoin")  # it may be half of a rank
+            raise
         self._ended.clear()
         return lost
 
@@ -324,6 +358,7 @@ class Membership:
             "groups": sorted(found.values(), key=_in_order_of_creation),
             "group_count": max(answer["group_count"] for answer in answers.values()),
             "broken": sorted({reducer for answer in answers.values() for reducer in answer["broken"]}),
+            "detached": processes.keeper is not None,
         }
         functions = {**dict.fromkeys(processes.engine_of_rank, "rejoin"), **dict.fromkeys(new, "join")}
         endpoint = self._wire.endpoint()
@@ -347,6 +382,8 @@ class Membership:
             self._told.clear()
         if self._clocks is not None:
             self._clocks.begin()
+        if self.on_joined is not None:
+            self.on_joined()
 
     def _on_status(self, rank: int, status: Mapping[str, Any]) -> None:
         """On the wire's thread: a freed rank's peers are freed too, whichever group they wait on."""

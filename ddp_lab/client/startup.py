@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError
 from .devices import Placement
+from .interrupts import held_back
 from .launchers import Controller, ForkServer
 
 if TYPE_CHECKING:
+    from .detached import Keeper
     from .remote_launchers import HostServers
 
 __all__ = ["LOOPBACK", "Processes", "Progress", "ignore"]
@@ -32,6 +34,7 @@ Progress = Callable[[float, str], None]
 LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.004
 _LIMIT_SECONDS = 180.0  # a start that waits for something else than a process that ended
+_AGAIN_SECONDS = 0.5  # until a new engine that has not answered is asked again
 _IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
 _BOOTSTRAP = "__import__('ddp_lab.engine.bootstrap', fromlist=['join'])."
 
@@ -39,25 +42,38 @@ _BOOTSTRAP = "__import__('ddp_lab.engine.bootstrap', fromlist=['join'])."
 class Processes:
     """Controller, fork server and engines of one cluster, and the ipyparallel client connected to them.
 
+    [Note: an engine that is registered]
+    An engine counts as registered after a heartbeat. That comes over a connection of its own: the one for requests may
+    still be in the making then, and what is sent to an engine that the controller does not know there is lost without
+    a word. So a new engine is asked for nothing, again and again, until it has answered once.
+
     Args:
         placement: how many ranks, where, with which variables.
+        keeper: of a cluster that outlives this process.
     """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, keeper: Keeper | None = None) -> None:
         self.placement = placement
         self.client: Any = None
         self.engine_of_rank: dict[int, int] = {}
         self.prepared: dict[int, dict[str, Any]] = {}
         self._connection: dict[str, dict[str, Any]] = {}
-        self._run_dir = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))
+        self.keeper = keeper
+        if keeper is None:
+            self._run_dir = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))
+            self.controller = Controller(self._run_dir)
+            self.fork_server: ForkServer | HostServers = ForkServer(self._run_dir, placement.environment)
+        else:
+            self._run_dir = keeper.run_dir
+            self.controller, self.fork_server = keeper.controller, keeper.fork_server
         self.logs = self._run_dir / "outputs"  # of cells that print much
-        self.controller = Controller(self._run_dir)
-        self.fork_server: ForkServer | HostServers = ForkServer(self._run_dir, placement.environment)
 
     @property
     def pids(self) -> dict[str, int]:
         """Name -> process id of everything that runs for this cluster."""
         found = {"controller": self.controller.pid, "fork server": self.fork_server.pid}
+        if self.keeper is not None:
+            found["keeper"] = self.keeper.pids["keeper"]
         ranks = {
             f"rank {rank}": pid for rank, pid in self.fork_server.pids.items() if rank not in self.fork_server.exits
         }
@@ -105,13 +121,27 @@ class Processes:
         """
         self._start_controller()
         progress(0.02, "starting the controller")
+        self._connect(progress)
+        self.fork_engines(progress)
+
+    def open_again(self, engine_of_rank: Mapping[int, int]) -> None:
+        """Connects to engines that an earlier client had; ranks that have none, or a lost one, are ended."""
+        self._connect(ignore)
+        there = set(self.client.ids)
+        self.engine_of_rank = {rank: engine for rank, engine in engine_of_rank.items() if engine in there}
+        for rank in self.fork_server.pids:
+            if rank in self.fork_server.exits and rank in self.engine_of_rank:
+                self.unregister(self.engine_of_rank[rank])
+            elif rank not in self.fork_server.exits and rank not in self.engine_of_rank:
+                self.fork_server.signal(rank, 9)
+
+    def _connect(self, progress: Progress) -> None:
         ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second: meanwhile they start
         self._connection = self._wait(self.controller.connection, "starting the controller", progress)
         with _without_signing_warning():
             self.client = ipyparallel.Client(
                 self._connection["client"], profile_dir=str(self._run_dir / "profile"), timeout=60
             )
-        self.fork_engines(progress)
 
     def _start_controller(self) -> None:
         self.controller.start()
@@ -141,7 +171,27 @@ class Processes:
 
         ids = self._wait(registered, "starting engines", progress)
         kept = {engine for rank, engine in self.engine_of_rank.items() if rank not in ranks}
+        self._wait_reachable(ids, ranks, progress)
         self._prepare(ids | kept, "starting engines", progress)
+
+    def _wait_reachable(self, engines: set[int], ranks: Sequence[int], progress: Progress) -> None:
+        """Waits until each of these has answered a request. See [Note: an engine that is registered]."""
+        ipyparallel = importlib.import_module("ipyparallel")
+        asked: dict[int, list[Any]] = {engine: [] for engine in engines}
+        again = 0.0
+
+        def reached() -> bool | None:
+            nonlocal again
+            self.fork_server.check(ranks)
+            missing = [engine for engine, sent in asked.items() if not any(one.ready() for one in sent)]
+            if missing and time.monotonic() >= again:
+                again = time.monotonic() + _AGAIN_SECONDS
+                with held_back():
+                    for engine in missing:
+                        asked[engine].append(self.client[engine].apply_async(ipyparallel.Reference("int")))
+            return None if missing else True
+
+        self._wait(reached, "starting engines", progress)
 
     def _bring_back(self, progress: Progress) -> None:
         """Makes sure that there is something to fork from."""
@@ -169,10 +219,11 @@ class Processes:
             ClusterError: it raised on a rank, or a rank's process ended.
         """
         ipyparallel = importlib.import_module("ipyparallel")
-        pending = {
-            engine: self.client[engine].apply_async(ipyparallel.Reference(_BOOTSTRAP + function), *arguments)
-            for engine, (function, *arguments) in calls.items()
-        }
+        with held_back():  # all or none: ranks wait for each other
+            pending = {
+                engine: self.client[engine].apply_async(ipyparallel.Reference(_BOOTSTRAP + function), *arguments)
+                for engine, (function, *arguments) in calls.items()
+            }
 
         def answered() -> dict[int, Any] | None:
             self.fork_server.check(range(self.placement.world_size))
@@ -228,10 +279,20 @@ class Processes:
         if self.client is not None:
             self.client.close(linger=0)
             self.client = None
+        if self.keeper is not None:
+            self.keeper.stop()
         self.fork_server.stop()
         self.controller.stop()
         shutil.rmtree(self._run_dir, ignore_errors=True)
         self.engine_of_rank = {}
+
+    def leave(self) -> None:
+        """Lets go of a cluster that outlives this process; everything of it goes on."""
+        assert self.keeper is not None
+        if self.client is not None:
+            self.client.close(linger=0)
+            self.client = None
+        self.keeper.leave()
 
     def _wait(self, look: Callable[[], Any], doing: str, progress: Progress) -> Any:
         """Polls until `look` returns something else than None."""

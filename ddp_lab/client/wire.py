@@ -2,7 +2,7 @@
 
 Ranks PUSH to one PULL socket (events, descriptions, statuses, in the order in which each rank sent them) and hold
 one DEALER each to a ROUTER (control). Both are encrypted and authenticated with CurveZMQ: key pairs are made afresh
-for every `Wire`, and only who holds the ranks' key gets in.
+for every cluster, and only who holds the ranks' key gets in.
 
 Who owns what: one receiver thread owns every socket. It decodes, calls the handlers, which only append, and sends
 what other threads put into `_outgoing`. Those threads touch `_lock`-guarded state and the waking pipe, no socket; the
@@ -74,9 +74,11 @@ class Wire:
     Args:
         address: interface to listen on, the system picks the ports; or a folder, for sockets that processes of this
             host reach whatever their network is.
+        keys: those of a wire that was there before, with the same address, whose ranks will connect again; None for
+            new ones.
     """
 
-    def __init__(self, address: str = "127.0.0.1") -> None:
+    def __init__(self, address: str = "127.0.0.1", keys: Mapping[str, str] | None = None) -> None:
         self._lock = threading.Condition()
         self._on_batch: list[Callable[[events.Batch], object]] = []
         self._on_description: list[Callable[[int, dict[str, Any]], object]] = []
@@ -91,7 +93,7 @@ class Wire:
         self._ids = itertools.count(1)
         self._error: Exception | None = None
         self._closing = False
-        self._sockets = WireSockets(address)
+        self._sockets = WireSockets(address, keys)
         self._thread = threading.Thread(target=self._run, name="ddp_lab-wire", daemon=True)
         self._thread.start()
 
@@ -106,6 +108,10 @@ class Wire:
     def endpoint(self) -> dict[str, str]:
         """Addresses and keys for the ranks, JSON-able. It holds a secret key: send it over a private channel."""
         return dict(self._sockets.endpoint)
+
+    def keys(self) -> dict[str, str]:
+        """Keys for a later wire at the same address. Secret."""
+        return dict(self._sockets.keys)
 
     def on_batch(self, handler: Callable[[events.Batch], object]) -> None:
         """Calls `handler(batch)` for every event batch, on the receiver thread: let it only append."""

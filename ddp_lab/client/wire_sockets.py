@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import zmq
@@ -20,21 +21,26 @@ class WireSockets:
 
     One thread uses the sockets, and closes them; any thread may `wake` it.
 
+    Args:
+        address: as `Wire`.
+        keys: as `Wire`.
+
     Attributes:
         endpoint: addresses and keys for the ranks, JSON-able.
         refused: connections turned away because they did not hold the ranks' key.
+        keys: what these sockets were made with: secret.
         waker: file descriptor that is readable after `wake`.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: Mapping[str, str] | None = None) -> None:
         self.refused = 0
         self._context = zmq.Context(io_threads=1)
         self.waker, self._wake_write = os.pipe()
         os.set_blocking(self.waker, False)
         os.set_blocking(self._wake_write, False)
-        server_public, server_secret = zmq.curve_keypair()
-        client_public, client_secret = zmq.curve_keypair()
-        self._admitted = z85.decode(client_public)
+        self.keys = dict(keys) if keys is not None else _new_keys()
+        server_secret = self.keys["server_secret"].encode()
+        self._admitted = z85.decode(self.keys["client_public"])
         # Before the others bind: from then on libzmq asks it about every connection of this context.
         self.gate = self._context.socket(zmq.REP)
         self.gate.linger = 0
@@ -47,9 +53,7 @@ class WireSockets:
         self.endpoint = {
             "data": self._bind(self.data, address, "data"),
             "control": self._bind(self.control, address, "control"),
-            "server_public": server_public.decode("ascii"),
-            "client_public": client_public.decode("ascii"),
-            "client_secret": client_secret.decode("ascii"),
+            **{name: key for name, key in self.keys.items() if name != "server_secret"},
         }
 
     @staticmethod
@@ -100,3 +104,11 @@ class WireSockets:
         self._context.term()
         os.close(self._wake_write)
         os.close(self.waker)
+
+
+def _new_keys() -> dict[str, str]:
+    made = {}
+    for side in ("server", "client"):
+        public, secret = zmq.curve_keypair()
+        made[f"{side}_public"], made[f"{side}_secret"] = public.decode("ascii"), secret.decode("ascii")
+    return made

@@ -34,10 +34,10 @@ def preload() -> None:
     """Imports what a rank needs besides torch; called once, before the ranks are forked."""
     from .. import native
     from ..parallel import ddp
-    from . import agent, completion, live, object_help, spawned, telemetry, text_bars, vitals, warm_up
+    from . import agent, completion, left, live, object_help, spawned, telemetry, text_bars, vitals, warm_up
 
     native.load()
-    del agent, completion, ddp, live, object_help, spawned, telemetry, text_bars, vitals, warm_up
+    del agent, completion, ddp, left, live, object_help, spawned, telemetry, text_bars, vitals, warm_up
 
 
 def prepare(address: str) -> dict[str, Any]:
@@ -65,7 +65,8 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``host_index``, ``backend``, ``address``
             and ``port`` (of the rendezvous), ``interface`` (by which the host reaches the others), ``device``,
-            ``endpoint`` (of the client's wire), and ``groups`` and ``group_count`` of ranks that were there before.
+            ``endpoint`` (of the client's wire), ``detached`` (whether another client may come later), and ``groups``
+            and ``group_count`` of ranks that were there before.
 
     Returns:
         ``device`` and ``backend`` in words.
@@ -76,7 +77,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     import ddp_lab
 
-    from . import completion, examine, flights, live, object_help, sources, spawned, text_bars, warm_up
+    from . import completion, examine, flights, left, live, object_help, sources, spawned, text_bars, warm_up
     from .agent import Agent
     from .telemetry import Telemetry
     from .vitals import Gpu, Vitals
@@ -95,6 +96,8 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     _rank.telemetry.on_control("entered_at", examine.entered_at)
     _rank.telemetry.on_control("inspect", _inspect)
     _rank.telemetry.on_control("event_cost", _event_cost)
+    if spec.get("detached"):
+        left.install(_rank.telemetry)
     live.install(_rank.telemetry)
     completion.install(_rank.telemetry)
     object_help.install(_rank.telemetry)

@@ -21,7 +21,7 @@ from typing import Any
 
 from . import await_runner, sources, values, variables
 
-__all__ = ["CellEnd", "before_cell", "on_done", "on_failure", "run", "running"]
+__all__ = ["CellEnd", "before_cell", "on_done", "on_failure", "run", "running", "text_of"]
 
 
 @dataclass
@@ -247,7 +247,7 @@ def _report(shell: Any, end: CellEnd, value: Any, begin: int, always: bool) -> d
     if end.error is not None:
         report.update(
             name=type(end.error).__name__,
-            message=_text_of(end.error),
+            message=text_of(end.error),
             traceback=list(shell._last_traceback or traceback.format_exception(end.error)),
             time_ns=end.time_ns,
             consequence=end.consequence,
@@ -258,7 +258,8 @@ def _report(shell: Any, end: CellEnd, value: Any, begin: int, always: bool) -> d
     return report
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """An exception's message, whatever its class does."""
     try:
         return str(error)
     except Exception as broken:  # noqa: BLE001  a user's __str__ may raise anything; the failure must still arrive

@@ -68,7 +68,7 @@ def connect(
     socket.linger = LINGER_MS
     socket.set_hwm(QUEUE)
     socket.reconnect_ivl = 100
-    socket.reconnect_ivl_max = 2_000
+    socket.reconnect_ivl_max = 400 if endpoint[channel].startswith("ipc:") else 2_000  # a try costs next to nothing
     socket.curve_serverkey = endpoint["server_public"].encode()
     socket.curve_publickey = endpoint["client_public"].encode()
     socket.curve_secretkey = endpoint["client_secret"].encode()
@@ -101,6 +101,7 @@ class Telemetry:
         self._lock = threading.Lock()  # guards the data socket and everything below it
         self._outbox: deque[list[bytes]] = deque()
         self._status: dict[str, Any] | None = None
+        self._last_status: dict[str, Any] | None = None
         self._cursor = 0
         self._described = 0
         self._wake = threading.Event()
@@ -111,20 +112,28 @@ class Telemetry:
     # ---- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connects, says hello and starts the threads; returns at once, whether the client is there or not."""
+        """Connects and starts the threads; returns at once, whether the client is there or not.
+
+        Each time that the connection stands, the control thread says hello.
+        """
         if self._context is not None:
             raise RuntimeError("this Telemetry has been started already")
         self._stopping = False
         self._context = zmq.Context(io_threads=1)
-        name = f"{self.rank}-{self.session}-{time.monotonic_ns()}"
-        self._data = connect(self._context, zmq.PUSH, self._endpoint, "data", name)
-        self._control = connect(self._context, zmq.DEALER, self._endpoint, "control", name)
+        self._data = self._connect(zmq.PUSH, "data")
+        self._control = self._connect(zmq.DEALER, "control")
+        # A client that comes again, or a link that was cut, is noticed by who connects: only then can it be greeted.
+        self._connected = self._control.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._stop_read, self._stop_write = os.pipe()
-        self._say({"type": "hello", "pid": os.getpid()})
         for run, name in ((self._flush_for_ever, "flusher"), (self._answer_for_ever, "control")):
             thread = threading.Thread(target=run, name=f"ddp_lab-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def _connect(self, kind: int, channel: str) -> zmq.Socket[bytes]:
+        assert self._context is not None
+        name = f"{self.rank}-{self.session}-{time.monotonic_ns()}"
+        return connect(self._context, kind, self._endpoint, channel, name)
 
     def stop(self) -> None:
         """Sends what is left (for 0.2 s at most), ends the threads and closes the sockets."""
@@ -176,6 +185,22 @@ class Telemetry:
         """Sends this rank's state; of several between two drains the last is sent."""
         with self._lock:
             self._status = {"rank": self.rank, "session": self.session, "pid": os.getpid(), **status}
+            self._last_status = self._status
+        self.wake()
+
+    def renew(self) -> None:
+        """Begins anew for a client that is new: what the ring still holds, all descriptions and the last status.
+
+        What was sent to the last client, and not taken, is given up: it would come first, and then count as all.
+        """
+        with self._lock:
+            if self._context is None:
+                return
+            self._data.close(linger=0)
+            self._data = self._connect(zmq.PUSH, "data")
+            self._outbox.clear()
+            self._cursor = self._described = 0
+            self._status = self._last_status
         self.wake()
 
     def wake(self) -> None:
@@ -256,9 +281,14 @@ class Telemetry:
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._stop_read, zmq.POLLIN)
+        poller.register(self._connected, zmq.POLLIN)
         try:
             while not self._stopping:
-                if self._control in dict(poller.poll()):
+                ready = dict(poller.poll())
+                if self._connected in ready:
+                    self._connected.recv_multipart()
+                    self._say({"type": "hello", "pid": os.getpid()})
+                if self._control in ready:
                     self._answer(json.loads(self._control.recv()))
             with contextlib.suppress(zmq.Again):
                 self._control.setsockopt(zmq.SNDTIMEO, 0)
@@ -266,6 +296,7 @@ class Telemetry:
         except Exception as error:  # noqa: BLE001 - the thread's top: stored and shown by the client
             self._fail(error)
         finally:
+            self._control.disable_monitor()
             self._control.close()
 
     def _answer(self, message: dict[str, Any]) -> None:

@@ -1,0 +1,217 @@
+"""A detached cluster outlives its client, is found again by name, serves one client at a time, ends with its lease."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_lab import CellError, ClusterError, registry
+from tests import leftovers
+from tests.cluster.conftest import Lab
+
+CHECK = "t = torch.ones(1); dist.all_reduce(t); kept, t.item()"
+WAIT_FOR_EVER = "import time\nprint('begun', rank)\nwhile True: time.sleep(0.01)"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of entries, of these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield registry.folder()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_by_test() -> None:
+    """A rank is replaced here while its cluster lives: what is left is asked of the whole module."""
+
+
+def client(code: str) -> subprocess.Popen[str]:
+    """Another client: a Python process that runs `code` and whose output is read a line at a time."""
+    head = (
+        "import os, time\nfrom ddp_lab import Cluster, ClusterError\nfrom ddp_lab.client.outputs import SilentBoard\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", head + textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def abandoned() -> Iterator[Callable[[], Lab]]:
+    """The way to get at two ranks whose first client was killed in the middle of a cell of both."""
+    code = f"""
+        lab = Cluster(2, detach=True, name='train').start()
+        lab.run("kept = 40; model = ddp_lab.DistributedDataParallel(torch.nn.Linear(2, 2))", board=SilentBoard())
+        lab.run("for _ in range(3): model(torch.ones(1, 2)).sum().backward()", board=SilentBoard())
+        run = lab.run({WAIT_FOR_EVER!r}, wait=False, board=SilentBoard(), label='orphan')
+        while any('begun' not in run.text(rank) for rank in (0, 1)): time.sleep(0.01)
+        print('begun')
+        time.sleep(600)
+        """
+    with client(code) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        yield lambda: Lab.find("train")  # type: ignore[return-value]
+    finally:
+        if [one for one in Lab.detached() if one.name == "train"]:
+            Lab.find("train", take_over=True).stop()
+
+
+def test_found_again_after_the_client_was_killed(abandoned: Callable[[], Lab]) -> None:
+    """Its cell still runs, says what it printed and can be interrupted; variables, groups and models are kept."""
+    leftovers.wait_until(lambda: Lab.detached()[0].attached is None, 5, "the end of the first client")
+    assert 3500 < (Lab.detached()[0].left_seconds or 0) <= 3600
+    with abandoned() as lab:
+        _interrupts_the_orphan(lab)
+        assert lab.values(CHECK) == {0: (40, 2.0), 1: (40, 2.0)}
+        leftovers.wait_until(
+            lambda: lab.timeline.reducers() and lab.timeline.reducers()[0].last_step == 2,
+            5,
+            "events of the first client",
+        )
+        lab.run("model(torch.ones(1, 2)).sum().backward(); kept = 41")
+        assert lab.timeline.reducers()[0].last_step == 3
+    assert not lab.running
+
+
+def _interrupts_the_orphan(lab: Lab) -> None:
+    [left] = lab.left
+    assert (left.label, left.ranks, left.running, left.errors) == ("orphan", (0, 1), (0, 1), {})
+    assert left.text == {0: "begun 0\n", 1: "begun 1\n"}
+    assert str(left).startswith("orphan still runs on ranks 0–1, for ")
+    assert {record.state for record in lab.status()} == {"running"}
+    with pytest.raises(ClusterError, match=r"rank \d still runs a cell"):
+        lab.run("1")
+    lab.interrupt()
+    leftovers.wait_until(lambda: not lab.busy_ranks(), 5, "the end of the cell")
+
+
+def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path: Path) -> None:
+    """A cell that fails while nobody is attached is reported with its error; a rank that died is replaced."""
+    gate = tmp_path / "gate"
+    hold = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.005)\nprint('last words')\n1 / rank"
+    with abandoned() as lab:
+        run = lab.run(hold, wait=False, label="held")
+        pid = lab.pids()["rank 1"]
+        leftovers.wait_until(lambda: {record.state for record in lab.status()} == {"running"}, 5, "the cell")
+    with pytest.raises(CellError, match="went on without this process"):
+        run.wait()
+    gate.touch()
+    with abandoned() as lab:
+        leftovers.wait_until(lambda: not lab.left[0].running, 10, "the end of the cell")
+        [left] = lab.left
+        assert (left.label, left.ranks, left.text) == ("held", (0, 1), {0: "last words\n", 1: "last words\n"})
+        assert left.errors == {0: "ZeroDivisionError: division by zero"}
+    with abandoned() as lab:
+        assert lab.left == ()
+    os.kill(pid, signal.SIGKILL)
+    leftovers.wait_until(lambda: Lab.detached()[0].ranks == (1, 2), 5, "the end of rank 1")
+    with abandoned() as lab:
+        assert lab.status()[1].state == "dead"
+        code = "t = torch.ones(1); dist.all_reduce(t); t.item(), 'kept' in globals()"
+        assert lab.values(code) == {0: (2.0, True), 1: (2.0, False)}
+
+
+def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
+    """A second client gets an error that names the first; taking over ends the first one's wait and leaves its cell."""
+    second = """
+        try:
+            Cluster.find('train')
+        except ClusterError as error:
+            print(error)
+        lab = Cluster.find('train', take_over=True)
+        print([cell.running for cell in lab.left])
+        lab.interrupt()
+        lab.detach()
+        """
+    with abandoned() as lab:
+        run = lab.run(WAIT_FOR_EVER, wait=False, label="first")
+        leftovers.wait_until(lambda: all("begun" in run.text(rank) for rank in (0, 1)), 5, "the cell")
+        with client(second) as process:
+            said, _ = process.communicate(timeout=60)
+        assert f"process {os.getpid()} is attached to cluster 'train' since " in said
+        assert "--take-over" in said
+        assert said.splitlines()[-1] == "[(0, 1)]"
+        with pytest.raises(CellError, match="took the cluster over"):
+            run.wait()
+        assert not lab.running
+
+
+def test_the_lease_ends_it(tmp_path: Path) -> None:
+    """When nobody comes, every process and every file goes."""
+    before = set(leftovers.processes())
+    lab = Lab(1, detach=True, lease_seconds=0.3, backend="gloo").start()
+    assert lab.name == "lab-1"
+    lab.run(f"import os, atexit, pathlib; atexit.register(pathlib.Path({str(tmp_path / 'end')!r}).touch)")
+    lab.detach()
+    leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the lease")
+    assert (tmp_path / "end").exists()
+    assert "lab-1" not in [one.name for one in Lab.detached()]
+    with pytest.raises(ClusterError, match="no detached cluster 'lab-1': "):
+        Lab.find("lab-1")
+
+
+def test_a_keeper_that_is_killed_leaves_nothing() -> None:
+    """Controller, fork server and ranks end with it; its entry is not trusted any more, and its name is free."""
+    lab = Lab(1, detach=True, name="short", backend="gloo").start()
+    pids = lab.pids()
+    os.kill(pids["keeper"], signal.SIGKILL)
+    leftovers.wait_until(lambda: not [pid for pid in pids.values() if leftovers.alive(pid)], 5, "the end of all")
+    with pytest.raises((CellError, ClusterError)):
+        lab.run("1")
+    lab.restart()
+    assert lab.values("rank") == {0: 0}
+    lab.stop()
+    assert not [one for one in Lab.detached() if one.name == "short"]
+
+
+def test_entries_are_this_users_alone(entries: Path) -> None:
+    """Folder and files are closed to others; entries of another process with the same number, or with open files, do
+    not count; a folder that is open to others is refused."""
+    keeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        entry = registry.add(entries, "mine", "/nowhere")
+        path = entries / "mine.json"
+        assert (stat.S_IMODE(entries.stat().st_mode), stat.S_IMODE(path.stat().st_mode)) == (0o700, 0o600)
+        assert "secret" not in path.read_text()
+        assert entry in registry.entries(entries)
+        with pytest.raises(FileExistsError):
+            registry.add(entries, "mine", "/elsewhere")
+        path.chmod(0o644)
+        assert entry not in registry.entries(entries)
+        path.chmod(0o600)
+        fields = json.loads(path.read_text())
+        path.write_text(json.dumps({**fields, "pid": keeper.pid}))  # began at another time
+        assert "mine" not in [one.name for one in registry.entries(entries)]
+        assert not path.exists()
+        entries.chmod(0o755)
+        with pytest.raises(PermissionError, match="not a folder of this user alone"):
+            registry.folder()
+    finally:
+        entries.chmod(0o700)
+        keeper.communicate(b"\n")
+
+
+def test_arguments_that_make_no_sense() -> None:
+    """A name without detach, a name that is none and a lease that is none are refused."""
+    with pytest.raises(ValueError, match="only a detached cluster has a name"):
+        Lab(2, name="x")
+    with pytest.raises(ValueError, match="letters, digits"):
+        Lab(2, detach=True, name="../x")
+    with pytest.raises(ValueError, match="lease_seconds=0"):
+        Lab(2, detach=True, lease_seconds=0)
