@@ -1,0 +1,70 @@
+"""A cluster outlives a browser tab: the page is closed in the middle of a watched cell, and opened again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_lab.bench.browser import NotebookPage, printed, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from ddp_lab.bench.browser import Lab
+
+START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"
+TRAIN = """%%distributed --watch
+import os
+model, steps = ddp_lab.DistributedDataParallel(torch.nn.Linear(8, 8)), 0
+while not os.path.exists({gate!r}):
+    model(torch.randn(4, 8)).sum().backward()
+    steps += 1
+    open({begun!r}, "w").close()
+    go_on = torch.tensor(float(os.path.exists({gate!r})))
+    dist.all_reduce(go_on)
+    if go_on: break
+"""
+AFTER = """%%distributed
+total = torch.tensor([steps]); dist.all_reduce(total)
+"""
+REPORT = """import ddp_lab, json
+lab = ddp_lab.current_cluster()
+pulled = lab.pull('(steps, int(total))')
+print(json.dumps([pulled[0], pulled[1], lab.timeline.reducers()[0].last_step]))"""
+
+
+def test_a_page_that_is_closed_in_the_middle_of_a_cell(browser: Browser, lab: Lab, tmp_path: Path) -> None:
+    """The ranks train on; in the page that is opened again the cell's end is seen, and the next cells work."""
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+    train = TRAIN.format(gate=str(gate), begun=str(begun))
+    name = lab.write(START, train, AFTER, REPORT, "%cluster stop")
+    context = browser.new_context()
+    first = NotebookPage(context.new_page(), lab, name)
+    first.start_kernel()
+    first.run_cell(0)
+    first.save()
+    first.run_cell(1, wait=False)
+    first.page.wait_for_selector(".ddp-lab canvas", timeout=60_000)
+    until(begun.exists, 60, "the first step")
+    context.close()
+    begun.unlink()
+    until(begun.exists, 60, "a step without a page")
+    context = browser.new_context()
+    second = NotebookPage(context.new_page(), lab, name)
+    try:
+        gate.touch()
+        second.wait_for_status("idle", 120)
+        second.run_cell(2)
+        second.run_cell(3)
+        ours, theirs, last_step = printed(second.save().cells[3])
+        assert ours == theirs
+        steps, total = ours
+        assert total == 2 * steps
+        assert last_step == steps - 1
+        assert not second.errors, json.dumps(second.errors)
+    finally:
+        gate.touch()
+        second.run_cell(4)
+        second.shut_down()
+        context.close()

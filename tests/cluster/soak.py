@@ -1,0 +1,454 @@
+"""Random cells for a soak: what is done to a cluster, what must hold after each, and what it holds meanwhile.
+
+Each episode does one thing to two ranks (a cell, a failure, an interrupt, a kill, ...) and then runs a cell that must
+give what it gives on ranks that nothing has happened to: a collective's sum, and what earlier episodes left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from ddp_lab import CellError
+from tests.cluster.conftest import Lab
+
+SETUP = """
+import ctypes, os, time
+for group in list(dist.distributed_c10d._world.pg_map):  # what an earlier call has made, on ranks that are not new
+    if group is not dist.group.WORLD: dist.destroy_process_group(group)
+kept, x = 0, torch.ones(4)
+pair = dist.new_group([0, 1])
+class Items(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): time.sleep(600)
+def new_model():
+    net = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(4)])
+    return ddp_lab.DistributedDataParallel(net, bucket_cap_mb=0.002)
+def step(model):
+    model.zero_grad(set_to_none=True)
+    model(torch.ones(2, 16)).sum().backward()
+    return sum(float(p.grad.sum()) for p in model.parameters())
+torch.manual_seed(0)
+model = new_model()
+"""
+CHECK = """
+t = torch.ones(1); dist.all_reduce(t)
+u = torch.ones(1); dist.all_reduce(u, group=pair)
+kept, float(t), float(u)
+"""
+TRIM = "__import__('gc').collect(); ctypes.CDLL(None).malloc_trim(0)"
+# Cells that don't end by themselves.
+STUCK = (
+    "while True: pass",
+    "time.sleep(600)",
+    "if rank == 0: dist.all_reduce(x)\nelse: time.sleep(600)",
+    "if rank == 0: dist.all_reduce(x)\nelse: dist.broadcast(x, 0); dist.barrier()",
+    "if rank == 0: dist.all_reduce(x)\nelse: dist.all_reduce(x, group=pair)",
+    "while True: step(model)",
+    "if rank == 0: step(model)\ntime.sleep(600)",
+    "ctypes.CDLL(None).sleep(600)",
+    "for batch in torch.utils.data.DataLoader(Items(), num_workers=1): pass",
+    "while True: print('x' * 100)",
+    "while True: dist.all_reduce(x)",
+    "dist.new_group([0, 1]) if rank == 0 else time.sleep(600)",
+    "__import__('subprocess').run(['sleep', '600'])",
+)
+HANG_SECONDS = 60.0
+CALM, DEADLY_CELLS = 400, 150  # cells in which no process is replaced, so that growth is seen; then some in which it is
+LIFE = 350  # cells that a process has to have lived for its growth to count
+
+
+class Hang(AssertionError):
+    """An episode did not come to an end."""
+
+
+@dataclass
+class Figures:
+    """What was seen.
+
+    Attributes:
+        did: episode -> how often.
+        slowest: episode -> seconds of the slowest one, its check included, and what it was.
+        samples: figure -> (cell, value), of a process that may be replaced one series for each life.
+    """
+
+    cells: int = 0
+    did: Counter[str] = field(default_factory=Counter)
+    slowest: dict[str, tuple[float, str]] = field(default_factory=dict)
+    samples: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+
+    def note(self, doing: str, seconds: float) -> None:
+        """Counts an episode: its name, and after a colon what it was."""
+        name, _, what = doing.partition(": ")
+        self.did[name] += 1
+        self.slowest[name] = max(self.slowest.get(name, (0.0, "")), (seconds, what))
+
+    def report(self) -> str:
+        """As a table."""
+        lines = [f"{self.cells} cells"]
+        for name, count in sorted(self.did.items()):
+            seconds, what = self.slowest[name]
+            lines.append(f"  {name:28} {count:5}   slowest {seconds:6.2f} s  {what}")
+        lines.append(f"  {'figure':28} {'first':>10} {'last':>10} {'a cell':>10}")
+        for name, (first, last, slope) in self.trends().items():
+            lines.append(f"  {name:28} {first:10.1f} {last:10.1f} {slope:+10.4f}")
+        return "\n".join(lines)
+
+    def trends(self) -> dict[str, tuple[float, float, float]]:
+        """figure -> first and last value, and growth a cell: of every life that was long enough the second half counts,
+        of that all pairs of samples that are far apart, and of their slopes the median (after Theil and Sen)."""
+        slopes: dict[str, list[float]] = defaultdict(list)
+        ends: dict[str, tuple[float, float]] = {}
+        for series, points in self.samples.items():
+            name = series.split("#")[0]
+            at, values = np.array(points, dtype=float).T
+            ends[name] = (ends.get(name, (values[0], 0.0))[0], values[-1])
+            life = at[-1] - at[0]
+            at, values = at[at >= at[0] + life / 2], values[at >= at[0] + life / 2]
+            one, other = np.triu_indices(len(at), 1)
+            apart = at[other] - at[one] >= max(LIFE, life) / 6
+            apart &= life >= LIFE
+            slopes[name] += list((values[other] - values[one])[apart] / (at[other] - at[one])[apart])
+        return {name: (*ends[name], float(np.median(slopes[name] or [0.0]))) for name in sorted(ends)}
+
+
+class Soak:
+    """Episodes on one cluster.
+
+    Args:
+        lab: two ranks, just started.
+        seed: of everything that is chosen.
+        sample_every: episodes between two looks at what is held.
+    """
+
+    def __init__(self, lab: Lab, seed: int, sample_every: int = 5) -> None:
+        self.lab = lab
+        self.figures = Figures()
+        self._random = random.Random(seed)
+        self._sample_every = sample_every
+        self._kept = [0, 0]
+        self._doing = ""
+        self._deadline = float("inf")
+        self._ended = threading.Event()
+        self._hang = ""
+        self.log: list[str] = []
+        lab.run(SETUP)
+
+    def run(self, cells: int) -> None:
+        """Runs episodes until so many cells have run; raises `Hang` where one does not end."""
+        guard = threading.Thread(target=self._guard, name="soak-guard", daemon=True)
+        guard.start()
+        try:
+            episode = 0
+            while self.figures.cells < cells:
+                self._episode()
+                if episode % self._sample_every == 0:
+                    self._sample()
+                episode += 1
+        except KeyboardInterrupt:
+            if self._hang:
+                raise Hang(self._hang) from None
+            raise
+        except Exception as error:
+            error.add_note(f"in {self._doing}, after {self.log[-5:]}; {self._stacks()}")
+            raise
+        finally:
+            self._ended.set()
+            guard.join()
+
+    def _stacks(self) -> str:
+        """What the ranks do now."""
+        answers = self.lab.wire.request([0, 1], "ping", 1.0, stack=True)
+        return "\n".join(f"rank {rank}: {answer}" for rank, answer in answers.items())
+
+    def _episode(self) -> None:
+        names = [one for one in EPISODES if one not in DEADLY or self.figures.cells % (CALM + DEADLY_CELLS) >= CALM]
+        chosen = self._random.choices(names, [EPISODES[name] for name in names])[0]
+        self._doing = chosen.__name__.lstrip("_")
+        begin = time.monotonic()
+        self._deadline = begin + HANG_SECONDS
+        chosen(self)
+        self.log.append(self._doing)
+        self._check()
+        self._deadline = float("inf")
+        self.figures.note(self._doing, time.monotonic() - begin)
+
+    def cell(self, code: Any, *args: Any, **options: Any) -> Any:
+        """Runs a cell that is counted."""
+        self.figures.cells += 1
+        return self.lab.run(code, *args, **options)
+
+    def _check(self) -> None:
+        """The ranks do what untouched ones do, and know what they knew."""
+        found = self.cell(CHECK).values
+        expected = {rank: (self._kept[rank], 2.0, 2.0) for rank in (0, 1)}
+        assert found == expected, f"after {self._doing}: {found}, not {expected}"
+
+    def _guard(self) -> None:
+        """Ends an episode that hangs, and says where it hung."""
+        while not self._ended.wait(0.5):
+            if time.monotonic() < self._deadline:
+                continue
+            self._deadline = float("inf")
+            try:
+                why = str(self.lab.doctor())
+            except Exception as error:  # noqa: BLE001  said instead of what it would have found
+                why = f"the doctor failed: {error!r}"
+            faulthandler.dump_traceback(all_threads=True)
+            self._hang = f"{self._doing} did not end in {HANG_SECONDS:.0f} s; {why}; before: {self.log[-5:]}"
+            server = self.lab._up().fork_server
+            self._hang += f"\nprocesses: {_states(self.lab.pids())}; exits: {server.exits}, pids: {server.pids}"
+            print(self._hang, flush=True)
+            for name, pid in self.lab.pids().items():
+                if name.startswith("rank"):
+                    os.kill(pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    # Episodes
+
+    def _plain(self) -> None:
+        """A cell that counts."""
+        self.cell("kept += 1; model_loss = step(model) if 'model' in globals() else 0")
+        self._kept = [count + 1 for count in self._kept]
+
+    def _prints(self) -> None:
+        lines = self._random.choice((3, 3, 3, 1500))
+        result = self.cell(f"for i in range({lines}): print(i)\nrank")
+        assert result.text(1).splitlines()[:lines] == [str(i) for i in range(lines)]
+
+    def _raises(self) -> None:
+        code = self._random.choice(
+            (
+                "if rank == {}:\n    raise ValueError('on purpose')\ndist.all_reduce(x)",
+                "raise ValueError('on purpose')  # {}",
+                "if rank == {}:\n    raise ValueError('on purpose')",
+                "if rank == {}:\n    raise ValueError('on purpose')\ntime.sleep(0.2)\nstep(model)",
+            )
+        ).format(self._random.randrange(2))
+        self._doing = f"raises: {code!r}"
+        try:
+            self.cell(code)
+        except CellError as error:
+            failures = list(error.failures.values())
+        else:
+            raise AssertionError(f"no error of {code!r}")
+        assert failures[0].name == "ValueError"
+
+    def _interrupts(self) -> None:
+        code = self._random.choice(STUCK)
+        self._doing = f"interrupts: {code!r}"
+        delay = self._random.choice((0.0, 0.002, 0.01, 0.03, 0.1, 0.3)) * self._random.random() * 2
+        assert self._pressed(lambda: self.cell(code), delay), f"{code!r} ended by itself"
+
+    def _interrupts_anything(self) -> None:
+        """An interrupt somewhere in a short cell, a push, a pull, a look or a repair."""
+        what = self._random.choice(
+            (
+                lambda: self.cell("1 + rank"),
+                lambda: self.lab.push({"pushed": np.ones(1 << 18)}),
+                lambda: self.lab.pull("x"),
+                lambda: self.lab.rejoin(),
+                lambda: self.lab.status(),
+                lambda: self.cell(sum, [1, 2]),
+            )
+        )
+        self._pressed(what, self._random.random() * 0.02)
+
+    def _times_out(self) -> None:
+        code = self._random.choice(STUCK)
+        self._doing = f"times_out: {code!r}"
+        try:
+            self.cell(code, timeout=0.05 + 0.2 * self._random.random())
+        except CellError:
+            return
+        raise AssertionError(f"{code!r} ended by itself")
+
+    def _kills(self) -> None:
+        rank = self._random.randrange(2)
+        code = self._random.choice(
+            (
+                "time.sleep(600)",
+                "if rank != {}: dist.all_reduce(x)\nelse: time.sleep(600)",
+                "while True: step(model)",
+                "",
+            )
+        ).format(rank)
+        self._doing = f"kills: rank {rank} in {code!r}"
+        pid = self.lab.pids()[f"rank {rank}"]
+        if code:
+            thread = threading.Timer(0.3 * self._random.random(), os.kill, (pid, signal.SIGKILL))
+            thread.start()
+            try:
+                self.cell(code)
+            except CellError as error:
+                failed = set(error.failures)
+            else:
+                raise AssertionError(f"no error although rank {rank} was killed")
+            finally:
+                thread.join()
+            assert rank in failed
+        else:
+            os.kill(pid, signal.SIGKILL)
+            while rank not in self.lab._joined().lost():
+                time.sleep(0.001)
+        self._begin_anew({rank})
+
+    def _begin_anew(self, new: set[int]) -> None:
+        """Gives a new process what the other one has, as a user would."""
+        self.cell("1")  # rejoins
+        self.cell(SETUP)
+        self._kept = [0, 0]
+
+    def _replaces(self) -> None:
+        rank = self._random.randrange(2)
+        self.lab.rejoin(replace=[rank])
+        self._begin_anew({rank})
+
+    def _restarts(self) -> None:
+        self.lab.restart()
+        self._begin_anew({0, 1})
+
+    def _queues(self) -> None:
+        """Cells that wait for each other; one of them fails, is interrupted, or none."""
+        end = self._random.choice(("time.sleep(0.05)", "1 / 0", "time.sleep(600)"))
+        first = self.cell(end, wait=False)
+        others = [self.cell("1", wait=False) for _ in range(self._random.randrange(1, 4))]
+        if "600" in end:
+            time.sleep(0.1 * self._random.random())
+            first.interrupt()
+        for run in (first, *others):
+            try:
+                run.wait()
+            except CellError:
+                assert end != "time.sleep(0.05)"
+            else:  # one that was sent after the first had failed did not wait for it
+                assert run is not first or end == "time.sleep(0.05)"
+
+    def _shares(self) -> None:
+        array = np.arange(self._random.choice((10, 1 << 18)), dtype=float)
+        self.lab.push({"pushed": array})
+        pulled = self.lab.pull("pushed")
+        assert all((pulled[rank] == array).all() for rank in (0, 1))
+        assert self.cell(lambda n: n + 1, 1).values == {0: 2, 1: 2}
+        self.cell("del pushed")
+
+    def _one_rank(self) -> None:
+        rank = self._random.randrange(2)
+        assert self.cell("rank", ranks=[rank]).values == {rank: rank}
+
+    def _looks(self) -> None:
+        self.lab.status()
+        self.lab.vitals()
+        self.lab.doctor()
+
+    def _models(self) -> None:
+        """A new model in the place of the old one."""
+        self.cell("torch.manual_seed(0); model = new_model(); [step(model) for _ in range(3)]")
+
+    def _figures(self) -> None:
+        """Displays and tracebacks in cells."""
+        self.cell("from IPython.display import display, HTML\ndisplay(HTML('<b>x</b>'))\nx + rank")
+
+    def _pressed(self, what: Callable[[], object], delay: float) -> bool:
+        """Whether the interrupt button, pressed after `delay` seconds, was answered with KeyboardInterrupt."""
+        timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+        seen = False
+        try:
+            timer.start()
+            what()
+        except KeyboardInterrupt:
+            seen = True
+        while timer.is_alive():
+            with contextlib.suppress(KeyboardInterrupt):
+                timer.join()
+        return seen
+
+    # What is held
+
+    def _sample(self) -> None:
+        at = self.figures.cells
+        self.lab.run(TRIM)
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        for series, value in held(self.lab.pids()).items():
+            self.figures.samples[series].append((at, value))
+
+
+EPISODES: dict[Callable[[Soak], None], float] = {
+    Soak._plain: 12,
+    Soak._prints: 4,
+    Soak._raises: 6,
+    Soak._interrupts: 10,
+    Soak._interrupts_anything: 6,
+    Soak._times_out: 2,
+    Soak._kills: 3,
+    Soak._replaces: 1,
+    Soak._restarts: 1,
+    Soak._queues: 4,
+    Soak._shares: 4,
+    Soak._one_rank: 3,
+    Soak._looks: 2,
+    Soak._models: 2,
+    Soak._figures: 2,
+}
+
+DEADLY = {Soak._kills, Soak._replaces, Soak._restarts}
+
+
+def held(pids: Mapping[str, int]) -> dict[str, float]:
+    """Memory (KiB of its own), open files, threads and anonymous segments of this process and these; /dev/shm.
+
+    Series of ranks end with ``#pid``: a rank's process may be replaced.
+    """
+    found: dict[str, float] = {"/dev/shm": len(os.listdir("/dev/shm"))}
+    for name, pid in {"client": os.getpid(), **pids}.items():
+        mark = f"#{pid}" if name.startswith("rank") else ""
+        process = psutil.Process(pid)
+        found[f"{name} KiB{mark}"] = process.memory_full_info().uss / 1024
+        found[f"{name} files{mark}"] = process.num_fds()
+        found[f"{name} threads{mark}"] = process.num_threads()
+        found[f"{name} segments{mark}"] = _segments(pid)
+    found["processes"] = len(psutil.Process().children(recursive=True))
+    return found
+
+
+def _states(pids: Mapping[str, int]) -> dict[str, str]:
+    """What the system says of these processes."""
+    found = {}
+    for name, pid in pids.items():
+        try:
+            process = psutil.Process(pid)
+            found[name] = f"{pid} {process.status()}, children {[(c.pid, c.status()) for c in process.children()]}"
+            found[name] += f", in {Path(f'/proc/{pid}/wchan').read_text()}"
+        except (psutil.Error, OSError) as error:
+            found[name] = str(error)
+    return found
+
+
+def _segments(pid: int) -> int:
+    """Anonymous segments that a process maps or holds open."""
+    mapped = {line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/memfd:" in line}
+    opened = sum(1 for each in Path(f"/proc/{pid}/fd").iterdir() if "/memfd:" in _target(each))
+    return len(mapped) + opened
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""
