@@ -82,8 +82,8 @@ class ReducerBook:
         and each rejoin begins one."""
         last = next(reversed(self._assignments.get(made["reducer"], {}).values()), None)
         for field in ("parameters", "buckets", "options", "group_ranks"):
-            if last is not None and last.get(field) == made.get(field):
-                made[field] = last.get(field)
+            if last is not None and field in made and last.get(field) == made[field]:
+                made[field] = last[field]
 
     def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:
         """One assignment's description, the newest for None; raises `KeyError` if there is none."""
