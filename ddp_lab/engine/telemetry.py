@@ -297,6 +297,7 @@ class Telemetry:
             self._fail(error)
         finally:
             self._control.disable_monitor()
+            self._connected.close()
             self._control.close()
 
     def _answer(self, message: dict[str, Any]) -> None:
