@@ -27,6 +27,7 @@ _RING = "TORCH_FR_BUFFER_SIZE"
 _FORMER_RING = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _ENTRIES = "512"
 _MOST_OPEN = 100  # of a group: the oldest ones
+_NOTED_S = 0.2  # until a collective that a group has counted is noted
 _END_S = 0.05  # until the end of a collective is noted
 
 _gpu: GpuFlights | None = None
@@ -40,7 +41,16 @@ class _Known(NamedTuple):
     numbered: Numbered
 
 
-_last: tuple[Any, list[_Known]] = (None, [])
+class _Look(NamedTuple):
+    """A look at all groups: how much they had counted, since when that was seen, when it was taken, what it found."""
+
+    state: Any
+    since: float
+    at: float
+    found: list[_Known]
+
+
+_last = _Look(None, 0.0, 0.0, [])
 
 
 def install(folder: Path) -> None:
@@ -182,8 +192,11 @@ def _look(active: bool) -> list[_Known]:
     living = [record for record in groups.alive() if not record.freed]
     by_nccl = any("nccl" in record.backend for record in living)
     state = [(record.name, record.made_ns, count) for record, count in zip(living, _counts(living), strict=True)]
-    if not by_nccl and state == _last[0] and all(e.done for known in _last[1] for e in known.numbered.entries.values()):
-        return _last[1]
+    now = time.monotonic()
+    since = _last.since if state == _last.state else now
+    settled = _last.at - since >= _NOTED_S
+    if settled and not by_nccl and all(e.done for known in _last.found for e in known.numbered.entries.values()):
+        return _last.found
     dumps: list[Mapping[str, Any]] = [pickle.loads(_dump(includeStackTraces=False))]
     if by_nccl and _gpu is not None:
         dumps.append(_gpu.dump(active))
@@ -196,7 +209,7 @@ def _look(active: bool) -> list[_Known]:
     for record, count in zip(living, _counts(living), strict=True):
         if record.name not in heard and count == 0 and "," not in record.backend:
             found.append(_Known(record, record.backend, Numbered(True, {})))
-    _last = (state, found)
+    _last = _Look(state, since, now, found)
     return found
 
 
