@@ -55,7 +55,16 @@ def interval_of(ranks: int) -> float:
 def connect(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: Mapping[str, str], channel: str, name: str
 ) -> zmq.Socket[bytes]:
-    """A socket to a `Wire`.
+    """A socket that is connected to a `Wire`; see `socket_for`."""
+    socket = socket_for(context, kind, endpoint, channel, name)
+    socket.connect(endpoint[channel])
+    return socket
+
+
+def socket_for(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: Mapping[str, str], channel: str, name: str
+) -> zmq.Socket[bytes]:
+    """A socket that can be connected to a `Wire`.
 
     Args:
         context: makes it.
@@ -73,7 +82,6 @@ def connect(
     socket.curve_publickey = endpoint["client_public"].encode()
     socket.curve_secretkey = endpoint["client_secret"].encode()
     socket.routing_id = name.encode()
-    socket.connect(endpoint[channel])
     return socket
 
 
@@ -120,20 +128,20 @@ class Telemetry:
             raise RuntimeError("this Telemetry has been started already")
         self._stopping = False
         self._context = zmq.Context(io_threads=1)
-        self._data = self._connect(zmq.PUSH, "data")
-        self._control = self._connect(zmq.DEALER, "control")
+        self._data = connect(self._context, zmq.PUSH, self._endpoint, "data", self._name())
+        self._control = socket_for(self._context, zmq.DEALER, self._endpoint, "control", self._name())
         # A client that comes again, or a link that was cut, is noticed by who connects: only then can it be greeted.
+        # Watched from before the first connection, which may stand at once.
         self._connected = self._control.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._control.connect(self._endpoint["control"])
         self._stop_read, self._stop_write = os.pipe()
         for run, name in ((self._flush_for_ever, "flusher"), (self._answer_for_ever, "control")):
             thread = threading.Thread(target=run, name=f"ddp_lab-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def _connect(self, kind: int, channel: str) -> zmq.Socket[bytes]:
-        assert self._context is not None
-        name = f"{self.rank}-{self.session}-{time.monotonic_ns()}"
-        return connect(self._context, kind, self._endpoint, channel, name)
+    def _name(self) -> str:
+        return f"{self.rank}-{self.session}-{time.monotonic_ns()}"
 
     def stop(self) -> None:
         """Sends what is left (for 0.2 s at most), ends the threads and closes the sockets."""
@@ -197,7 +205,7 @@ class Telemetry:
             if self._context is None:
                 return
             self._data.close(linger=0)
-            self._data = self._connect(zmq.PUSH, "data")
+            self._data = connect(self._context, zmq.PUSH, self._endpoint, "data", self._name())
             self._outbox.clear()
             self._cursor = self._described = 0
             self._status = self._last_status
