@@ -273,8 +273,9 @@ class ForkServer:
         """One event, on the reader's thread."""
         with self._lock:
             gone = self._take(event)
-        if gone is not None and self.on_exit is not None:
-            self.on_exit(gone)
+        told = self.on_exit
+        if gone is not None and told is not None:
+            told(gone)
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         event: dict[str, Any] = json.loads(line)

@@ -165,12 +165,11 @@ class HostServer(ForkServer):
         elif kind == "failed":
             self._failure = f"the ranks of {self.host.words} could not start:\n{last_lines(event['error'])}"
             return None
-        gone = super()._take(event)
-        if gone is not None and event.get("log"):
-            with open_log(self.log_of(gone)) as log:
+        elif kind == "exited" and event.get("log") and self.pids.get(event["rank"]) == event["pid"]:
+            with open_log(self.log_of(event["rank"])) as log:  # before anybody sees that it has ended, and looks there
                 log.truncate(0)
                 log.write(event["log"].encode())
-        return gone
+        return super()._take(event)
 
     def _ended(self, code: int) -> None:
         words = (
@@ -183,9 +182,10 @@ class HostServer(ForkServer):
             for rank in alive:
                 self.exits[rank] = -signal.SIGKILL
                 self.reasons[rank] = f"was lost with host {self.host.name}: {words}"
-        if self.on_exit is not None and not self._stopping:
+        told = self.on_exit
+        if told is not None and not self._stopping:
             for rank in alive:
-                self.on_exit(rank)
+                told(rank)
 
     def _unreached(self, words: str) -> str:
         """Why there never was a server."""

@@ -70,7 +70,11 @@ class NamespaceHost:
         self._sshd: subprocess.Popen[bytes] | None = None
         (self._folder / "tmp").mkdir(parents=True)
         _do("ip", "netns", "add", self._namespace)
-        _do("ip", "link", "add", self._cable, "type", "veth", "peer", "name", "eth7", "netns", self._namespace)
+        try:
+            _do("ip", "link", "add", self._cable, "type", "veth", "peer", "name", "eth7", "netns", self._namespace)
+        except BaseException:
+            _do("ip", "netns", "del", self._namespace)
+            raise
         _do("ip", "link", "set", self._cable, "master", network.bridge, "up")
         for command in ("link set lo up", "link set eth7 up", f"addr add {self.address}/24 dev eth7"):
             _do("ip", "-n", self._namespace, *command.split())
@@ -171,6 +175,7 @@ class NamespaceHost:
     def remove(self) -> None:
         """Ends it for good."""
         self._end()
+        _do("ip", "link", "del", self._cable)  # both ends at once: a namespace takes its own away some time later
         _do("ip", "netns", "del", self._namespace)
 
 
