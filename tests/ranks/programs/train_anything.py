@@ -37,6 +37,7 @@ def main(what: str, steps: int) -> None:
     else:
         dist.init_process_group("gloo")
     rank = dist.get_rank()
+    dist.barrier()  # a rank that ends while another still connects to it would fail that one
     count = {"no model": 0, "two models": 2}.get(what, 1)
     models = [DistributedDataParallel(build(), bucket_cap_mb=0.002) for _ in range(count)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
