@@ -11,6 +11,7 @@ rejoin starts a server over a new connection, which first ends what may still ru
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -166,7 +167,8 @@ class HostServer(ForkServer):
             self._failure = f"the ranks of {self.host.words} could not start:\n{last_lines(event['error'])}"
             return None
         elif kind == "exited" and event.get("log") and self.pids.get(event["rank"]) == event["pid"]:
-            with open_log(self.log_of(event["rank"])) as log:  # before anybody sees that it has ended, and looks there
+            # Before anybody sees that it has ended, and looks there. A cluster that was stopped has no folder any more.
+            with contextlib.suppress(FileNotFoundError), open_log(self.log_of(event["rank"])) as log:
                 log.truncate(0)
                 log.write(event["log"].encode())
         return super()._take(event)
