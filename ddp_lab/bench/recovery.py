@@ -1,7 +1,8 @@
-"""How soon control is back, and a collective works again, after an interrupt, an error on one rank, or a rank's death.
+"""How soon control is back, and a collective works again, after an interrupt, an error, a rank's death or a restart.
 
 Each state is provoked on real ranks, several times: cells that wait in it are interrupted with SIGINT, as a notebook's
-stop button does. Control is back when `Cluster.run` has raised; the next cell is a collective over all ranks.
+stop button does. Control is back when `Cluster.run` has raised, or the restart has returned; the next cell is a
+collective over all ranks.
 """
 
 from __future__ import annotations
@@ -142,6 +143,12 @@ def _killed(lab: Cluster) -> float:
     raise DdpLabError("a rank was killed, and the cell did not fail")
 
 
+def _seconds(action: Callable[[], Any]) -> float:
+    begin = time.monotonic()
+    action()
+    return time.monotonic() - begin
+
+
 def _collective(lab: Cluster) -> float:
     """Seconds of a cell with a collective over all ranks, which first repairs what is broken."""
     begin = time.monotonic()
@@ -170,6 +177,8 @@ def measure(times: int = 20, names: Sequence[str] = tuple(STATES)) -> dict[str, 
             found[name] = _repeat(lab, lambda state=state: interrupted(lab, state), times)  # type: ignore[misc]
         found["one rank raises"] = _repeat(lab, lambda: _raised(lab), times)
         found["one rank is killed"] = _repeat(lab, lambda: _killed(lab), times)
+        found["one rank is restarted"] = _repeat(lab, lambda: _seconds(lambda: lab.rejoin(replace=[1])), times)
+        found["all ranks are restarted"] = _repeat(lab, lambda: _seconds(lab.restart), times)
     return {"times": times, "found": found}
 
 

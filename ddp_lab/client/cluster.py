@@ -18,12 +18,14 @@ from .. import machine
 from ..errors import CellError, ClusterError
 from ..events import Batch
 from . import namespace
+from .allocation import ALLOCATION
 from .cell_run import CellOptions, CellResult, CellRun, CellText, RankFunction
 from .clock import HostClocks
 from .cluster_views import ClusterViews
 from .devices import place
 from .doctor import Report, Watch
 from .failures import replaced_text
+from .host_commands import of_batch_system
 from .host_processes import HostProcesses, HostSettings
 from .hosts import parse_hosts, provisional
 from .interrupts import held_back
@@ -63,9 +65,11 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         watch_seconds: a cell that makes no progress for so long while ranks wait for each other is told why, once;
             None: never.
         hosts: ranks on other machines, over ssh: ``"a:4,b:4"``, ``["a:4", "b:4"]`` or ``{"a": 4, "b": 4}``, numbered
-            by host; ``"localhost"`` is this machine. Code, data and packages must be there.
-        engines: what starts them: ``"ssh"``; inside of an allocation ``"slurm"`` (srun), ``"mpi"`` (mpiexec), ``"lsf"``
-            (blaunch) or ``"sge"`` (qrsh); or a command's words, for example ``["docker", "exec", "-i", "{host}"]``.
+            by host; ``"localhost"`` is this machine, ``"allocation"`` stands for the hosts and tasks that Slurm, PBS,
+            LSF or Grid Engine has given to this job. Code, data and packages must be there.
+        engines: what starts them: ``"ssh"``; inside of an allocation, whose hosts are the default then, ``"slurm"``
+            (srun), ``"mpi"`` (mpiexec), ``"lsf"`` (blaunch) or ``"sge"`` (qrsh); or a command's words, for example
+            ``["docker", "exec", "-i", "{host}"]``.
         python: the Python that runs ranks on other hosts; None for the path of this one.
         address: this machine's address that the hosts reach; None finds it.
         host_seconds: a host that answers nothing for so long is lost, and its ranks with it.
@@ -113,6 +117,8 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             raise ValueError(f"backend={backend!r}: choose one of {', '.join(_BACKENDS)}")
         environment = {name: str(value) for name, value in (env or {}).items()}
         self._hosts: HostSettings | None = None
+        if hosts is None and of_batch_system(engines):
+            hosts = ALLOCATION
         if hosts is None and (engines != "ssh" or python is not None or address is not None):
             raise ValueError("engines=, python= and address= say how ranks run on other hosts: give hosts= as well")
         if hosts is not None:

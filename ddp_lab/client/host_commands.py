@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-__all__ = ["ENGINES", "check_engines", "host_command"]
+__all__ = ["ENGINES", "check_engines", "host_command", "of_batch_system"]
 
 _MODULE = "ddp_lab.engine.host_server"
 _HOST = "{host}"
@@ -33,6 +33,11 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 }
 ENGINES = ("ssh", *_COMMANDS)
 """What starts ranks on other hosts, by name."""
+
+
+def of_batch_system(engines: str | Sequence[str]) -> bool:
+    """Whether it is the command of a batch system: such a system also knows which hosts there are."""
+    return engines in _COMMANDS if isinstance(engines, str) else False
 
 
 def check_engines(engines: str | Sequence[str]) -> None:

@@ -6,6 +6,7 @@ Nothing here talks to a host; `ddp_lab.client.remote_launchers` does.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..errors import ClusterError
 from ..machine import visible_gpus
+from .allocation import ALLOCATION, allocated
 from .devices import Placement, place
 from .rank_sets import label_of
 
@@ -56,12 +58,17 @@ def parse_hosts(hosts: str | Sequence[str] | Mapping[str, int], n: int | None = 
 
     Args:
         hosts: ``"a:4,b:4"``, ``["a:4", "b:4"]`` or ``{"a": 4, "b": 4}``; or names alone with `n`, which is then divided
-            evenly.
+            evenly; or ``"allocation"`` for those that a batch system has given to this job, with a rank for each of its
+            tasks, or `n` ranks divided evenly.
         n: number of ranks of all hosts together.
 
     Raises:
         ValueError: a number is missing or wrong, or a host is named twice; the message says which.
+        ClusterError: there is no allocation.
     """
+    if hosts == ALLOCATION:
+        given = allocated(os.environ)
+        hosts = given if n in (None, sum(given.values())) else list(given)
     counts: dict[str, int | None] = {}
     if isinstance(hosts, Mapping):
         entries: list[tuple[str, Any]] = list(hosts.items())

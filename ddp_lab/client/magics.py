@@ -244,7 +244,8 @@ def _cluster_parser() -> _Parser:
     start.add_argument(
         "--hosts",
         metavar="a:4,b:4",
-        help="hosts and their numbers of ranks, over ssh; localhost is this machine (default: this machine alone)",
+        help="hosts and their numbers of ranks; localhost is this machine, allocation what a batch system has given to "
+        "this job (default: this machine alone; with --engines of a batch system, the allocation)",
     )
     start.add_argument(
         "--engines", choices=ENGINES, default="ssh", help="what starts ranks on other hosts (default: ssh)"

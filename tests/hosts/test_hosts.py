@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -204,20 +202,6 @@ def test_hosts_that_do_not_fit(network: Network, options: dict, message: str) ->
     """What is wrong with a host is said at the start, with its name and the remedy."""
     with pytest.raises(ClusterError, match=message):
         Cluster(**options).start()
-
-
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec (Debian: apt install openmpi-bin)")
-def test_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that mpiexec starts, here on this machine, train and are interrupted."""
-    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-        monkeypatch.setenv(name, "1")
-    with Lab(hosts={socket.gethostname(): 2}, engines="mpi", watch_seconds=None) as lab:
-        run = lab.run("dist.barrier() if rank else __import__('time').sleep(1000)", wait=False)
-        wait_until(lambda: set(run.status().ranks.values()) == {"running"}, 20, "the cell runs")
-        lab.interrupt()
-        with pytest.raises(CellError, match="KeyboardInterrupt"):
-            run.wait()
-        assert set(lab.sum_of_ones().values()) == {2.0}
 
 
 def test_this_machine_and_another_command_than_ssh(network: Network) -> None:
