@@ -73,6 +73,16 @@ def running() -> str | None:
     return _running
 
 
+class _Forgetful(dict[int, Any]):
+    """Where IPython would keep, for %notebook, all that cells print, display and raise: the client has it."""
+
+    def __missing__(self, number: int) -> list[Any]:
+        return []
+
+    def __setitem__(self, number: int, value: Any) -> None:
+        """Keeps nothing."""
+
+
 class NotRun(Exception):
     """A cell waited on this rank for one that failed: it is not run."""
 
@@ -274,9 +284,13 @@ def _first_line(cell: Mapping[str, Any]) -> int:
 
 
 def _prepare(shell: Any, label: str, first_line: int) -> None:
-    """Gives the shell our loop runner and a compiler that knows the cell's label; cheap when already done."""
+    """Gives the shell our loop runner, a compiler that knows the cell's label, and no memory of outputs; cheap when
+    already done.
+    """
     if shell.loop_runner is not await_runner.run_to_end:
         shell.loop_runner = await_runner.run_to_end
+        shell.history_manager.outputs = _Forgetful()
+        shell.history_manager.exceptions = _Forgetful()
     sources.name_cells(shell, label, first_line)
 
 

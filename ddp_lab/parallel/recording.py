@@ -46,13 +46,14 @@ __all__ = [
 _C = native.load()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Description:
     text: str  # JSON
     position: int
     first: int  # the sequence number of the first event that may refer to it
     end: int | None = None  # of the first one that can't: its owner is gone, or it was described anew
     reducer: int | None = None  # whose assignment it is
+    owner: weakref.finalize[..., object] | None = None  # says when its owner is gone
 
     def is_needed(self, recorded: int, capacity: int) -> bool:
         """Whether an event that may refer to it can be in the ring or come; `recorded`: events so far."""
@@ -166,10 +167,14 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
                 if one.reducer == made.reducer and one.end is None:
                     one.end = now.recorded
         _next_position += 1
-        _descriptions[:] = [one for one in _descriptions if one.is_needed(now.recorded, now.capacity)]
-        _descriptions.append(made)
+        needed = [one for one in _descriptions if one.is_needed(now.recorded, now.capacity)]
+        for one in _descriptions:
+            if one not in needed and one.owner is not None:
+                one.owner.detach()  # it would hold the text as long as the owner lives
+        _descriptions[:] = [*needed, made]
     if owner is not None:
-        weakref.finalize(owner, _owner_is_gone, made).atexit = False
+        made.owner = weakref.finalize(owner, _owner_is_gone, made)
+        made.owner.atexit = False
 
 
 def describe_fleeting(description: dict[str, Any]) -> None:

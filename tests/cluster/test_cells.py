@@ -62,6 +62,15 @@ def test_no_output_is_lost(lab: Lab) -> None:
         assert result.values == {0: number, 1: number + 1}
 
 
+def test_ranks_keep_no_outputs(lab: Lab) -> None:
+    """What a rank prints, displays and raises goes to the client; IPython would keep all of it there, too."""
+    lab.run("print('x' * 1000); display(1); 2")
+    with pytest.raises(CellError):
+        lab.run("raise ValueError")
+    lab.run("history = get_ipython().history_manager")
+    assert lab.values("dict(history.outputs), dict(history.exceptions)") == {0: ({}, {}), 1: ({}, {})}
+
+
 def test_equal_outputs_are_shown_once(lab: Lab) -> None:
     """Equal lines carry the label of both ranks; values have an arrow."""
     assert page_of(lab, "print('same'); print('own', rank); 'v'") == (

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,6 +159,14 @@ def test_a_description_to_which_no_event_refers_goes_with_its_owner(cursor: int)
         del owner
     recording.describe({"type": "after"})
     assert len(recording._descriptions) == kept + 1
+
+
+def test_nothing_of_a_newer_assignment_stays_with_its_model(cursor: int) -> None:
+    """A model whose buckets are assigned anew again and again holds the last assignments alone."""
+    owner = _Owner()
+    for _ in range(50):
+        recording.describe({"type": "assignment", "reducer": 12345}, owner)
+    assert weakref.getweakrefcount(owner) <= 2
 
 
 def test_a_description_is_a_copy_that_json_can_express() -> None:
