@@ -97,11 +97,13 @@ def take_down() -> dict[str, Any]:
     Returns:
         Name -> the group that is no more, as `rebuild` needs it.
     """
+    from ..parallel import ddp
+
     groups.free()
     old = {record.name if record.ranks else _DEFAULT: record.group for record in groups.alive()}
-    for model in _models():
-        if hasattr(model, "abandon_backward"):
-            model.abandon_backward()
+    model: Any
+    for model in ddp.live_models():
+        model.abandon_backward()
     if dist.is_initialized():
         dist.destroy_process_group()
     groups.forget()
@@ -129,9 +131,7 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
             lost[name] = str(error).splitlines()[0]
             new[name] = LostGroup(name, group["ranks"], lost[name])
     c10d._world.group_count = max(group_count, c10d._world.group_count)
-    for name, group in old.items():
-        if name in new:
-            _repoint(group, new[name], keep=old)
+    _repoint([(group, new[name]) for name, group in old.items() if name in new], keep=old)
     _let_go(old)
     return lost
 
@@ -151,8 +151,9 @@ def _let_go(old: dict[str, Any]) -> None:
     def release() -> None:
         left = [weakref.ref(group) for group in given.values()]
         given.clear()
-        if any(reference() is not None for reference in left):
-            gc.collect()
+        for generation in (1, 2):  # all of them take 0.1 s and more, in which the next cell waits for the interpreter
+            if any(reference() is not None for reference in left):
+                gc.collect(generation)
 
     threading.Thread(target=release, name="ddp_lab-let-go", daemon=True).start()
 
@@ -180,26 +181,35 @@ def _models() -> Iterator[Any]:
             yield candidate
 
 
-def _repoint(old: Any, new: Any, keep: dict[str, Any]) -> None:
-    if not isinstance(new, LostGroup):
-        for model in _models():
-            if model.process_group is old:
+def _repoint(groups_: Sequence[tuple[Any, Any]], keep: dict[str, Any]) -> None:
+    """Tells models, and what else holds a group, of the new one; one look at all objects for all groups.
+
+    Args:
+        groups_: old and new ones.
+        keep: the only dict in which the old ones stay.
+    """
+    for model in _models():
+        for old, new in groups_:
+            if model.process_group is old and not isinstance(new, LostGroup):
                 model._update_process_group(new)
                 reducer = getattr(model, "reducer", None)
                 if reducer is not None and hasattr(reducer, "_reset_state"):
                     reducer._reset_state()
-    # No closure here may capture `old`: its cell would be among the holders.
-    for holder in gc.get_referrers(old):
+    # No closure here may capture an old group: its cell would be among the holders.
+    for holder in gc.get_referrers(*(old for old, _ in groups_)):
         if holder is not keep:
-            _replace(holder, old, new)
+            for old, new in groups_:
+                _replace(holder, old, new)
 
 
 def _replace(holder: Any, old: Any, new: Any) -> None:
     """Puts `new` where a list, a closure, a dict or an object's attributes hold `old`."""
     if isinstance(holder, list):
-        holder[:] = [new if item is old else item for item in holder]
+        if any(item is old for item in holder):
+            holder[:] = [new if item is old else item for item in holder]
     elif isinstance(holder, types.CellType):
-        holder.cell_contents = new
+        if holder.cell_contents is old:
+            holder.cell_contents = new
     else:
         # An instance's attributes may be stored in it, with no dict that the collector knows of.
         names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
