@@ -27,7 +27,7 @@ _SENDERS_RATE = 25  # steps a second
 _START = """
 import ddp_lab
 lab = ddp_lab.Cluster({ranks})
-lab.start()
+_ = lab.start()  # the cluster itself would be shown as a panel
 """
 _SHOW = """
 dashboard = lab.dashboard()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from .running import KERNEL_ENVIRONMENT
@@ -12,3 +16,13 @@ def this_checkout(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that the test starts import this checkout."""
     for name, value in KERNEL_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="package")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What `ddp-lab demo` printed, and the folder it wrote: the quickstart after "Run all", and its page."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "ddp_lab", "demo", "--output", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, folder

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from playwright.sync_api import sync_playwright
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What `ddp-lab demo` printed, and the folder it wrote."""
-    folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "ddp_lab", "demo", "--output", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, folder
 
 
 def test_the_demo_sums_up_what_it_did(demo: tuple[str, Path]) -> None:

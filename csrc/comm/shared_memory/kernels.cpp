@@ -1,0 +1,202 @@
+#include "comm/shared_memory/kernels.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+#include <c10/util/complex.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+
+namespace ddp_lab::shared_memory {
+
+namespace {
+
+using Op = c10d::ReduceOp::RedOpType;
+using Sources = std::vector<const std::byte*>;
+
+constexpr std::size_t kBlock = 2048;  // elements that stay in the first cache while all sources are added
+
+// NaN wins, as in torch.
+template <typename T>
+T smaller(T a, T b) {
+  return (b < a || b != b) ? b : a;
+}
+template <typename T>
+T larger(T a, T b) {
+  return (b > a || b != b) ? b : a;
+}
+
+// The type in which elements are combined.
+template <typename T>
+struct Wide {
+  using type = T;
+};
+template <>
+struct Wide<c10::Half> {
+  using type = float;
+};
+template <>
+struct Wide<c10::BFloat16> {
+  using type = float;
+};
+
+template <typename T>
+const T* at_block(const std::byte* source, std::size_t first) {
+  return reinterpret_cast<const T*>(source) + first;
+}
+
+template <typename T, typename Combine, typename Finish>
+void combine_all(std::byte* into, const Sources& sources, std::size_t elements, Combine combine, Finish finish) {
+  using W = typename Wide<T>::type;
+  std::array<W, kBlock> block;
+  for (std::size_t first = 0; first < elements; first += kBlock) {
+    const std::size_t count = std::min(kBlock, elements - first);
+    const T* source = at_block<T>(sources[0], first);
+    for (std::size_t i = 0; i < count; ++i) {
+      block[i] = static_cast<W>(source[i]);
+    }
+    for (std::size_t rank = 1; rank < sources.size(); ++rank) {
+      source = at_block<T>(sources[rank], first);
+      for (std::size_t i = 0; i < count; ++i) {
+        block[i] = combine(block[i], static_cast<W>(source[i]));
+      }
+    }
+    T* to = reinterpret_cast<T*>(into) + first;
+    for (std::size_t i = 0; i < count; ++i) {
+      to[i] = static_cast<T>(finish(block[i]));
+    }
+  }
+}
+
+// Two ranks of a plain sum, by far the most frequent case, in one pass.
+template <typename T>
+void add_two(std::byte* into, const Sources& sources, std::size_t elements) {
+  const T* a = at_block<T>(sources[0], 0);
+  const T* b = at_block<T>(sources[1], 0);
+  T* to = reinterpret_cast<T*>(into);
+  for (std::size_t i = 0; i < elements; ++i) {
+    to[i] = a[i] + b[i];
+  }
+}
+
+template <typename T, typename Combine>
+void combine_plainly(std::byte* into, const Sources& sources, std::size_t elements, Combine combine) {
+  combine_all<T>(into, sources, elements, combine, [](auto value) { return value; });
+}
+
+template <typename T>
+constexpr bool is_complex = std::is_same_v<T, c10::complex<float>> || std::is_same_v<T, c10::complex<double>>;
+
+template <typename T>
+void reduce_numbers(std::byte* into, const Sources& sources, std::size_t elements, Op op) {
+  using W = typename Wide<T>::type;
+  if (op == Op::SUM) {
+    if constexpr (std::is_same_v<W, T>) {
+      if (sources.size() == 2) {
+        return add_two<T>(into, sources, elements);
+      }
+    }
+    return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a + b); });
+  }
+  if (op == Op::PRODUCT) {
+    return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a * b); });
+  }
+  if constexpr (!is_complex<T>) {
+    if (op == Op::MIN) {
+      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return smaller(a, b); });
+    }
+    if (op == Op::MAX) {
+      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return larger(a, b); });
+    }
+  }
+  if constexpr (std::is_integral_v<T>) {
+    if (op == Op::BAND) {
+      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a & b); });
+    }
+    if (op == Op::BOR) {
+      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a | b); });
+    }
+    if (op == Op::BXOR) {
+      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a ^ b); });
+    }
+  } else if (op == Op::AVG) {
+    const auto count = static_cast<float>(sources.size());
+    return combine_all<T>(
+        into, sources, elements, [](W a, W b) { return static_cast<W>(a + b); },
+        [count](W sum) { return static_cast<W>(sum / static_cast<W>(count)); });
+  }
+  TORCH_INTERNAL_ASSERT(false, "a reduction that check_reducible lets pass is missing");
+}
+
+// bool: a sum is "any", a product "all".
+void reduce_bools(std::byte* into, const Sources& sources, std::size_t elements, Op op) {
+  if (op == Op::BXOR) {
+    return reduce_numbers<std::uint8_t>(into, sources, elements, Op::BXOR);
+  }
+  const bool any = op == Op::SUM || op == Op::MAX || op == Op::BOR;
+  reduce_numbers<std::uint8_t>(into, sources, elements, any ? Op::BOR : Op::BAND);
+}
+
+bool is_floating(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+bool is_complex_dtype(at::ScalarType dtype) { return dtype == at::kComplexFloat || dtype == at::kComplexDouble; }
+
+bool is_integer(at::ScalarType dtype) {
+  return dtype == at::kByte || dtype == at::kChar || dtype == at::kShort || dtype == at::kInt || dtype == at::kLong ||
+         dtype == at::kBool;
+}
+
+}  // namespace
+
+void check_reducible(at::ScalarType dtype, Op op) {
+  TORCH_CHECK_VALUE(is_floating(dtype) || is_complex_dtype(dtype) || is_integer(dtype), "shm can't reduce tensors of ",
+                    dtype, ": convert them, to float32 say");
+  TORCH_CHECK_VALUE(op != Op::PREMUL_SUM && op != Op::UNUSED,
+                    "shm has no such reduction: choose SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
+  const bool bitwise = op == Op::BAND || op == Op::BOR || op == Op::BXOR;
+  TORCH_CHECK_VALUE(!bitwise || is_integer(dtype), "Cannot use ReduceOp.", op == Op::BAND ? "BAND" : op == Op::BOR ? "BOR" : "BXOR",
+                    " with tensors of ", dtype, ", only with integers and bool");
+  TORCH_CHECK_VALUE(op != Op::AVG || !is_integer(dtype), "Cannot use ReduceOp.AVG with tensors of ", dtype,
+                    ", only with floating and complex ones");
+  TORCH_CHECK_VALUE((op != Op::MIN && op != Op::MAX) || !is_complex_dtype(dtype),
+                    "all_reduce does not support ReduceOp.MIN and ReduceOp.MAX on complex tensors");
+}
+
+void reduce(std::byte* into, const Sources& sources, std::size_t elements, at::ScalarType dtype, Op op) {
+  switch (dtype) {
+    case at::kFloat:
+      return reduce_numbers<float>(into, sources, elements, op);
+    case at::kDouble:
+      return reduce_numbers<double>(into, sources, elements, op);
+    case at::kHalf:
+      return reduce_numbers<c10::Half>(into, sources, elements, op);
+    case at::kBFloat16:
+      return reduce_numbers<c10::BFloat16>(into, sources, elements, op);
+    case at::kComplexFloat:
+      return reduce_numbers<c10::complex<float>>(into, sources, elements, op);
+    case at::kComplexDouble:
+      return reduce_numbers<c10::complex<double>>(into, sources, elements, op);
+    case at::kByte:
+      return reduce_numbers<std::uint8_t>(into, sources, elements, op);
+    case at::kChar:
+      return reduce_numbers<std::int8_t>(into, sources, elements, op);
+    case at::kShort:
+      return reduce_numbers<std::int16_t>(into, sources, elements, op);
+    case at::kInt:
+      return reduce_numbers<std::int32_t>(into, sources, elements, op);
+    case at::kLong:
+      return reduce_numbers<std::int64_t>(into, sources, elements, op);
+    case at::kBool:
+      return reduce_bools(into, sources, elements, op);
+    default:
+      TORCH_INTERNAL_ASSERT(false, "check_reducible lets no ", dtype, " pass");
+  }
+}
+
+}  // namespace ddp_lab::shared_memory
