@@ -85,5 +85,6 @@ PYBIND11_MODULE(_C, module) {
   ddp_lab::bind_reducer(module);
   ddp_lab::bind_observation(module);
   ddp_lab::bind_checks(module);
+  ddp_lab::bind_comm(module);
   ddp_lab::bind_module_watch(module);
 }

@@ -8,5 +8,6 @@ namespace ddp_lab {
 void bind_reducer(pybind11::module_& module);
 void bind_observation(pybind11::module_& module);
 void bind_checks(pybind11::module_& module);
+void bind_comm(pybind11::module_& module);
 
 }  // namespace ddp_lab

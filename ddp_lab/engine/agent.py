@@ -185,9 +185,12 @@ class Agent:
                 "cell": cell.running(),
                 "ended": self._ended,
                 "freed": self._freed,
-                "whole": self._freed is None and dist.is_initialized(),
+                "whole": self._is_whole(),
             }
         )
+
+    def _is_whole(self) -> bool:
+        return self._freed is None and dist.is_initialized() and not groups.broken()
 
     def _state(self) -> str:
         if cell.running() is not None and not self._left.is_set():
@@ -240,7 +243,7 @@ class Agent:
         cell_id = request.get("cell")
         if cell_id is not None or cell.running() is None:
             self._settle(cell_id)
-        whole = self._freed is None and dist.is_initialized() and not regroup.broken_backwards()
+        whole = self._is_whole() and not regroup.broken_backwards()
         left = flights.left() if whole else 0
         return {"whole": whole, "cell": cell.running(), "sequences": groups.sequences(), "in_flight": left}
 

@@ -199,6 +199,9 @@ def _open_default_group(spec: Mapping[str, Any]) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
 
+    from .. import comm
+
+    comm.register()
     groups.exclude_port(spec["port"])
     listener: dict[str, Any] = {}
     if _rank.listener is not None:

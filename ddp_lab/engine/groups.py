@@ -30,7 +30,9 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-__all__ = ["GroupRecord", "alive", "forget", "free", "free_store", "install", "sequences", "uninstall"]
+from ..comm.shared_memory import is_broken
+
+__all__ = ["GroupRecord", "alive", "broken", "forget", "free", "free_store", "install", "sequences", "uninstall"]
 
 Socket = tuple[int, int]  # descriptor, inode
 
@@ -141,6 +143,11 @@ def free_store() -> int:
     return count
 
 
+def broken() -> bool:
+    """Whether a group of this rank is of no use any more, though nobody has freed it."""
+    return any(is_broken(backend) for record in alive() for backend in _backends(record.group))
+
+
 def sequences() -> dict[str, int]:
     """Group name -> how many collectives this rank has entered on it; equal on all members when none is half done."""
     counts = {}
@@ -232,9 +239,12 @@ def _shut_down(descriptor: int, inode: int, how: int = socket.SHUT_RDWR) -> None
 
 def _abort_others(group: Any) -> None:
     """Aborts the group's backends other than Gloo, whose `abort` frees nobody."""
-    if group is None:
-        return
-    for device in group._device_types:
-        backend = group._get_backend(torch.device(device))
+    for backend in _backends(group):
         if backend.name() != "gloo":
             backend.abort()
+
+
+def _backends(group: Any) -> list[Any]:
+    if group is None:
+        return []
+    return [group._get_backend(torch.device(device)) for device in group._device_types]

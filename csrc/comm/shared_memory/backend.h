@@ -1,0 +1,102 @@
+// The c10d backend "shm": collectives through shared memory for the CPU ranks of one host. What it does not do itself
+// goes to a Gloo group of the same ranks: sending and receiving, uneven sizes, sparse tensors.
+//
+// Owners: the queue and `executing_` belong to `mutex_`; the group to the thread that executes, which is the worker, or
+// the caller of an operation that it waits for anyway, if nothing is queued: that saves two switches between threads.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "comm/shared_memory/group.h"
+#include "comm/shared_memory/work.h"
+
+namespace ddp_lab::shared_memory {
+
+class Backend : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using Pointer = c10::intrusive_ptr<c10d::Work>;
+
+  Backend(std::unique_ptr<Group> group, c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return "shm"; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override;
+  bool supportsCoalescing() const override { return false; }
+
+  Pointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  Pointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Pointer allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Pointer allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  Pointer reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  Pointer allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Pointer _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  Pointer allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  Pointer allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  Pointer gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  Pointer scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  Pointer reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  Pointer _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  Pointer reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  Pointer alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
+                        std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) override;
+  Pointer alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  Pointer send(Tensors& tensors, int rank, int tag) override;
+  Pointer recv(Tensors& tensors, int rank, int tag) override;
+  Pointer recvAnysource(Tensors& tensors, int tag) override;
+  Pointer barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_for_all) override;
+
+  void abort() override;
+
+  // Whether every operation fails from now on.
+  bool broken() const { return group_->broken(); }
+
+ private:
+  struct Task {
+    std::function<void(const Patience&)> run;
+    c10::intrusive_ptr<Work> work;
+    std::chrono::milliseconds timeout;
+  };
+
+  // Runs `operation` in its turn.
+  Pointer give(c10d::OpType kind, const char* title, const Tensors& inputs, Tensors outputs,
+               std::chrono::milliseconds timeout, bool asynchronous, std::function<void(const Patience&)> operation);
+  Pointer exchange(const char* title, Tensors inputs, Tensors outputs, Tensors result,
+                   const c10d::AllToAllOptions& options);
+  void execute(Task& task, bool interruptible);
+  void serve();
+
+  std::unique_ptr<Group> group_;
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+  const int pid_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> queue_;
+  bool executing_ = false;
+  bool stopping_ = false;
+  std::uint64_t given_ = 0;
+  std::chrono::milliseconds timeout_;
+  std::thread worker_;  // started with the first operation that nobody waits for
+};
+
+}  // namespace ddp_lab::shared_memory

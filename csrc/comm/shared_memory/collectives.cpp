@@ -1,0 +1,244 @@
+#include "comm/shared_memory/collectives.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "comm/shared_memory/kernels.h"
+
+namespace ddp_lab::shared_memory {
+
+namespace {
+
+constexpr std::size_t kSmallBytes = 8192;        // below, every rank reduces everything: one round
+constexpr std::size_t kChunkBytes = 256 << 10;   // stays in the cache until the others have read it
+constexpr std::size_t kCrowdedBytes = 2 << 20;   // a round then costs switches between processes
+constexpr std::size_t kAligned = 64;
+
+std::size_t chunk_bytes(const Group& group) { return group.crowded() ? kCrowdedBytes : kChunkBytes; }
+
+// Bytes of a piece when each rank's slot holds one for every rank.
+std::size_t piece_bytes(const Group& group) {
+  return chunk_bytes(group) / static_cast<std::size_t>(group.size()) / kAligned * kAligned;
+}
+
+// A part of a range.
+struct Part {
+  std::size_t first;
+  std::size_t count;
+};
+
+// What rank `rank` reduces of so many elements.
+Part share_of(int rank, int size, std::size_t elements, std::size_t item) {
+  const std::size_t step = kAligned / item;  // shares begin on a cache line
+  const std::size_t each = (elements + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
+  const std::size_t rounded = (each + step - 1) / step * step;
+  const std::size_t first = std::min(elements, static_cast<std::size_t>(rank) * rounded);
+  return {first, std::min(rounded, elements - first)};
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes != 0 && to != from) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+void reduce_small(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root,
+                  const Patience& patience) {
+  const std::size_t bytes = elements * reduction.item;
+  copy_bytes(group.own_slot(), data, bytes);
+  group.meet(patience);
+  if (root == kAll || root == group.rank()) {
+    std::vector<const std::byte*> sources;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      sources.push_back(group.slot_of(rank));
+    }
+    reduce(data, sources, elements, reduction.dtype, reduction.op);
+  }
+}
+
+// Each rank reduces its share of every chunk. A round carries the inputs of one chunk and the results of the one before
+// it: a slot holds first the chunk's inputs for the others, where they lie in the chunk, then this rank's result.
+void reduce_large(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root,
+                  const Patience& patience) {
+  const std::size_t item = reduction.item;
+  const std::size_t step = chunk_bytes(group) / item;
+  const std::size_t chunks = (elements + step - 1) / step;
+  const std::size_t results = chunk_bytes(group);  // where in a slot they begin
+  const bool wanted = root == kAll || root == group.rank();
+  const auto chunk_at = [&](std::size_t index) {
+    return Part{index * step, std::min(step, elements - index * step)};
+  };
+  const auto share_at = [&](std::size_t index, int rank) {
+    return share_of(rank, group.size(), chunk_at(index).count, item);
+  };
+  for (std::size_t round = 0; round <= chunks; ++round) {
+    if (round < chunks) {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        const Part share = share_at(round, rank);
+        if (rank != group.rank()) {
+          copy_bytes(group.own_slot() + share.first * item, data + (chunk_at(round).first + share.first) * item,
+               share.count * item);
+        }
+      }
+    }
+    group.meet(patience);
+    if (round > 0 && wanted) {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        const Part share = share_at(round - 1, rank);
+        if (rank != group.rank()) {
+          copy_bytes(data + (chunk_at(round - 1).first + share.first) * item, group.slot_of(rank) + results,
+               share.count * item);
+        }
+      }
+    }
+    if (round < chunks) {
+      const Part share = share_at(round, group.rank());
+      std::byte* const own = data + (chunk_at(round).first + share.first) * item;
+      std::vector<const std::byte*> sources;
+      for (int rank = 0; rank < group.size(); ++rank) {
+        sources.push_back(rank == group.rank() ? own : group.slot_of(rank) + share.first * item);
+      }
+      std::byte* const result = group.own_slot() + results;
+      reduce(result, sources, share.count, reduction.dtype, reduction.op);
+      if (wanted) {
+        copy_bytes(own, result, share.count * item);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void all_reduce(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root,
+                const Patience& patience) {
+  if (elements * reduction.item <= kSmallBytes) {
+    reduce_small(group, data, elements, reduction, root, patience);
+  } else {
+    reduce_large(group, data, elements, reduction, root, patience);
+  }
+}
+
+void broadcast(Group& group, std::byte* data, std::size_t bytes, int root, const Patience& patience) {
+  std::size_t first = 0;
+  do {
+    const std::size_t count = std::min(chunk_bytes(group), bytes - first);
+    if (group.rank() == root) {
+      copy_bytes(group.own_slot(), data + first, count);
+    }
+    group.meet(patience);
+    if (group.rank() != root) {
+      copy_bytes(data + first, group.slot_of(root), count);
+    }
+    first += count;
+  } while (first < bytes);
+}
+
+void all_gather(Group& group, const std::byte* input, const std::vector<std::byte*>& outputs, std::size_t bytes,
+                int root, const Patience& patience) {
+  const bool wanted = root == kAll || root == group.rank();
+  std::size_t first = 0;
+  do {
+    const std::size_t count = std::min(chunk_bytes(group), bytes - first);
+    if (root != group.rank()) {
+      copy_bytes(group.own_slot(), input + first, count);
+    }
+    group.meet(patience);
+    for (int rank = 0; wanted && rank < group.size(); ++rank) {
+      const std::byte* const from = rank == group.rank() ? input + first : group.slot_of(rank);
+      copy_bytes(outputs[static_cast<std::size_t>(rank)] + first, from, count);
+    }
+    first += count;
+  } while (first < bytes);
+}
+
+void scatter(Group& group, const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t bytes, int root,
+             const Patience& patience) {
+  const std::size_t piece = piece_bytes(group);
+  const auto own = static_cast<std::size_t>(group.rank());
+  std::size_t first = 0;
+  do {
+    const std::size_t count = std::min(piece, bytes - first);
+    if (group.rank() == root) {
+      for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
+        if (rank != own) {
+          copy_bytes(group.own_slot() + rank * piece, inputs[rank] + first, count);
+        }
+      }
+    }
+    group.meet(patience);
+    copy_bytes(output + first, group.rank() == root ? inputs[own] + first : group.slot_of(root) + own * piece, count);
+    first += count;
+  } while (first < bytes);
+}
+
+void all_to_all(Group& group, const std::vector<Piece>& inputs, const std::vector<Piece>& outputs,
+                const Patience& patience) {
+  const std::size_t ranks = inputs.size();
+  const auto own = static_cast<std::size_t>(group.rank());
+  std::vector<std::uint64_t> sizes(2 * ranks);  // that this rank sends, then those that it expects
+  std::transform(inputs.begin(), inputs.end(), sizes.begin(), [](const Piece& piece) { return piece.bytes; });
+  std::transform(outputs.begin(), outputs.end(), sizes.begin() + static_cast<std::ptrdiff_t>(ranks),
+                 [](const Piece& piece) { return piece.bytes; });
+  std::memcpy(group.own_slot(), sizes.data(), sizes.size() * sizeof(std::uint64_t));
+  group.meet(patience);
+  std::vector<const std::uint64_t*> of_rank;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    of_rank.push_back(reinterpret_cast<const std::uint64_t*>(group.slot_of(rank)));
+  }
+  std::uint64_t largest = 0;
+  for (std::size_t from = 0; from < ranks; ++from) {
+    for (std::size_t to = 0; to < ranks; ++to) {
+      const std::uint64_t sent = of_rank[from][to];
+      const std::uint64_t expected = of_rank[to][ranks + from];
+      if (sent != expected) {
+        group.fail("rank " + std::to_string(from) + " sends " + std::to_string(sent) + " B to rank " +
+                   std::to_string(to) + ", which expects " + std::to_string(expected) + " B, in all_to_all");
+      }
+      largest = std::max(largest, sent);
+    }
+  }
+  const std::size_t piece = piece_bytes(group);
+  const auto left = [&](const Piece& one, std::size_t first) {
+    return std::min(piece, one.bytes - std::min(first, one.bytes));
+  };
+  for (std::size_t first = 0; first < largest; first += piece) {
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      if (rank != own) {
+        copy_bytes(group.own_slot() + rank * piece, inputs[rank].data + first, left(inputs[rank], first));
+      }
+    }
+    group.meet(patience);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const std::byte* const from =
+          rank == own ? inputs[own].data + first : group.slot_of(static_cast<int>(rank)) + own * piece;
+      copy_bytes(outputs[rank].data + first, from, left(outputs[rank], first));
+    }
+  }
+}
+
+void reduce_scatter(Group& group, const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t elements,
+                    const Reduction& reduction, const Patience& patience) {
+  const std::size_t piece = piece_bytes(group);
+  const auto own = static_cast<std::size_t>(group.rank());
+  const std::size_t bytes = elements * reduction.item;
+  std::size_t first = 0;
+  do {
+    const std::size_t count = std::min(piece, bytes - first);
+    for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
+      if (rank != own) {
+        copy_bytes(group.own_slot() + rank * piece, inputs[rank] + first, count);
+      }
+    }
+    group.meet(patience);
+    std::vector<const std::byte*> sources;
+    for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
+      sources.push_back(rank == own ? inputs[own] + first : group.slot_of(static_cast<int>(rank)) + own * piece);
+    }
+    reduce(output + first, sources, count / reduction.item, reduction.dtype, reduction.op);
+    first += count;
+  } while (first < bytes);
+}
+
+}  // namespace ddp_lab::shared_memory

@@ -1,0 +1,250 @@
+#include "comm/shared_memory/group.h"
+
+#include <c10/core/ScalarType.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <sstream>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace ddp_lab::shared_memory {
+
+namespace {
+
+constexpr int kSpins = 2000;       // some 20 us
+constexpr int kSpinsCrowded = 50;  // who spins then keeps the others from what is waited for
+constexpr int kYields = 20;
+constexpr long kNapNanoseconds = 50'000'000;
+constexpr std::size_t kPage = 4096;
+
+constexpr std::array<const char*, 9> kNames{"broadcast", "all_reduce", "reduce",     "all_gather", "reduce_scatter",
+                                            "gather",    "scatter",    "all_to_all", "barrier"};
+constexpr std::array<const char*, 8> kReductions{"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
+
+void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#else
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
+
+// Returns false if a signal came.
+bool nap(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
+  const timespec limit{0, kNapNanoseconds};
+  const long done = syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, seen, &limit, nullptr, 0);
+  return done == 0 || errno != EINTR;
+}
+
+bool reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
+
+bool reached(std::uint32_t stage, std::uint32_t round) { return static_cast<std::int32_t>(stage - round) >= 0; }
+
+}  // namespace
+
+std::string words(const Call& call) {
+  std::ostringstream text;
+  text << kNames.at(static_cast<std::size_t>(call.kind)) << " #" << call.number;
+  if (call.kind != Kind::kBarrier) {
+    text << " of " << call.bytes << " B of " << c10::toString(static_cast<c10::ScalarType>(call.dtype));
+  }
+  if (reduces(call.kind)) {
+    text << " (" << kReductions.at(call.reduction) << ")";
+  }
+  if (call.root >= 0) {
+    text << (call.kind == Kind::kReduce || call.kind == Kind::kGather ? " to rank " : " from rank ") << call.root;
+  }
+  return text.str();
+}
+
+struct alignas(128) Group::Member {
+  std::atomic<std::uint32_t> stage;     // rounds it has published; peers sleep on it
+  std::atomic<std::uint32_t> sleepers;  // how many do
+  std::array<Call, 2> calls;            // by the operation's number
+};
+
+struct alignas(128) Group::Shared {
+  std::atomic<std::uint32_t> state;  // 0: whole, 1: its reason is being written, 2: broken
+  std::array<char, 500> why;
+};
+
+std::size_t Group::bytes_for(int size) {
+  const std::size_t head = sizeof(Shared) + static_cast<std::size_t>(size) * sizeof(Member);
+  return (head + kPage - 1) / kPage * kPage + 2 * static_cast<std::size_t>(size) * kSlotBytes;
+}
+
+Group::Group(Segment segment, int rank, int size, const std::vector<int>& pids)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      size_(size),
+      crowded_(static_cast<unsigned>(size) > std::thread::hardware_concurrency()),
+      spins_(crowded_ ? kSpinsCrowded : kSpins) {
+  for (const int pid : pids) {
+    int descriptor = -1;
+    if (pid != getpid()) {
+      descriptor = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+      if (descriptor < 0) {
+        const int error = errno;
+        for (const int opened : processes_) {
+          if (opened >= 0) {
+            close(opened);
+          }
+        }
+        throw std::system_error(error, std::generic_category(), "pidfd_open of process " + std::to_string(pid));
+      }
+    }
+    processes_.push_back(descriptor);
+  }
+}
+
+Group::~Group() {
+  for (const int descriptor : processes_) {
+    if (descriptor >= 0) {
+      close(descriptor);
+    }
+  }
+}
+
+Group::Shared& Group::shared() const { return *reinterpret_cast<Shared*>(segment_.data()); }
+
+Group::Member& Group::member(int rank) const {
+  return reinterpret_cast<Member*>(segment_.data() + sizeof(Shared))[rank];
+}
+
+std::byte* Group::slot(int rank, std::uint32_t round) const {
+  const std::size_t first = bytes_for(size_) - 2 * static_cast<std::size_t>(size_) * kSlotBytes;
+  return segment_.data() + first + (2 * static_cast<std::size_t>(rank) + round % 2) * kSlotBytes;
+}
+
+void Group::enter(Call call) {
+  if (broken()) {
+    throw_broken();
+  }
+  call.number = call_.number + 1;
+  call_ = call;
+  compared_ = false;
+  member(rank_).calls[call.number % 2] = call;
+}
+
+void Group::meet(const Patience& patience) {
+  ++rounds_;
+  Member& own = member(rank_);
+  own.stage.store(rounds_);
+  if (own.sleepers.load() != 0) {
+    wake(own);
+  }
+  for (int peer = 1; peer < size_; ++peer) {
+    const int rank = (rank_ + peer) % size_;
+    wait_for(rank, patience);
+    if (!compared_) {
+      compare(rank);
+    }
+  }
+  compared_ = true;
+}
+
+void Group::wait_for(int rank, const Patience& patience) {
+  Member& peer = member(rank);
+  for (int i = 0; i < spins_; ++i) {
+    if (reached(peer.stage.load(std::memory_order_acquire), rounds_)) {
+      return;
+    }
+    relax();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (reached(peer.stage.load(std::memory_order_acquire), rounds_)) {
+      return;
+    }
+    sched_yield();
+  }
+  while (true) {
+    peer.sleepers.fetch_add(1);
+    const std::uint32_t seen = peer.stage.load();
+    const bool there = reached(seen, rounds_);
+    if (!there && !broken()) {
+      nap(peer.stage, seen);
+    }
+    peer.sleepers.fetch_sub(1);
+    if (there) {
+      return;
+    }
+    if (!reached(peer.stage.load(), rounds_)) {
+      check(rank, patience);
+    }
+  }
+}
+
+void Group::check(int rank, const Patience& patience) {
+  if (broken()) {
+    throw_broken();
+  }
+  const int process = processes_[static_cast<std::size_t>(rank)];
+  pollfd asked{process, POLLIN, 0};
+  if (process >= 0 && poll(&asked, 1, 0) > 0 && !reached(member(rank).stage.load(), rounds_)) {
+    fail("rank " + std::to_string(rank) + " has ended, for which rank " + std::to_string(rank_) + " waited in " +
+         words(call_));
+  }
+  if (std::chrono::steady_clock::now() > patience.deadline) {
+    fail("rank " + std::to_string(rank_) + " has waited for rank " + std::to_string(rank) + " in " + words(call_) +
+         " for " + std::to_string(patience.timeout.count()) + " ms, its timeout");
+  }
+  if (patience.look) {
+    try {
+      patience.look();
+    } catch (...) {
+      break_off("rank " + std::to_string(rank_) + " was interrupted in " + words(call_));
+      throw;
+    }
+  }
+}
+
+void Group::compare(int rank) {
+  const Call theirs = member(rank).calls[call_.number % 2];
+  if (theirs != call_) {
+    fail("ranks called different operations: rank " + std::to_string(rank_) + " " + words(call_) + ", rank " +
+         std::to_string(rank) + " " + words(theirs));
+  }
+}
+
+void Group::break_off(const std::string& why) {
+  std::uint32_t whole = 0;
+  if (shared().state.compare_exchange_strong(whole, 1)) {
+    const std::size_t length = std::min(why.size(), shared().why.size() - 1);
+    std::memcpy(shared().why.data(), why.data(), length);
+    shared().why[length] = '\0';
+    shared().state.store(2);
+  }
+  for (int rank = 0; rank < size_; ++rank) {
+    wake(member(rank));
+  }
+}
+
+bool Group::broken() const { return shared().state.load() == 2; }
+
+void Group::wake(Member& member) {
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&member.stage), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Group::fail(const std::string& why) {
+  break_off(why);
+  throw_broken();
+}
+
+void Group::throw_broken() const {
+  for (int i = 0; i < kYields && !broken(); ++i) {  // another rank is just writing why, or died while it did
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw GroupError(std::string("shm: ") + (broken() ? shared().why.data() : "the group was broken off by another rank"));
+}
+
+}  // namespace ddp_lab::shared_memory

@@ -1,0 +1,36 @@
+// One operation that was given to a shared-memory group.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace ddp_lab::shared_memory {
+
+// Lets a thread that waits raise what the user's interrupt means in Python; without effect on other threads.
+void look_for_signals();
+
+class Work : public c10d::Work {
+ public:
+  Work(int rank, c10d::OpType kind, const char* title, const std::vector<at::Tensor>& inputs,
+       std::vector<at::Tensor> outputs, std::uint64_t number);
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  std::uint64_t getSequencenumber() const override { return number_; }
+
+  // Called once, by the thread that executed it.
+  void end(std::exception_ptr error);
+
+ private:
+  std::vector<at::Tensor> outputs_;
+  std::uint64_t number_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace ddp_lab::shared_memory

@@ -1,0 +1,107 @@
+"""The backend "shm": collectives of CPU ranks on one host through shared memory.
+
+[Note: how ranks find the memory]
+Each rank writes into the group's store which host it is on (the boot id of the kernel, so that names of hosts don't
+matter) and its process id; rank 0 also where its segment is. The others open it through rank 0's entry in /proc, which
+the kernel allows to processes of the same user alone, and say whether they could. Only if all could, shared memory is
+used; else the whole group goes through Gloo, and a warning says why. ``DDP_LAB_HOST_ID`` replaces the boot id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from .. import native
+
+__all__ = ["NAME", "is_broken", "register"]
+
+NAME = "shm"
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_HOST_ID = "DDP_LAB_HOST_ID"
+_C = native.load()
+
+
+def register() -> None:
+    """Makes ``"shm"`` known to torch.distributed; once is enough."""
+    if not hasattr(dist.Backend, NAME.upper()):
+        dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+
+
+def is_broken(backend: Any) -> bool:
+    """Whether a group's backend is shared memory that a failed operation has made useless: every further one raises."""
+    return bool(_C.shared_memory_broken(backend))
+
+
+def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """A backend for one group, as c10d asks for it on each of its ranks."""
+    gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
+    meeting = _Meeting(store, rank, size)
+    segment = meeting.segment()
+    why_not = meeting.agree()
+    if why_not:
+        if rank == 0:
+            warnings.warn(f"shm: {why_not}; this group's collectives go through Gloo", stacklevel=2)
+        return gloo
+    segment.close_descriptor()  # all ranks have mapped the memory: nobody may open it any more
+    return _C.shared_memory_backend(segment, gloo, rank, meeting.pids, timeout)
+
+
+class _Meeting:
+    """One rank's way to the memory of its group; see [Note: how ranks find the memory].
+
+    Attributes:
+        why_not: why this rank can't use it.
+        pids: of all ranks.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store = PrefixStore(NAME, store)
+        self._rank, self._size = rank, size
+        self._bytes = _C.shared_memory_bytes(size)
+        self.why_not = ""
+        self.pids: list[int] = []
+
+    def segment(self) -> Any:
+        """The group's memory, None if this rank can't use it."""
+        mine: dict[str, Any] = {"host": os.environ.get(_HOST_ID) or _BOOT_ID.read_text().strip(), "pid": os.getpid()}
+        made = None
+        if self._rank == 0:
+            try:
+                made = _C.Segment.create(self._bytes)
+                mine["descriptor"] = made.descriptor
+            except OSError as error:
+                mine["why_not"] = str(error)
+        self._store.set(f"rank {self._rank}", json.dumps(mine))
+        ranks = [json.loads(self._store.get(f"rank {rank}")) for rank in range(self._size)]
+        self.pids = [one["pid"] for one in ranks]
+        others = [rank for rank, one in enumerate(ranks) if one["host"] != ranks[0]["host"]]
+        if others:
+            self.why_not = f"ranks 0 and {others[0]} are on different hosts"
+            return None
+        if "descriptor" not in ranks[0]:
+            self.why_not = f"rank 0 can make no shared memory: {ranks[0]['why_not']}"
+            return None
+        if made is not None:
+            return made
+        try:
+            for pid in self.pids:
+                os.close(os.pidfd_open(pid))  # by which a rank sees that another one has died
+            return _C.Segment.attach(ranks[0]["pid"], ranks[0]["descriptor"], self._bytes)
+        except (OSError, RuntimeError) as error:
+            self.why_not = f"rank {self._rank} can't open the memory of rank 0: {error}"
+            return None
+
+    def agree(self) -> str:
+        """Tells all ranks whether this one can use the memory; returns why one of them can't, ``""`` if all can."""
+        self._store.set(f"answer {self._rank}", self.why_not or "yes")
+        answers = [self._store.get(f"answer {rank}").decode() for rank in range(self._size)]
+        return next((answer for answer in answers if answer != "yes"), "")

@@ -1,0 +1,81 @@
+"""A cluster whose groups are in shared memory: training, interrupts, errors, deaths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ddp_lab.bench.recovery import SETUP, STATES, interrupted
+from ddp_lab.errors import CellError
+from tests.cluster.conftest import Lab
+
+WAITING = (
+    "collective that one rank does not enter",
+    "collective of a user's group",
+    "backward with buckets in flight",
+)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Two ranks, with what the states need."""
+    with Lab(2, backend="shm", watch_seconds=None) as cluster:
+        cluster.run(SETUP)
+        yield cluster
+
+
+def test_gradients_are_torchs(lab: Lab) -> None:
+    """Ours and torch's DDP give the same gradients over shared memory and over Gloo."""
+    lab.run("""
+from torch.nn.parallel import DistributedDataParallel as Torchs
+def gradients(wrap, group):
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(300, 300) for _ in range(4)]
+    model = wrap(torch.nn.Sequential(*layers), process_group=group, bucket_cap_mb=0.5)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.full((2, 300), float(rank))).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+over_gloo = dist.new_group(backend="gloo")
+expected = gradients(Torchs, over_gloo)
+same = [all(map(torch.equal, expected, gradients(wrap, None))) for wrap in (Torchs, ddp_lab.DistributedDataParallel)]
+dist.destroy_process_group(over_gloo); del over_gloo
+""")
+    assert lab.values("dist.get_backend(), same") == dict.fromkeys((0, 1), ("shm", [True, True]))
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_interrupts_free_who_waits(lab: Lab, name: str) -> None:
+    """Nothing is lost, and the next cell's collective works."""
+    lab.run("import os")
+    before = lab.values("os.getpid(), kept")
+    interrupted(lab, STATES[name])
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert lab.values("os.getpid(), kept") == before
+
+
+def test_an_error_frees_the_others(lab: Lab) -> None:
+    """A rank that raises is named; the other one only waited for it."""
+    with pytest.raises(CellError, match="rank 1 failed: ValueError: on purpose"):
+        lab.run("if rank == 1: raise ValueError('on purpose')\ndist.all_reduce(x)")
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_different_calls_end_with_both(lab: Lab) -> None:
+    """The error says what each rank has called."""
+    with pytest.raises(CellError, match=r"different operations: .*all_reduce #\d+ of 16 B"):
+        lab.run("dist.all_reduce(x) if rank else dist.broadcast(x, 0)")
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_a_rank_that_dies_is_replaced() -> None:
+    """Its peer ends, a new process takes its place, and both train on; nothing is left in /dev/shm."""
+    before = set(os.listdir("/dev/shm"))
+    with Lab(2, backend="shm", watch_seconds=None) as lab:
+        with pytest.raises(CellError, match="rank 1 was killed by SIGKILL"):
+            lab.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(1))")
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        assert lab.values("dist.get_backend()") == {0: "shm", 1: "shm"}
+    assert set(os.listdir("/dev/shm")) <= before

@@ -1,0 +1,381 @@
+"""The backend "shm" against Gloo, operation by operation, and what it does when ranks disagree, die or give up."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ddp_lab.comm
+from tests.ranks.conftest import Ranks
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
+COPIED = (*FLOATS, *INTEGERS)
+NOT_GLOOS = (torch.int16, torch.bool, torch.complex64, torch.complex128, torch.float8_e5m2, torch.uint16)
+SIZES = (0, 1, 2, 3, 17, 1_000, 4_096, 70_001, 300_000)
+REDUCTIONS = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+SEEDS = range(6)
+CALLS = 40
+
+
+def _group(**options: Any) -> Any:
+    ddp_lab.comm.register()
+    group = dist.new_group(backend="shm", **options)
+    assert dist.get_backend(group) == "shm"
+    return group
+
+
+def _values(draw: random.Random, dtype: torch.dtype, shape: tuple[int, ...], rank: int) -> torch.Tensor:
+    """Of this rank; small, so that float16 holds their sums and products exactly enough."""
+    made = torch.Generator().manual_seed(draw.randrange(1 << 30) + rank)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=made).to(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return (torch.rand(shape, generator=made) * 2 - 1).to(dtype)
+    return torch.randint(0, 4, shape, generator=made).to(dtype)
+
+
+def _assert_close(found: torch.Tensor, expected: torch.Tensor, exact: bool, what: str) -> None:
+    if exact:
+        assert torch.equal(found, expected), what
+        return
+    tolerance = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float64: 1e-12}.get(found.dtype, 1e-5)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=what)
+
+
+def _wait(work: Any) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _random_calls(rank: int, size: int, seed: int, calls: int) -> int:
+    """The same random calls on both backends; returns how many."""
+    shm, gloo = _group(), dist.new_group(backend="gloo")
+    draw = random.Random(seed)
+    for number in range(calls):
+        name = draw.choice(list(CALLED))
+        wait = draw.random() < 0.5
+        what = f"seed {seed}, call {number}: {name}"
+        state = draw.getstate()
+        CALLED[name](draw, rank, size, shm, gloo, wait, what)
+        draw.setstate(state)
+        draw.random()
+        if draw.random() < 0.1:
+            time.sleep(draw.random() * 0.01 * (rank + 1))
+    dist.destroy_process_group(shm)
+    dist.destroy_process_group(gloo)
+    return calls
+
+
+def _reduced(draw: random.Random, rank: int, size: int) -> tuple[torch.Tensor, Any, bool]:
+    dtype = draw.choice((*FLOATS, *INTEGERS))
+    shape = (draw.choice(SIZES),) if draw.random() < 0.8 else (draw.randrange(1, 40), draw.randrange(1, 40))
+    op = draw.choice(REDUCTIONS)
+    return _values(draw, dtype, shape, rank), op, size == 2 or not dtype.is_floating_point
+
+
+def _all_reduce(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
+    mine, op, exact = _reduced(draw, rank, size)
+    found, expected = mine.clone(), mine.clone()
+    _wait(dist.all_reduce(found, op, group=shm, async_op=wait))
+    dist.all_reduce(expected, op, group=gloo)
+    _assert_close(found, expected, exact, what)
+
+
+def _reduce(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
+    mine, op, exact = _reduced(draw, rank, size)
+    root = draw.randrange(size)
+    found, expected = mine.clone(), mine.clone()
+    _wait(dist.reduce(found, root, op, group=shm, async_op=wait))
+    dist.reduce(expected, root, op, group=gloo)
+    _assert_close(found, expected if rank == root else mine, exact or rank != root, what)
+
+
+def _broadcast(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
+    mine, root = _values(draw, draw.choice(COPIED), (draw.choice(SIZES),), rank), draw.randrange(size)
+    found, expected = mine.clone(), mine.clone()
+    _wait(dist.broadcast(found, root, group=shm, async_op=wait))
+    dist.broadcast(expected, root, group=gloo)
+    _assert_close(found, expected, True, what)
+
+
+def _all_gather(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
+    mine = _values(draw, draw.choice(COPIED), (draw.choice(SIZES),), rank)
+    found, expected = ([torch.empty_like(mine) for _ in range(size)] for _ in range(2))
+    _wait(dist.all_gather(found, mine, group=shm, async_op=wait))
+    dist.all_gather(expected, mine, group=gloo)
+    _assert_close(torch.cat(found), torch.cat(expected), True, what)
+
+
+def _gather(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
+    mine, root = _values(draw, draw.choice(COPIED), (draw.choice(SIZES),), rank), draw.randrange(size)
+    found, expected = ([torch.empty_like(mine) for _ in range(size)] if rank == root else None for _ in range(2))
+    _wait(dist.gather(mine, found, root, group=shm, async_op=wait))
+    dist.gather(mine, expected, root, group=gloo)
+    if found is not None and expected is not None:
+        _assert_close(torch.cat(found), torch.cat(expected), True, what)
+
+
+def _scatter(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
+    dtype, shape, root = draw.choice(COPIED), (draw.choice(SIZES),), draw.randrange(size)
+    sent = [_values(draw, dtype, shape, rank) for _ in range(size)] if rank == root else None
+    found, expected = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+    _wait(dist.scatter(found, sent, root, group=shm, async_op=wait))
+    dist.scatter(expected, sent, root, group=gloo)
+    _assert_close(found, expected, True, what)
+
+
+def _reduce_scatter(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
+    _, op, _ = _reduced(draw, rank, size)
+    dtype, shape = draw.choice((*FLOATS, *INTEGERS)), (draw.choice(SIZES),)
+    sent = [_values(draw, dtype, shape, rank) for _ in range(size)]
+    found = torch.empty(shape, dtype=dtype)
+    _wait(dist.reduce_scatter(found, [one.clone() for one in sent], op, group=shm, async_op=wait))
+    expected = torch.stack(sent)
+    dist.all_reduce(expected, op, group=gloo)
+    _assert_close(found, expected[rank], size == 2 or not dtype.is_floating_point, what)
+
+
+def _all_to_all(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
+    dtype = draw.choice(COPIED)
+    rows = [[draw.choice((0, 1, 5, 2_000)) for _ in range(size)] for _ in range(size)]  # sender, receiver
+    sent = _values(draw, dtype, (sum(rows[rank]), 3), rank)
+    comes = [rows[other][rank] for other in range(size)]
+    found, expected = (torch.empty(sum(comes), 3, dtype=dtype) for _ in range(2))
+    _wait(dist.all_to_all_single(found, sent, comes, rows[rank], group=shm, async_op=wait))
+    dist.all_to_all_single(expected, sent, comes, rows[rank], group=gloo)
+    _assert_close(found, expected, True, what)
+
+
+def _barrier(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
+    _wait(dist.barrier(shm, async_op=wait))
+
+
+CALLED: dict[str, Callable[..., None]] = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all_single": _all_to_all,
+    "barrier": _barrier,
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_calls_give_what_gloo_gives(ranks: Ranks, size: int, seed: int) -> None:
+    """Operations, dtypes, sizes, roots, waiting or not, ranks that come late."""
+    assert ranks(size, _random_calls, seed, CALLS) == [CALLS] * size
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_thousands_of_random_calls(ranks: Ranks, size: int) -> None:
+    """More of them."""
+    for seed in range(100, 130):
+        ranks(size, _random_calls, seed, 100, timeout=600.0)
+
+
+def _other_forms(rank: int, size: int) -> None:
+    group = _group()
+    whole = torch.arange(size * 1_000, dtype=torch.float32).reshape(size, 1_000) + rank
+    part = torch.empty(1_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renames both
+        dist.reduce_scatter_tensor(part, whole, group=group)
+        assert torch.equal(part, size * torch.arange(rank * 1_000, (rank + 1) * 1_000) + sum(range(size)))
+        joined = torch.empty(size * 1_000)
+        dist.all_gather_into_tensor(joined, part, group=group)
+    assert torch.equal(joined, size * torch.arange(size * 1_000.0) + sum(range(size)))
+    mean = torch.full((5,), float(rank))
+    dist.all_reduce(mean, dist.ReduceOp.AVG, group=group)
+    assert torch.equal(mean, torch.full((5,), (size - 1) / 2))
+    flags = torch.tensor([rank == 0, True, False])
+    dist.all_reduce(flags, group=group)
+    assert flags.tolist() == [True, True, False]
+    bits = torch.tensor([1 << rank])
+    dist.all_reduce(bits, dist.ReduceOp.BXOR, group=group)
+    assert bits.item() == (1 << size) - 1
+    for dtype in NOT_GLOOS:
+        mine = torch.full((70_001,), rank == size - 1, dtype=torch.float32).to(dtype)
+        dist.broadcast(mine, size - 1, group=group)
+        assert bool((mine.to(torch.complex64) == 1).all()), dtype
+    for dtype in (torch.int16, torch.complex64, torch.complex128):
+        mine = torch.full((70_001,), rank + 1).to(dtype)
+        dist.all_reduce(mine, group=group)
+        assert bool((mine == size * (size + 1) // 2).all()), dtype
+    turned = torch.full((3, 4), float(rank)).t()  # dense, in another order
+    dist.all_reduce(turned, group=group)
+    assert turned.sum().item() == 12 * sum(range(size))
+    sent = [torch.full((rank + 1, 2), float(10 * rank + other)) for other in range(size)]
+    got = [torch.empty(other + 1, 2) for other in range(size)]
+    dist.all_to_all(got, sent, group=group)
+    assert [one.unique().tolist() for one in got] == [[10.0 * other + rank] for other in range(size)]
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank}, group=group)
+    assert [one["rank"] for one in objects] == list(range(size))
+    if rank == 0:
+        dist.send(torch.tensor([7.0]), 1, group=group, tag=3)
+    elif rank == 1:
+        got_one = torch.empty(1)
+        dist.recv(got_one, 0, group=group, tag=3)
+        assert got_one.item() == 7.0
+    works = [dist.all_reduce(torch.full((100_000,), float(i)), group=group, async_op=True) for i in range(8)]
+    futures = [work.get_future() for work in works]
+    assert [future.wait()[0][0].item() for future in futures] == [float(size * i) for i in range(8)]
+    assert [work.is_completed() for work in works] == [True] * 8
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_other_forms(ranks: Ranks, size: int) -> None:
+    """One tensor for all ranks, averages, bool and bits, transposed tensors, lists, objects, send, several at once."""
+    ranks(size, _other_forms)
+
+
+def _same_bits(rank: int, size: int) -> list[bytes]:
+    group = _group()
+    found = []
+    for count in (10, 5_000, 300_001):
+        values = torch.randn(count, generator=torch.Generator().manual_seed(rank))
+        for _ in range(3):
+            mine = values.clone()
+            dist.all_reduce(mine, group=group)
+            found.append(mine.numpy().tobytes())
+    dist.destroy_process_group(group)
+    return found
+
+
+def test_results_are_the_same_bits_on_all_ranks_and_each_time(ranks: Ranks) -> None:
+    """Floating sums are made in one order."""
+    first, *others = ranks(4, _same_bits)
+    assert all(other == first for other in others)
+    assert len(set(first)) == 3
+
+
+def _raised(call: Callable[[], Any]) -> str:
+    with pytest.raises(dist.DistBackendError) as error:
+        call()
+    return str(error.value)
+
+
+def _disagree(rank: int, size: int, kind: str) -> tuple[str, str]:
+    group = _group()
+    ones = torch.ones(10)
+    dist.all_reduce(ones, group=group)
+    calls: dict[str, Callable[[], Any]] = {
+        "operation": lambda: dist.broadcast(ones, 0, group=group) if rank else dist.all_reduce(ones, group=group),
+        "size": lambda: dist.all_reduce(torch.ones(10 + (rank == 1)), group=group),
+        "dtype": lambda: dist.all_reduce(ones.double() if rank == 1 else ones, group=group),
+        "root": lambda: dist.broadcast(ones, int(rank == 1), group=group),
+        "splits": lambda: dist.all_to_all_single(
+            torch.empty(size), torch.ones(size + rank), [1] * size, [1 + rank, *[1] * (size - 1)], group=group
+        ),
+    }
+    text = _raised(calls[kind])
+    later = _raised(lambda: dist.barrier(group))
+    dist.destroy_process_group(group)
+    return text, later
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("operation", ("all_reduce #2 of 40 B of Float (SUM)", "broadcast #2 of 40 B of Float from rank 0")),
+        ("size", ("of 40 B", "of 44 B")),
+        ("dtype", ("of 40 B of Float", "of 80 B of Double")),
+        ("root", ("from rank 0", "from rank 1")),
+        ("splits", ("sends 8 B to rank 0", "expects 4 B")),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_disagreement_is_told_on_all_ranks(ranks: Ranks, size: int, kind: str, words: tuple[str, str]) -> None:
+    """With both sides; the group is of no use afterwards and says so."""
+    for text, later in ranks(size, _disagree, kind):
+        assert all(word in text for word in words), text
+        assert all(word in later for word in words), later
+
+
+def _give_up(rank: int, size: int, how: str) -> str:
+    group = _group(timeout=timedelta(seconds=0.3 if how == "timeout" else 60))
+    begin = time.monotonic()
+    if rank == 1:
+        time.sleep(1.0)
+        text = _raised(lambda: dist.all_reduce(torch.ones(1), group=group))
+    else:
+        if how == "abort":
+            backend = group._get_backend(torch.device("cpu"))
+            threading.Timer(0.2, backend.abort).start()
+        text = _raised(lambda: dist.all_reduce(torch.ones(1), group=group))
+        assert 0.15 < time.monotonic() - begin < 30
+    dist.destroy_process_group(group)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("timeout", "rank 0 has waited for rank 1 in all_reduce #1 of 4 B of Float (SUM) for 300 ms, its timeout"),
+        ("abort", "rank 0 aborted the group"),
+    ],
+)
+def test_who_gives_up_frees_the_others(ranks: Ranks, how: str, words: str) -> None:
+    """A timeout or an abort ends the wait, and what the others call later, with the reason."""
+    assert all(words in text for text in ranks(2, _give_up, how))
+
+
+def _on_hosts(rank: int, size: int) -> tuple[str, float, list[str]]:
+    os.environ["DDP_LAB_HOST_ID"] = f"host {rank}"
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            group = _group()
+    finally:
+        del os.environ["DDP_LAB_HOST_ID"]
+    ones = torch.ones(3)
+    dist.all_reduce(ones, group=group)
+    name = group._get_backend(torch.device("cpu")).name()
+    dist.destroy_process_group(group)
+    return name, ones[0].item(), [str(one.message) for one in told if "shm" in str(one.message)]
+
+
+def test_ranks_of_several_hosts_go_through_gloo(ranks: Ranks) -> None:
+    """And one of them says why."""
+    found = ranks(2, _on_hosts)
+    assert [(name, value) for name, value, _ in found] == [("gloo", 2.0)] * 2
+    assert found[0][2] == ["shm: ranks 0 and 1 are on different hosts; this group's collectives go through Gloo"]
+
+
+def _mistakes(rank: int, size: int) -> None:
+    group = _group()
+    with pytest.raises(ValueError, match="must be contiguous"):
+        dist.all_reduce(torch.ones(4, 4)[:, ::2], group=group)
+    with pytest.raises(ValueError, match="BAND"):
+        dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND, group=group)
+    with pytest.raises(ValueError, match="AVG"):
+        dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG, group=group)
+    backend = group._get_backend(torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"5 elements can't be divided among 2 ranks"):
+        backend._reduce_scatter_base(torch.ones(2), torch.ones(5), dist.ReduceScatterOptions())
+    ones = torch.ones(2)
+    dist.all_reduce(ones, group=group)
+    assert ones.tolist() == [size, size]
+    dist.destroy_process_group(group)
+
+
+def test_mistakes_are_told_before_anything_is_sent(ranks: Ranks) -> None:
+    """They raise on the rank that makes them, and the group goes on."""
+    ranks(2, _mistakes)
