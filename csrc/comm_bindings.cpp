@@ -22,8 +22,9 @@ using shared_memory::Backend;
 using shared_memory::Group;
 using shared_memory::Segment;
 
-c10::intrusive_ptr<c10d::Backend> make_backend(Segment& segment, const c10::intrusive_ptr<c10d::Backend>& gloo, int rank,
-                                               const std::vector<int>& pids, std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10d::Backend> make_backend(Segment& segment, const c10::intrusive_ptr<c10d::Backend>& gloo,
+                                               int rank, const std::vector<int>& pids,
+                                               std::chrono::milliseconds timeout) {
   auto group = std::make_unique<Group>(std::move(segment), rank, static_cast<int>(pids.size()), pids);
   return c10::make_intrusive<Backend>(std::move(group), gloo, timeout);
 }

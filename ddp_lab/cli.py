@@ -30,6 +30,7 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
 BENCHMARKS = {
+    "all-reduce": "an all-reduce through shared memory and through Gloo, with a copy as the limit",
     "cell": "round trip of a trivial cell: %%distributed against %%px",
     "construct": "the constructor: our DistributedDataParallel against torch's",
     "dashboard": "what recording and an open dashboard cost the training",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench import construct, memory, observe, recording_cost, step
+from ddp_lab.bench import all_reduce, construct, memory, observe, recording_cost, step
 
 
 def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,3 +76,14 @@ def test_construct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [len(build["ours"]) for builds in found["sets"] for build in builds] == [3]
     assert found["ms"]["ours"] > 0
     assert "conv_net" in capsys.readouterr().out
+
+
+def test_all_reduce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench all-reduce` times both backends and the copy, for each size."""
+    path = tmp_path / "all_reduce.json"
+    assert all_reduce.main(["--bytes", "4", "65536", "--rounds", "1", "--sets", "1", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())["2"]
+    assert list(found) == ["4", "65536"]
+    assert all(side["median_us"] > 0 for sides in found.values() for side in sides.values())
+    assert {"shm", "gloo", "copy"} == set(found["4"])
+    assert "65536" in capsys.readouterr().out

@@ -42,6 +42,7 @@ LAYERS: dict[str, tuple[str, int]] = {
     "client.magics": ("client", 6),
     "widgets": ("client", 4),
     "native": ("rank", 2),
+    "comm": ("rank", 3),
     "parallel": ("rank", 4),
     "parallel.bucketing": ("rank", 3),
     "parallel.device_copies": ("rank", 3),

@@ -215,8 +215,7 @@ Backend::Pointer Backend::give(c10d::OpType kind, const char* title, const Tenso
                                std::function<void(const Patience&)> operation) {
   std::unique_lock<std::mutex> lock(mutex_);
   ++given_;
-  Task task{std::move(operation),
-            c10::make_intrusive<Work>(rank_, kind, title, inputs, std::move(outputs), given_),
+  Task task{std::move(operation), c10::make_intrusive<Work>(rank_, kind, title, inputs, std::move(outputs), given_),
             timeout.count() > 0 ? timeout : timeout_};
   c10::intrusive_ptr<Work> work = task.work;
   if (!asynchronous && !executing_ && queue_.empty()) {
@@ -403,8 +402,7 @@ Backend::Pointer Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
               });
 }
 
-Backend::Pointer Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                  const c10d::ScatterOptions& options) {
+Backend::Pointer Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
   only(outputs, "scatter");
   check_root(options.rootRank, size_, "scatter");
   Tensors from;
@@ -501,9 +499,9 @@ Backend::Pointer Backend::exchange(const char* title, Tensors inputs, Tensors ou
 }
 
 Backend::Pointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
-                                        std::vector<std::int64_t>& input_sizes,
-                                        const c10d::AllToAllOptions& options) {
-  TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(), "shm: all_to_all_single: the tensors must be contiguous");
+                                        std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
+  TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(),
+                    "shm: all_to_all_single: the tensors must be contiguous");
   return exchange("shm:all_to_all_single", rows(input, input_sizes, size_), rows(output, output_sizes, size_), {output},
                   options);
 }

@@ -87,8 +87,7 @@ Group::Group(Segment segment, int rank, int size, const std::vector<int>& pids)
     : segment_(std::move(segment)),
       rank_(rank),
       size_(size),
-      crowded_(static_cast<unsigned>(size) > std::thread::hardware_concurrency()),
-      spins_(crowded_ ? kSpinsCrowded : kSpins) {
+      spins_(static_cast<unsigned>(size) > std::thread::hardware_concurrency() ? kSpinsCrowded : kSpins) {
   for (const int pid : pids) {
     int descriptor = -1;
     if (pid != getpid()) {
@@ -244,7 +243,8 @@ void Group::throw_broken() const {
   for (int i = 0; i < kYields && !broken(); ++i) {  // another rank is just writing why, or died while it did
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  throw GroupError(std::string("shm: ") + (broken() ? shared().why.data() : "the group was broken off by another rank"));
+  throw GroupError(std::string("shm: ") +
+                   (broken() ? shared().why.data() : "the group was broken off by another rank"));
 }
 
 }  // namespace ddp_lab::shared_memory

@@ -7,9 +7,9 @@
 // round is enough.
 //
 // [Note: how a rank waits]
-// It looks for some microseconds, then lets others run, then sleeps on a futex: there may be more ranks than cores, and a
-// rank's own backward needs one. Asleep, it wakes now and then to see whether a peer has died, its time is over, or the
-// user has interrupted it.
+// It looks for some microseconds, then lets others run, then sleeps on a futex: there may be more ranks than cores, and
+// a rank's own backward needs one. Asleep, it wakes now and then to see whether a peer has died, its time is over, or
+// the user has interrupted it.
 //
 // Owner: the thread that executes operations; `break_off` and `broken` may be called by any.
 #pragma once
@@ -70,7 +70,7 @@ struct Patience {
 
 class Group {
  public:
-  static constexpr std::size_t kSlotBytes = std::size_t{4} << 20;
+  static constexpr std::size_t kSlotBytes = std::size_t{1} << 20;  // holds twice what collectives.cpp puts into one
 
   static std::size_t bytes_for(int size);
 
@@ -82,7 +82,6 @@ class Group {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  bool crowded() const { return crowded_; }  // more ranks than processors
 
   // Enters an operation; its number is set here.
   void enter(Call call);
@@ -119,7 +118,6 @@ class Group {
   Segment segment_;
   int rank_;
   int size_;
-  bool crowded_;
   int spins_;
   std::vector<int> processes_;  // pidfds, -1 for this process
   std::uint32_t rounds_ = 0;

@@ -160,7 +160,10 @@ void check_reducible(at::ScalarType dtype, Op op) {
   TORCH_CHECK_VALUE(op != Op::PREMUL_SUM && op != Op::UNUSED,
                     "shm has no such reduction: choose SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
   const bool bitwise = op == Op::BAND || op == Op::BOR || op == Op::BXOR;
-  TORCH_CHECK_VALUE(!bitwise || is_integer(dtype), "Cannot use ReduceOp.", op == Op::BAND ? "BAND" : op == Op::BOR ? "BOR" : "BXOR",
+  TORCH_CHECK_VALUE(!bitwise || is_integer(dtype), "Cannot use ReduceOp.",
+                    op == Op::BAND  ? "BAND"
+                    : op == Op::BOR ? "BOR"
+                                    : "BXOR",
                     " with tensors of ", dtype, ", only with integers and bool");
   TORCH_CHECK_VALUE(op != Op::AVG || !is_integer(dtype), "Cannot use ReduceOp.AVG with tensors of ", dtype,
                     ", only with floating and complex ones");

@@ -5,9 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
-
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
 
 namespace ddp_lab::shared_memory {
 

@@ -42,7 +42,7 @@ Segment Segment::attach(int pid, int descriptor, std::size_t bytes) {
     fail(path);
   }
   Segment made(opened, 0);
-  struct stat found {};
+  struct stat found{};
   if (fstat(opened, &found) != 0) {
     fail(path);
   }
