@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import ddp_lab
-from ddp_lab import native
+from ddp_lab import comm, native
 from ddp_lab.parallel.inspection import live_models
 from ddp_lab.parallel.live import breakpoints
 from ddp_lab.parallel.live.change import Change
@@ -238,7 +238,40 @@ def observed(rank: int) -> None:
                 model(torch.ones(3, 4) * rank).sum().backward()
 
 
+def shared_memory(rank: int) -> None:
+    """Collectives through shared memory: one by one and several at once, a training, groups that break."""
+    comm.register()
+    group = dist.new_group(backend="shm")
+    for count in (0, 3, 5_000, 400_001):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.complex64):
+            ones = torch.ones(count).to(dtype)
+            dist.all_reduce(ones, group=group)
+            dist.broadcast(ones, 1, group=group)
+            parts = [torch.empty_like(ones) for _ in range(2)]
+            dist.all_gather(parts, ones, group=group)
+            dist.reduce_scatter(ones, parts, group=group)
+    dist.all_to_all_single(
+        torch.empty(3 + 2 * rank), torch.ones(3 + 2 * rank), [1 + rank, 2 + rank], [1 + rank, 2 + rank], group=group
+    )
+    works = [dist.all_reduce(torch.ones(50_000), group=group, async_op=True) for _ in range(20)]
+    for work in works:
+        work.wait()
+    model = ddp_lab.DistributedDataParallel(nn.Linear(50, 50), process_group=group, bucket_cap_mb=0.001)
+    for _ in range(STEPS):
+        model(torch.ones(3, 50) * rank).sum().backward()
+    with contextlib.suppress(RuntimeError):
+        dist.all_reduce(torch.ones(1 + rank), group=group)  # a disagreement
+    waiting = dist.new_group(backend="shm")
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), group=waiting, async_op=True)
+        waiting._get_backend(torch.device("cpu")).abort()
+        with contextlib.suppress(RuntimeError):
+            work.wait()
+    dist.barrier()
+
+
 CASES: list[Callable[[int], None]] = [
+    shared_memory,
     *(plain, unused, static_graph, hook, abandon),
     *(on_demand, watched, paused, changed, observed),
 ]

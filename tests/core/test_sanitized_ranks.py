@@ -87,4 +87,5 @@ def test_ranks_under_a_sanitizer(sanitizer: str, tmp_path: Path) -> None:
         assert code == 0, text[:20000]
         assert f"{library}/ddp_lab/_C" in text, text
         assert "observed done" in text, text[-2000:]
+        assert "shared_memory done" in text, text[-2000:]
         assert "Sanitizer" not in text, text[:20000]
