@@ -96,7 +96,7 @@ class _Meeting:
             for pid in self.pids:
                 os.close(os.pidfd_open(pid))  # by which a rank sees that another one has died
             return _C.Segment.attach(ranks[0]["pid"], ranks[0]["descriptor"], self._bytes)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, AttributeError) as error:  # a Python for old kernels has no pidfd_open
             self.why_not = f"rank {self._rank} can't open the memory of rank 0: {error}"
             return None
 

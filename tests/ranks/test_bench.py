@@ -40,6 +40,7 @@ def test_recording() -> None:
     assert "conv_net" in recording_cost.table(found)
 
 
+@pytest.mark.soak
 def test_observe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench observe` times one model in turns, observed, not, and not again, and prints what it writes."""
     path = tmp_path / "observe.json"
@@ -68,6 +69,7 @@ def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "views, set to None" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_construct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench construct` times both constructors in turns, in every set of processes."""
     path = tmp_path / "construct.json"

@@ -185,10 +185,8 @@ def test_a_running_job_can_be_followed(running: subprocess.Popen[str], tmp_path:
         ddp_lab.attach("nowhere")
 
 
-ACCELERATES = ["test_sync", "test_script"]
-
-
 LONG = pytest.mark.soak
+ACCELERATES = ["test_sync", pytest.param("test_script", marks=LONG)]
 OURS, OBSERVED, OBSERVED_LONG = (
     pytest.param(False, id="ours"),
     pytest.param(True, id="observed"),
