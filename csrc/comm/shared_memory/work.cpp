@@ -47,12 +47,12 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 }
 
 void Work::end(std::exception_ptr error) {
-  finish(error);
   if (error) {
     future_->setError(error);
   } else {
     future_->markCompleted(c10::IValue(outputs_));
   }
+  finish(error);  // last: who waits may let the work go
 }
 
 }  // namespace ddp_lab::shared_memory
