@@ -47,6 +47,7 @@ _log = logging.getLogger(__name__)
 _SIGNAL_SECONDS = 0.025
 _REPEAT_SECONDS = 0.1
 _CHILD_SECONDS = 1.0
+_FORK_TIMES = 3
 _GRACE_SECONDS = 0.05
 _STORE_SECONDS = 0.3
 _RELEASED = "the cell is to end on this rank"
@@ -292,6 +293,7 @@ class Agent:
             if not self._raised:
                 signal.pthread_kill(self._main or 0, signal.SIGINT)
             wait = _REPEAT_SECONDS
+        _interrupt_forks()
 
     def _free_unless_settled(self, cell_id: str) -> None:
         """See [Note: freeing peers]."""
@@ -336,6 +338,25 @@ def _interrupt_children(told: dict[int, float]) -> None:
             if os.getpgid(child.pid) == group and now - told.get(child.pid, -_CHILD_SECONDS) >= _CHILD_SECONDS:
                 told[child.pid] = now
                 os.kill(child.pid, signal.SIGINT)
+
+
+def _interrupt_forks() -> None:
+    """Interrupts the workers that are left when the cell has ended, and outlive it: nobody else would end them.
+
+    One that was just being forked drops its interrupt, and the data loader that forked it does not know it yet.
+    """
+    own = psutil.Process()
+    forks = []
+    for child in own.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if child.cmdline() == own.cmdline():
+                forks.append(child)
+    for _ in range(_FORK_TIMES if forks else 0):
+        time.sleep(_CHILD_SECONDS)
+        for child in forks:
+            with contextlib.suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    child.send_signal(signal.SIGINT)
 
 
 def _users_steps(error: BaseException) -> TracebackType | None:
