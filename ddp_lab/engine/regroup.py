@@ -131,8 +131,9 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
             lost[name] = str(error).splitlines()[0]
             new[name] = LostGroup(name, group["ranks"], lost[name])
     c10d._world.group_count = max(group_count, c10d._world.group_count)
-    _repoint([(group, new[name]) for name, group in old.items() if name in new], keep=old)
-    _let_go(old)
+    if old:
+        _repoint([(group, new[name]) for name, group in old.items() if name in new], keep=old)
+        _let_go(old)
     return lost
 
 

@@ -46,7 +46,7 @@ __all__ = [
 _C = native.load()
 
 
-@dataclass(eq=False)
+@dataclass
 class _Description:
     text: str  # JSON
     position: int
@@ -167,9 +167,11 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
                 if one.reducer == made.reducer and one.end is None:
                     one.end = now.recorded
         _next_position += 1
-        needed = [one for one in _descriptions if one.is_needed(now.recorded, now.capacity)]
+        needed = []
         for one in _descriptions:
-            if one not in needed and one.owner is not None:
+            if one.is_needed(now.recorded, now.capacity):
+                needed.append(one)
+            elif one.owner is not None:
                 one.owner.detach()  # it would hold the text as long as the owner lives
         _descriptions[:] = [*needed, made]
     if owner is not None:

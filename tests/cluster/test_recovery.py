@@ -445,3 +445,20 @@ def test_failure_frees_groups_the_culprit_is_not_in() -> None:
         assert next(iter(failures)) == 1
         assert sorted(failures) == [0, 1, 2]
         assert lab.sum_of_ones() == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_a_worker_that_drops_its_interrupt_ends(steady: Lab) -> None:
+    """As one does that is just being forked; it is interrupted again, after the cell has ended."""
+    code = """
+import multiprocessing, time
+def stubborn():
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        time.sleep(600)
+worker = multiprocessing.get_context("fork").Process(target=stubborn, daemon=True)
+worker.start()
+time.sleep(600)
+"""
+    interrupted(steady, State(code, ("time.sleep(600)", "time.sleep(600)")))
+    leftovers.wait_until(lambda: steady.values("worker.is_alive()") == {0: False, 1: False}, 20, "the workers end")
