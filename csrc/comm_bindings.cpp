@@ -4,15 +4,19 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "bindings.h"
+#include "comm/flight_log.h"
 #include "comm/shared_memory/backend.h"
 
 namespace py = pybind11;
+using namespace pybind11::literals;
 
 namespace ddp_lab {
 
@@ -20,13 +24,62 @@ namespace {
 
 using shared_memory::Backend;
 using shared_memory::Group;
+using shared_memory::Pool;
+using shared_memory::PoolView;
 using shared_memory::Segment;
+
+// A view in Python's hands.
+struct Readable {
+  PoolView view;
+};
 
 c10::intrusive_ptr<c10d::Backend> make_backend(Segment& segment, const c10::intrusive_ptr<c10d::Backend>& gloo,
                                                int rank, const std::vector<int>& pids,
-                                               std::chrono::milliseconds timeout) {
-  auto group = std::make_unique<Group>(std::move(segment), rank, static_cast<int>(pids.size()), pids);
+                                               const std::vector<Readable>& pools, std::chrono::milliseconds timeout) {
+  std::vector<PoolView> views;
+  std::transform(pools.begin(), pools.end(), std::back_inserter(views), [](const Readable& pool) { return pool.view; });
+  auto group = std::make_unique<Group>(std::move(segment), rank, static_cast<int>(pids.size()), pids, std::move(views));
   return c10::make_intrusive<Backend>(std::move(group), gloo, timeout);
+}
+
+py::list frames_of(const torch::SymbolizedTracebacks& symbols, const std::vector<std::uint64_t>& traceback) {
+  py::list frames;
+  for (const std::uint64_t index : traceback) {
+    const auto& frame = symbols.all_frames.at(index);
+    frames.append(py::dict("filename"_a = frame.filename, "line"_a = frame.lineno, "name"_a = frame.funcname));
+  }
+  return frames;
+}
+
+// In the form of torch's own dump, of which it has what ddp_lab/insight/flight_recorder.py reads.
+py::dict dump_flights(bool with_frames) {
+  const std::vector<Flight> flights = FlightLog::of_process().flights();
+  torch::SymbolizedTracebacks symbols;
+  if (with_frames) {
+    std::vector<torch::CapturedTraceback*> captured;
+    for (const Flight& flight : flights) {
+      captured.push_back(flight.traceback.get());
+    }
+    symbols = torch::symbolize(captured);
+  }
+  py::list entries;
+  for (std::size_t i = 0; i < flights.size(); ++i) {
+    const Flight& flight = flights[i];
+    std::vector<std::string> dtypes;
+    std::transform(flight.dtypes.begin(), flight.dtypes.end(), std::back_inserter(dtypes),
+                   [](at::ScalarType dtype) { return c10::toString(dtype); });
+    const bool ended = flight.state == Flight::State::kEnded;
+    const char* const state = ended ? "completed" : flight.state == Flight::State::kStarted ? "started" : "scheduled";
+    py::dict entry("record_id"_a = flight.id, "process_group"_a = py::make_tuple(flight.group, ""),
+                   "pg_id"_a = flight.made, "collective_seq_id"_a = flight.sequence, "profiling_name"_a = flight.title,
+                   "input_sizes"_a = flight.shapes, "input_dtypes"_a = dtypes, "time_created_ns"_a = flight.created_ns,
+                   "state"_a = state, "retired"_a = ended);
+    if (with_frames) {
+      entry["frames"] = frames_of(symbols, symbols.tracebacks.at(i));
+    }
+    entries.append(std::move(entry));
+  }
+  return py::dict("entries"_a = entries);
 }
 
 bool is_broken(const c10::intrusive_ptr<c10d::Backend>& backend) {
@@ -39,12 +92,30 @@ bool is_broken(const c10::intrusive_ptr<c10d::Backend>& backend) {
 void bind_comm(py::module_& module) {
   py::class_<Segment>(module, "Segment")
       .def_static("create", &Segment::create, py::arg("bytes"))
-      .def_static("attach", &Segment::attach, py::arg("pid"), py::arg("descriptor"), py::arg("bytes"))
+      .def_static(
+          "attach", [](int pid, int descriptor, std::size_t bytes) { return Segment::attach(pid, descriptor, bytes); },
+          py::arg("pid"), py::arg("descriptor"), py::arg("bytes"))
       .def_property_readonly("descriptor", &Segment::descriptor)
       .def("close_descriptor", &Segment::close_descriptor);
+  py::class_<Readable>(module, "Pool", "Memory of a rank that this process can read.")
+      .def_static(
+          "of_process",
+          [](int pid, int descriptor, std::size_t bytes) { return Readable{Pool::of_process(pid, descriptor, bytes)}; },
+          py::arg("pid"), py::arg("descriptor"), py::arg("bytes"))
+      .def_static(
+          "own",
+          [] {
+            const auto pool = Pool::own();
+            return std::make_pair(pool->descriptor(), pool->bytes());
+          },
+          "Where this process's own is: its descriptor and its size.");
   module.def("shared_memory_bytes", &Group::bytes_for, "Bytes of the segment of a group.", py::arg("size"));
   module.def("shared_memory_backend", &make_backend, "The c10d backend; the segment is taken from its owner.",
-             py::arg("segment"), py::arg("gloo"), py::arg("rank"), py::arg("pids"), py::arg("timeout"));
+             py::arg("segment"), py::arg("gloo"), py::arg("rank"), py::arg("pids"), py::arg("pools"),
+             py::arg("timeout"));
+  module.def("flights", &dump_flights,
+             "The newest operations of our own backends, as torch's Flight Recorder tells of its backends'.",
+             py::arg("frames"));
   module.def("shared_memory_broken", &is_broken, "Whether it is such a backend and of no use any more.",
              py::arg("backend"));
 }

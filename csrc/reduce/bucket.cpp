@@ -15,7 +15,8 @@ at::Tensor slot_view(const at::Tensor& flat, const at::Tensor& variable, std::in
 }
 
 Bucket::Bucket(const std::vector<std::size_t>& indices, const std::vector<at::Tensor>& variables, BucketOptions options)
-    : notices_(std::move(options.notices)),
+    : make_buffer_(std::move(options.make_buffer)),
+      notices_(std::move(options.notices)),
       sparse_(options.sparse),
       batched_(options.batched && !options.sparse),
       lazy_(options.lazy && !options.sparse) {
@@ -52,7 +53,7 @@ void Bucket::allocate() {
     return;
   }
   const at::NoGradGuard no_grad;
-  buffer_ = at::empty({numel_}, options_);
+  buffer_ = make_buffer_ ? make_buffer_(numel_, options_) : at::empty({numel_}, options_);
   for (Slot& slot : slots_) slot.view = slot_view(buffer_, slot.variable, slot.offset);
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,11 +43,15 @@ struct Notices {
   std::int64_t graphs = 0;  // gradients that came with a graph of their own
 };
 
+// Makes the memory of a buffer: so many elements, not initialised.
+using MakeBuffer = std::function<at::Tensor(std::int64_t numel, const at::TensorOptions&)>;
+
 struct BucketOptions {
   std::optional<at::ScalarType> dtype;  // of the buffer (mixed precision); absent: the parameters'
   bool sparse = false;                  // of one parameter, whose gradient is a sparse tensor
   bool batched = false;                 // copy_in only notes gradients, flush copies and divides all at once
   bool lazy = false;                    // see [Note: buffers on demand]
+  MakeBuffer make_buffer;               // absent: ordinary memory
   std::vector<std::string> names;       // qualified, by slot; may be empty
   std::shared_ptr<Notices> notices = std::make_shared<Notices>();
 };
@@ -142,6 +147,7 @@ class Bucket {
   std::vector<Slot> slots_;
   at::Tensor buffer_;
   c10::TensorOptions options_;
+  MakeBuffer make_buffer_;
   std::int64_t numel_ = 0;
   std::int64_t bytes_ = 0;
   std::vector<Deferred> deferred_;

@@ -11,6 +11,25 @@
 
 namespace ddp_lab {
 
+namespace {
+
+// [Note: buffers in the backend's memory]
+// A backend may have memory from which it reduces without copying ("shm" has); the buffers of CPU parameters go there.
+// They are made anew when the group is replaced. Buffers on demand stay ordinary memory: to fetch new pages in every
+// backward would cost more than the copies.
+MakeBuffer memory_of(c10d::ProcessGroup& group) {
+  const std::vector<c10::Device> devices = group.getDeviceTypes();
+  const auto on_cpu = [](const c10::Device& device) { return device.is_cpu(); };
+  if (!std::any_of(devices.begin(), devices.end(), on_cpu)) return nullptr;
+  const auto backend = group.getBackend(c10::DeviceType::CPU);
+  if (!backend->supportsTensorAlloc(-1)) return nullptr;
+  return [backend](std::int64_t numel, const at::TensorOptions& options) {
+    return backend->allocateTensor(numel, options);
+  };
+}
+
+}  // namespace
+
 Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group,
                  ReducerOptions options)
     : parameters_(std::move(parameters)),
@@ -69,6 +88,8 @@ std::unique_ptr<Bucket> Reducer::make_bucket(const std::vector<std::size_t>& ind
   options.batched = options_.batched_grad_copy;
   options.lazy = options_.lazy_bucket_allocation;
   options.notices = notices_;
+  const bool on_cpu = !indices.empty() && parameters_.at(indices.front()).is_cpu();
+  if (on_cpu && !options.lazy) options.make_buffer = memory_of(*group_);
   std::vector<at::Tensor> variables;
   for (const std::size_t index : indices) {
     TORCH_CHECK(index < parameters_.size(), "there is no parameter ", index);

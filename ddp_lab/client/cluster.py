@@ -59,7 +59,8 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
 
     Args:
         n: number of ranks; None for one per device, or 2 CPU ranks.
-        backend: of the default process group; ``"auto"`` is NCCL for CUDA tensors and Gloo for CPU ones.
+        backend: of the default process group; ``"auto"`` is NCCL for CUDA tensors and Gloo for CPU ones;
+            without GPUs shared memory (``"shm"``), and Gloo where ranks are on several hosts.
         devices: which of the visible GPUs, by index; None for all.
         env: environment variables of the ranks, set before torch is imported there.
         watch_seconds: a cell that makes no progress for so long while ranks wait for each other is told why, once;

@@ -14,7 +14,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -353,7 +353,7 @@ class Membership:
         found = {group["name"]: group for rank in sorted(answers) for group in answers[rank]["groups"]}
         common = {
             "world_size": self._world_size,
-            "backend": _c10d_backend(self._backend, devices[0]),
+            "backend": _c10d_backend(self._backend, devices[0], {answer["host"] for answer in answers.values()}),
             "port": answers[0]["port"],
             "groups": sorted(found.values(), key=_in_order_of_creation),
             "group_count": max(answer["group_count"] for answer in answers.values()),
@@ -435,10 +435,12 @@ class Membership:
         self._wire.send(others, {"op": "free", "by": rank, "cell": cell})
 
 
-def _c10d_backend(backend: str, device: str) -> str:
+def _c10d_backend(backend: str, device: str, hosts: Set[str]) -> str:
     if backend != "auto":
         return backend
-    return "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    if device != "cpu":
+        return "cpu:gloo,cuda:nccl"
+    return "shm" if len(hosts) == 1 else "gloo"
 
 
 def _equally_far(answers: Iterable[Mapping[str, Any]]) -> bool:

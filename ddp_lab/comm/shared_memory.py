@@ -2,9 +2,10 @@
 
 [Note: how ranks find the memory]
 Each rank writes into the group's store which host it is on (the boot id of the kernel, so that names of hosts don't
-matter) and its process id; rank 0 also where its segment is. The others open it through rank 0's entry in /proc, which
-the kernel allows to processes of the same user alone, and say whether they could. Only if all could, shared memory is
-used; else the whole group goes through Gloo, and a warning says why. ``DDP_LAB_HOST_ID`` replaces the boot id.
+matter), its process id and where its pool is; rank 0 also where its segment is. The others open it through rank 0's
+entry in /proc, which the kernel allows to processes of the same user alone, and say whether they could. Only if all
+could, shared memory is used; else the whole group goes through Gloo, and a warning says why. Pools are opened likewise;
+if a rank can't, every tensor is copied. ``DDP_LAB_HOST_ID`` replaces the boot id.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,7 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
             warnings.warn(f"shm: {why_not}; this group's collectives go through Gloo", stacklevel=2)
         return gloo
     segment.close_descriptor()  # all ranks have mapped the memory: nobody may open it any more
-    return _C.shared_memory_backend(segment, gloo, rank, meeting.pids, timeout)
+    return _C.shared_memory_backend(segment, gloo, rank, meeting.pids, meeting.pools, timeout)
 
 
 class _Meeting:
@@ -61,6 +63,7 @@ class _Meeting:
     Attributes:
         why_not: why this rank can't use it.
         pids: of all ranks.
+        pools: those of all ranks, none if a rank can't read them all.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -69,10 +72,13 @@ class _Meeting:
         self._bytes = _C.shared_memory_bytes(size)
         self.why_not = ""
         self.pids: list[int] = []
+        self.pools: list[Any] = []
 
     def segment(self) -> Any:
         """The group's memory, None if this rank can't use it."""
         mine: dict[str, Any] = {"host": os.environ.get(_HOST_ID) or _BOOT_ID.read_text().strip(), "pid": os.getpid()}
+        with suppress(OSError):  # then there are no pools in this group
+            mine["pool"] = _C.Pool.own()
         made = None
         if self._rank == 0:
             try:
@@ -90,6 +96,8 @@ class _Meeting:
         if "descriptor" not in ranks[0]:
             self.why_not = f"rank 0 can make no shared memory: {ranks[0]['why_not']}"
             return None
+        with suppress(KeyError, OSError, RuntimeError):
+            self.pools = [_C.Pool.of_process(one["pid"], *one["pool"]) for one in ranks]
         if made is not None:
             return made
         try:
@@ -101,7 +109,10 @@ class _Meeting:
             return None
 
     def agree(self) -> str:
-        """Tells all ranks whether this one can use the memory; returns why one of them can't, ``""`` if all can."""
-        self._store.set(f"answer {self._rank}", self.why_not or "yes")
-        answers = [self._store.get(f"answer {rank}").decode() for rank in range(self._size)]
-        return next((answer for answer in answers if answer != "yes"), "")
+        """Tells all ranks what this one can use; returns why one of them can't use the memory, ``""`` if all can."""
+        mine = {"why_not": self.why_not, "pools": bool(self.pools)}
+        self._store.set(f"answer {self._rank}", json.dumps(mine))
+        answers = [json.loads(self._store.get(f"answer {rank}")) for rank in range(self._size)]
+        if not all(answer["pools"] for answer in answers):
+            self.pools = []
+        return next((answer["why_not"] for answer in answers if answer["why_not"]), "")

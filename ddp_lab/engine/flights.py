@@ -1,7 +1,8 @@
 """Collectives that this rank has given to its groups: the newest ones, and those that have not ended.
 
 Torch's Flight Recorder notes each of them in C++, whoever starts it, also the reducer, for about a microsecond. It is
-on by default; `install` only makes its ring smaller, so that a look at all of it takes a few milliseconds.
+on by default; `install` only makes its ring smaller, so that a look at all of it takes a few milliseconds. Our own
+backends have a log of their own, as that one takes no others.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import functools
 import os
 import pickle
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import _dump_fr_trace as _dump  # type: ignore[attr-defined, unused-ignore]
 
+from .. import native
 from ..insight.flight_recorder import Entry, Numbered, entries_of, numbered, tensors_in_words
 from ..parallel.inspection import live_models
 from . import groups
@@ -30,6 +32,7 @@ _MOST_OPEN = 100  # of a group: the oldest ones
 _NOTED_S = 0.2  # until a collective that a group has counted is noted
 _END_S = 0.05  # until the end of a collective is noted
 
+_C = native.load()
 _gpu: GpuFlights | None = None
 
 
@@ -104,15 +107,23 @@ def frames_of(group: str, number: int) -> list[tuple[str, int]]:
     not known any more. The first time takes some tenths of a second, in which no Python code of this process runs.
     """
     for known in _look(active=True):
-        if (known.record.name, known.backend) == (group, "gloo") and number in known.numbered.entries:
-            return _frames(known.numbered.entries[number].record)
+        if known.record.name == group and known.backend in _DUMPS and number in known.numbered.entries:
+            return _frames(known.backend, known.numbered.entries[number].record)
     return []
 
 
+def _torchs(frames: bool) -> Mapping[str, Any]:
+    dump: Mapping[str, Any] = pickle.loads(_dump(includeStackTraces=frames))
+    return dump
+
+
+# Backend of a CPU group -> what dumps its collectives, with their frames or without.
+_DUMPS: dict[str, Callable[[bool], Mapping[str, Any]]] = {"gloo": _torchs, "shm": _C.flights}
+
+
 @functools.lru_cache(maxsize=4)
-def _frames(record: int) -> list[tuple[str, int]]:
-    entries = pickle.loads(_dump(includeStackTraces=True))["entries"]
-    found = [one for one in entries if one["record_id"] == record]
+def _frames(backend: str, record: int) -> list[tuple[str, int]]:
+    found = [one for one in _DUMPS[backend](True)["entries"] if one["record_id"] == record]
     return [(str(frame["filename"]), int(frame["line"])) for one in found for frame in one["frames"]]
 
 
@@ -197,7 +208,7 @@ def _look(active: bool) -> list[_Known]:
     settled = _last.at - since >= _NOTED_S
     if settled and not by_nccl and all(e.done for known in _last.found for e in known.numbered.entries.values()):
         return _last.found
-    dumps: list[Mapping[str, Any]] = [pickle.loads(_dump(includeStackTraces=False))]
+    dumps = [dump(False) for dump in _DUMPS.values()]
     if by_nccl and _gpu is not None:
         dumps.append(_gpu.dump(active))
     made = {record.name: record.made_ns for record in living}

@@ -4,7 +4,8 @@
 Collectives of a group are compared by their numbers, which have to mean the same on all ranks. Gloo's sequence number
 does not: sends and receives count, too, and are not recorded. So a group's collectives are numbered by its sequence
 number only if no group of the process has skipped one, else by counting its entries, and that only while the ring
-still holds all of them. Otherwise the numbers are unknown, and nothing is compared. NCCL counts both kinds apart.
+still holds all of them. Otherwise the numbers are unknown, and nothing is compared. NCCL counts both kinds apart, and
+"shm" counts collectives only.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Entry:
     Attributes:
         record: its number among all that the process has recorded.
         group: name of the process group.
-        backend: ``"gloo"`` or ``"nccl"``.
+        backend: ``"gloo"``, ``"nccl"`` or ``"shm"``.
         made: number of the backend's group object in this process; a name may have been given to several.
         sequence: of its backend's collectives.
         name: e.g. ``"all_reduce"``.
@@ -119,7 +120,7 @@ def numbered(
     oldest, newest = entries[0], {one.made: one.sequence for one in entries if not one.point_to_point}
     for made, told in status.items():
         newest.setdefault(int(made), max(int(told["last_enqueued_collective"]), 0))
-    skipped = oldest.backend != "nccl" and sum(newest.values()) != entries[-1].record + 1
+    skipped = oldest.backend == "gloo" and sum(newest.values()) != entries[-1].record + 1
     own: dict[tuple[str, str], list[Entry]] = {}
     for one in entries:
         if not one.point_to_point and one.group in made_ns and one.created_ns >= made_ns[one.group]:

@@ -45,6 +45,13 @@ def _values(draw: random.Random, dtype: torch.dtype, shape: tuple[int, ...], ran
     return torch.randint(0, 4, shape, generator=made).to(dtype)
 
 
+def _pooled(group: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in memory that the other ranks of the group read."""
+    backend = group._get_backend(tensor.device)
+    copy: torch.Tensor = backend.allocate_tensor(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    return copy.view(tensor.shape).copy_(tensor)
+
+
 def _assert_close(found: torch.Tensor, expected: torch.Tensor, exact: bool, what: str) -> None:
     if exact:
         assert torch.equal(found, expected), what
@@ -87,6 +94,8 @@ def _reduced(draw: random.Random, rank: int, size: int) -> tuple[torch.Tensor, A
 def _all_reduce(draw: random.Random, rank: int, size: int, shm: Any, gloo: Any, wait: bool, what: str) -> None:
     mine, op, exact = _reduced(draw, rank, size)
     found, expected = mine.clone(), mine.clone()
+    if draw.randrange(1 << size) >> rank & 1:  # on some ranks only, mostly
+        found = _pooled(shm, mine)
     _wait(dist.all_reduce(found, op, group=shm, async_op=wait))
     dist.all_reduce(expected, op, group=gloo)
     _assert_close(found, expected, exact, what)

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <utility>
 
+#include "comm/flight_log.h"
 #include "comm/shared_memory/collectives.h"
 #include "comm/shared_memory/kernels.h"
 
@@ -175,6 +176,7 @@ Backend::Backend(std::unique_ptr<Group> group, c10::intrusive_ptr<c10d::Backend>
       group_(std::move(group)),
       gloo_(std::move(gloo)),
       pid_(getpid()),
+      made_(FlightLog::of_process().new_group()),
       timeout_(timeout) {}
 
 Backend::~Backend() {
@@ -208,16 +210,35 @@ std::uint64_t Backend::getSequenceNumberForGroup() {
 
 void Backend::abort() { group_->break_off("rank " + std::to_string(rank_) + " aborted the group"); }
 
+at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(options.device().is_cpu(), "shm: memory that ranks share is the CPU's, not that of ",
+                    options.device());
+  at::Tensor made;
+  if (group_->has_pools()) {
+    made = Pool::own()->allocate(size, options);
+  }
+  return made.defined() ? made : at::empty({size}, options);
+}
+
 // -- turns
 
 Backend::Pointer Backend::give(c10d::OpType kind, const char* title, const Tensors& inputs, Tensors outputs,
                                std::chrono::milliseconds timeout, bool asynchronous,
                                std::function<void(const Patience&)> operation) {
+  Flight flight = begin_flight(title, inputs);
   std::unique_lock<std::mutex> lock(mutex_);
   ++given_;
+  flight.group = getGroupUid();
+  flight.made = made_;
+  flight.sequence = given_;
   Task task{std::move(operation), c10::make_intrusive<Work>(rank_, kind, title, inputs, std::move(outputs), given_),
-            timeout.count() > 0 ? timeout : timeout_};
+            timeout.count() > 0 ? timeout : timeout_, FlightLog::of_process().note(std::move(flight))};
   c10::intrusive_ptr<Work> work = task.work;
+  if (std::this_thread::get_id() == worker_.get_id()) {  // see [Note: operations in callbacks]
+    lock.unlock();
+    execute(task, false);
+    return work;
+  }
   if (!asynchronous && !executing_ && queue_.empty()) {
     executing_ = true;
     lock.unlock();
@@ -239,6 +260,7 @@ Backend::Pointer Backend::give(c10d::OpType kind, const char* title, const Tenso
 
 void Backend::execute(Task& task, bool interruptible) {
   const auto deadline = std::chrono::steady_clock::now() + task.timeout;
+  FlightLog::of_process().reached(task.flight, Flight::State::kStarted);
   std::exception_ptr error;
   try {
     task.run({deadline, task.timeout, interruptible ? look_for_signals : nullptr});
@@ -248,6 +270,7 @@ void Backend::execute(Task& task, bool interruptible) {
     error = std::current_exception();
   }
   task.run = nullptr;
+  FlightLog::of_process().reached(task.flight, Flight::State::kEnded);
   task.work->end(error);
 }
 
@@ -292,7 +315,7 @@ Backend::Pointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   const Reduction reduction = reduction_of(tensor, options.reduceOp);
   return give(c10d::OpType::ALLREDUCE, "shm:all_reduce", tensors, tensors, options.timeout, asynchronous(options),
               [this, call, tensor, reduction](const Patience& patience) {
-                group_->enter(call);
+                group_->enter(call, bytes_of(tensor));
                 all_reduce(*group_, bytes_of(tensor), static_cast<std::size_t>(tensor.numel()), reduction, kAll,
                            patience);
               });
@@ -310,7 +333,7 @@ Backend::Pointer Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
   return give(c10d::OpType::ALLREDUCE_COALESCED, "shm:all_reduce_coalesced", tensors, tensors, options.timeout,
               asynchronous(options), [this, calls, tensors, op = options.reduceOp](const Patience& patience) {
                 for (std::size_t i = 0; i < tensors.size(); ++i) {
-                  group_->enter(calls[i]);
+                  group_->enter(calls[i], bytes_of(tensors[i]));
                   all_reduce(*group_, bytes_of(tensors[i]), static_cast<std::size_t>(tensors[i].numel()),
                              reduction_of(tensors[i], op), kAll, patience);
                 }

@@ -3,6 +3,11 @@
 //
 // Owners: the queue and `executing_` belong to `mutex_`; the group to the thread that executes, which is the worker, or
 // the caller of an operation that it waits for anyway, if nothing is queued: that saves two switches between threads.
+//
+// [Note: operations in callbacks]
+// What is chained to a future runs on the worker, and may call further operations and wait for them (PowerSGD does).
+// They run at once, before what is queued: the same place in all ranks' order that they have where the future had ended
+// before anything was chained to it, and the caller itself calls them.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -35,7 +40,10 @@ class Backend : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override;
-  bool supportsCoalescing() const override { return false; }
+
+  // See [Note: tensors that other ranks read].
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return group_->has_pools(); }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
   Pointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Pointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -75,6 +83,7 @@ class Backend : public c10d::Backend {
     std::function<void(const Patience&)> run;
     c10::intrusive_ptr<Work> work;
     std::chrono::milliseconds timeout;
+    std::uint64_t flight = 0;
   };
 
   // Runs `operation` in its turn.
@@ -88,6 +97,7 @@ class Backend : public c10d::Backend {
   std::unique_ptr<Group> group_;
   c10::intrusive_ptr<c10d::Backend> gloo_;
   const int pid_;
+  const std::uint64_t made_;  // its number among the groups of this process
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -61,49 +61,119 @@ void reduce_small(Group& group, std::byte* data, std::size_t elements, const Red
 
 // Each rank reduces its share of every chunk. A round carries the inputs of one chunk and the results of the one before
 // it: a slot holds first the chunk's inputs for the others, where they lie in the chunk, then this rank's result.
-void reduce_large(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root,
-                  const Patience& patience) {
+class SlotReduce {
+ public:
+  SlotReduce(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root)
+      : group_(group),
+        data_(data),
+        elements_(elements),
+        reduction_(reduction),
+        wanted_(root == kAll || root == group.rank()) {}
+
+  std::size_t chunks() const { return (elements_ + step_ - 1) / step_; }
+
+  // Before a round: what the others reduce of chunk `index`.
+  void publish(std::size_t index) {
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const Part share = share_at(index, rank);
+      if (rank != group_.rank()) {
+        copy_bytes(group_.own_slot() + share.first * item_, at(index, share), share.count * item_);
+      }
+    }
+  }
+
+  // After it: this rank's share of that chunk.
+  void reduce_share(std::size_t index) {
+    const Part share = share_at(index, group_.rank());
+    std::byte* const own = at(index, share);
+    std::vector<const std::byte*> sources;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      sources.push_back(rank == group_.rank() ? own : group_.slot_of(rank) + share.first * item_);
+    }
+    std::byte* const result = group_.own_slot() + kResults;
+    reduce(result, sources, share.count, reduction_.dtype, reduction_.op);
+    if (wanted_) {
+      copy_bytes(own, result, share.count * item_);
+    }
+  }
+
+  // After the next one: what the others have made of it.
+  void collect(std::size_t index) {
+    for (int rank = 0; wanted_ && rank < group_.size(); ++rank) {
+      const Part share = share_at(index, rank);
+      if (rank != group_.rank()) {
+        copy_bytes(at(index, share), group_.slot_of(rank) + kResults, share.count * item_);
+      }
+    }
+  }
+
+ private:
+  static constexpr std::size_t kResults = kChunkBytes;  // where in a slot they begin
+
+  Part share_at(std::size_t index, int rank) const {
+    return share_of(rank, group_.size(), std::min(step_, elements_ - index * step_), item_);
+  }
+  std::byte* at(std::size_t index, const Part& share) const { return data_ + (index * step_ + share.first) * item_; }
+
+  Group& group_;
+  std::byte* const data_;
+  const std::size_t elements_;
+  const Reduction& reduction_;
+  const bool wanted_;
+  const std::size_t item_ = reduction_.item;
+  const std::size_t step_ = kChunkBytes / item_;
+};
+
+// Where every rank's data lies in its pool: each reduces its share of a chunk where it is, and reads the other shares
+// from where they were reduced.
+void reduce_in_pools(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction,
+                     const Patience& patience) {
   const std::size_t item = reduction.item;
   const std::size_t step = kChunkBytes / item;
-  const std::size_t chunks = (elements + step - 1) / step;
-  const std::size_t results = kChunkBytes;  // where in a slot they begin
-  const bool wanted = root == kAll || root == group.rank();
-  const auto chunk_at = [&](std::size_t index) { return Part{index * step, std::min(step, elements - index * step)}; };
-  const auto share_at = [&](std::size_t index, int rank) {
-    return share_of(rank, group.size(), chunk_at(index).count, item);
-  };
-  for (std::size_t round = 0; round <= chunks; ++round) {
-    if (round < chunks) {
-      for (int rank = 0; rank < group.size(); ++rank) {
-        const Part share = share_at(round, rank);
-        if (rank != group.rank()) {
-          copy_bytes(group.own_slot() + share.first * item, data + (chunk_at(round).first + share.first) * item,
-                     share.count * item);
-        }
+  for (std::size_t first = 0; first < elements; first += step) {
+    const std::size_t count = std::min(step, elements - first);
+    const auto offset_of = [&](const Part& share) { return (first + share.first) * item; };
+    const Part own = share_of(group.rank(), group.size(), count, item);
+    std::vector<const std::byte*> sources;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      sources.push_back((rank == group.rank() ? data : group.in_pool_of(rank)) + offset_of(own));
+    }
+    reduce(data + offset_of(own), sources, own.count, reduction.dtype, reduction.op);
+    group.meet(patience);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const Part share = share_of(rank, group.size(), count, item);
+      if (rank != group.rank()) {
+        copy_bytes(data + offset_of(share), group.in_pool_of(rank) + offset_of(share), share.count * item);
       }
+    }
+  }
+  group.meet(patience);  // all have read: the data is its owner's again
+}
+
+void reduce_large(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root,
+                  const Patience& patience) {
+  SlotReduce slots(group, data, elements, reduction, root);
+  if (!group.in_own_pool()) {
+    slots.publish(0);
+  }
+  group.meet(patience);
+  if (group.in_all_pools()) {
+    return reduce_in_pools(group, data, elements, reduction, patience);
+  }
+  if (group.in_some_pool()) {  // those ranks have to copy, too
+    slots.publish(0);
+    group.meet(patience);
+  }
+  slots.reduce_share(0);
+  for (std::size_t chunk = 1; chunk <= slots.chunks(); ++chunk) {
+    const bool more = chunk < slots.chunks();
+    if (more) {
+      slots.publish(chunk);
     }
     group.meet(patience);
-    if (round > 0 && wanted) {
-      for (int rank = 0; rank < group.size(); ++rank) {
-        const Part share = share_at(round - 1, rank);
-        if (rank != group.rank()) {
-          copy_bytes(data + (chunk_at(round - 1).first + share.first) * item, group.slot_of(rank) + results,
-                     share.count * item);
-        }
-      }
-    }
-    if (round < chunks) {
-      const Part share = share_at(round, group.rank());
-      std::byte* const own = data + (chunk_at(round).first + share.first) * item;
-      std::vector<const std::byte*> sources;
-      for (int rank = 0; rank < group.size(); ++rank) {
-        sources.push_back(rank == group.rank() ? own : group.slot_of(rank) + share.first * item);
-      }
-      std::byte* const result = group.own_slot() + results;
-      reduce(result, sources, share.count, reduction.dtype, reduction.op);
-      if (wanted) {
-        copy_bytes(own, result, share.count * item);
-      }
+    slots.collect(chunk - 1);
+    if (more) {
+      slots.reduce_share(chunk);
     }
   }
 }

@@ -26,6 +26,7 @@ constexpr int kSpinsCrowded = 50;  // who spins then keeps the others from what 
 constexpr int kYields = 20;
 constexpr long kNapNanoseconds = 50'000'000;
 constexpr std::size_t kPage = 4096;
+constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
 
 constexpr std::array<const char*, 9> kNames{"broadcast", "all_reduce", "reduce",     "all_gather", "reduce_scatter",
                                             "gather",    "scatter",    "all_to_all", "barrier"};
@@ -71,6 +72,7 @@ struct alignas(128) Group::Member {
   std::atomic<std::uint32_t> stage;     // rounds it has published; peers sleep on it
   std::atomic<std::uint32_t> sleepers;  // how many do
   std::array<Call, 2> calls;            // by the operation's number
+  std::array<std::uint64_t, 2> places;  // likewise: of its data in the rank's pool; kNowhere: not there
 };
 
 struct alignas(128) Group::Shared {
@@ -83,11 +85,12 @@ std::size_t Group::bytes_for(int size) {
   return (head + kPage - 1) / kPage * kPage + 2 * static_cast<std::size_t>(size) * kSlotBytes;
 }
 
-Group::Group(Segment segment, int rank, int size, const std::vector<int>& pids)
+Group::Group(Segment segment, int rank, int size, const std::vector<int>& pids, std::vector<PoolView> pools)
     : segment_(std::move(segment)),
       rank_(rank),
       size_(size),
-      spins_(static_cast<unsigned>(size) > std::thread::hardware_concurrency() ? kSpinsCrowded : kSpins) {
+      spins_(static_cast<unsigned>(size) > std::thread::hardware_concurrency() ? kSpinsCrowded : kSpins),
+      pools_(std::move(pools)) {
   for (const int pid : pids) {
     int descriptor = -1;
     if (pid != getpid()) {
@@ -125,14 +128,46 @@ std::byte* Group::slot(int rank, std::uint32_t round) const {
   return segment_.data() + first + (2 * static_cast<std::size_t>(rank) + round % 2) * kSlotBytes;
 }
 
-void Group::enter(Call call) {
+void Group::enter(Call call, const void* data) {
   if (broken()) {
     throw_broken();
   }
   call.number = call_.number + 1;
   call_ = call;
   compared_ = false;
-  member(rank_).calls[call.number % 2] = call;
+  std::optional<std::size_t> place;
+  if (data != nullptr && has_pools()) {
+    place = Pool::own()->offset_of(data, call.bytes);
+  }
+  Member& own = member(rank_);
+  own.calls[call.number % 2] = call;
+  own.places[call.number % 2] = place.value_or(kNowhere);
+}
+
+std::uint64_t Group::place_on(int rank) const { return member(rank).places[call_.number % 2]; }
+
+bool Group::in_own_pool() const { return place_on(rank_) != kNowhere; }
+
+bool Group::in_all_pools() const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (place_on(rank) == kNowhere) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Group::in_some_pool() const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (place_on(rank) != kNowhere) {
+      return true;
+    }
+  }
+  return false;
+}
+
+const std::byte* Group::in_pool_of(int rank) const {
+  return pools_[static_cast<std::size_t>(rank)].get() + place_on(rank);
 }
 
 void Group::meet(const Patience& patience) {

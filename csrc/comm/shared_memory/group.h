@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/shared_memory/pool.h"
 #include "comm/shared_memory/segment.h"
 
 namespace ddp_lab::shared_memory {
@@ -74,8 +75,9 @@ class Group {
 
   static std::size_t bytes_for(int size);
 
-  // `pids`: of all ranks, to see when one dies; a rank with this process's own is a thread of it.
-  Group(Segment segment, int rank, int size, const std::vector<int>& pids);
+  // `pids`: of all ranks, to see when one dies; a rank with this process's own is a thread of it. `pools`: of all
+  // ranks, or none.
+  Group(Segment segment, int rank, int size, const std::vector<int>& pids, std::vector<PoolView> pools);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -83,8 +85,19 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Enters an operation; its number is set here.
-  void enter(Call call);
+  // Enters an operation; its number is set here. Ranks that have its `data` in their pools say so; null: not.
+  void enter(Call call, const void* data = nullptr);
+
+  // Of the operation, for this rank; then, after its first round, for all ranks and for some of them.
+  bool in_own_pool() const;
+  bool in_all_pools() const;
+  bool in_some_pool() const;
+
+  // The operation's data on `rank`, where it is in that rank's pool.
+  const std::byte* in_pool_of(int rank) const;
+
+  // Whether tensors in the pools are reduced without a copy.
+  bool has_pools() const { return !pools_.empty(); }
 
   // Where this rank writes in the coming round.
   std::byte* own_slot() { return slot(rank_, rounds_ + 1); }
@@ -109,6 +122,7 @@ class Group {
   Shared& shared() const;
   Member& member(int rank) const;
   std::byte* slot(int rank, std::uint32_t round) const;
+  std::uint64_t place_on(int rank) const;
   void wait_for(int rank, const Patience& patience);
   void check(int rank, const Patience& patience);
   void compare(int rank);
@@ -120,6 +134,7 @@ class Group {
   int size_;
   int spins_;
   std::vector<int> processes_;  // pidfds, -1 for this process
+  std::vector<PoolView> pools_;
   std::uint32_t rounds_ = 0;
   Call call_;
   bool compared_ = true;

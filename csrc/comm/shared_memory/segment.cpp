@@ -35,9 +35,9 @@ Segment Segment::create(std::size_t bytes) {
   return mapped;
 }
 
-Segment Segment::attach(int pid, int descriptor, std::size_t bytes) {
+Segment Segment::attach(int pid, int descriptor, std::size_t bytes, Access access) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
-  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int opened = open(path.c_str(), (access == Access::kWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC);
   if (opened < 0) {
     fail(path);
   }
@@ -49,15 +49,16 @@ Segment Segment::attach(int pid, int descriptor, std::size_t bytes) {
   if (found.st_size != static_cast<off_t>(bytes)) {
     throw std::runtime_error(path + " is no segment of this group");
   }
-  Segment mapped(std::exchange(made.descriptor_, -1), bytes);
+  Segment mapped(std::exchange(made.descriptor_, -1), bytes, access);
   return mapped;
 }
 
-Segment::Segment(int descriptor, std::size_t bytes) : descriptor_(descriptor), bytes_(bytes) {
+Segment::Segment(int descriptor, std::size_t bytes, Access access) : descriptor_(descriptor), bytes_(bytes) {
   if (bytes == 0) {
     return;
   }
-  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  const int allowed = access == Access::kWrite ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* mapped = mmap(nullptr, bytes, allowed, MAP_SHARED, descriptor, 0);
   if (mapped == MAP_FAILED) {
     const int error = errno;
     close(descriptor);

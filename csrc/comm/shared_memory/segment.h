@@ -13,9 +13,11 @@ class Segment {
   // Makes one of `bytes` zero bytes; pages cost memory when they are first written.
   static Segment create(std::size_t bytes);
 
+  enum class Access { kRead, kWrite };
+
   // Maps the one that process `pid` has open as `descriptor`. Throws std::system_error if that is not allowed, and
   // std::runtime_error if it has another size.
-  static Segment attach(int pid, int descriptor, std::size_t bytes);
+  static Segment attach(int pid, int descriptor, std::size_t bytes, Access access = Access::kWrite);
 
   Segment() = default;
   Segment(Segment&& other) noexcept;
@@ -31,7 +33,7 @@ class Segment {
   void close_descriptor();
 
  private:
-  Segment(int descriptor, std::size_t bytes);
+  Segment(int descriptor, std::size_t bytes, Access access = Access::kWrite);
 
   int descriptor_ = -1;
   std::byte* data_ = nullptr;
