@@ -154,17 +154,8 @@ def _call(frames: list[FrameType]) -> dict[str, Any] | None:
         "what": _what(tensors),
         "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         "peer": _peer(given, ranks),
-        "sequence": _sequence(record),
+        "sequence": record.sequence if record is not None else None,
     }
-
-
-def _sequence(record: groups.GroupRecord | None) -> int | None:
-    if record is None or record.group is None:
-        return None
-    try:
-        return int(record.group._get_sequence_number_for_group())
-    except RuntimeError:  # the backend does not count
-        return None
 
 
 def _work(frame: FrameType) -> dict[str, Any] | None:
@@ -186,7 +177,7 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
         "what": "",
         "bytes": 0,
         "peer": None,
-        "sequence": _sequence(record),
+        "sequence": record.sequence if record is not None else None,
     }
 
 

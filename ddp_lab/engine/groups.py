@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
+from ..comm.shared_memory import NAME as SHM
 from ..comm.shared_memory import is_broken
 
 __all__ = ["GroupRecord", "alive", "broken", "forget", "free", "free_store", "install", "sequences", "uninstall"]
@@ -65,6 +66,17 @@ class GroupRecord:
     def group(self) -> Any:
         """The process group, None once nobody refers to it."""
         return self.reference()
+
+    @property
+    def sequence(self) -> int | None:
+        """How many collectives this rank has entered on it; None if it is gone or its backend does not count."""
+        counting = self.group
+        if counting is not None and self.backend == SHM:  # the group asks only torch's own backends
+            counting = counting._get_backend(torch.device("cpu"))
+        try:
+            return None if counting is None else int(counting._get_sequence_number_for_group())
+        except RuntimeError:
+            return None
 
 
 _records: list[GroupRecord] = []
@@ -150,14 +162,8 @@ def broken() -> bool:
 
 def sequences() -> dict[str, int]:
     """Group name -> how many collectives this rank has entered on it; equal on all members when none is half done."""
-    counts = {}
-    for record in alive():
-        if not record.freed:
-            try:
-                counts[record.name] = int(record.group._get_sequence_number_for_group())
-            except RuntimeError:  # the backend does not count
-                continue
-    return counts
+    counts = {record.name: record.sequence for record in alive() if not record.freed}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def _registering(*args: Any, **kwargs: Any) -> Any:

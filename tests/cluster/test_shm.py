@@ -10,6 +10,8 @@ import pytest
 from ddp_lab.bench.recovery import SETUP, STATES, interrupted
 from ddp_lab.errors import CellError
 from tests.cluster.conftest import Lab
+from tests.cluster.hanging import APART, HANGS, Announced, running, settled
+from tests.leftovers import wait_until
 
 WAITING = (
     "collective that one rank does not enter",
@@ -68,6 +70,32 @@ def test_different_calls_end_with_both(lab: Lab) -> None:
     with pytest.raises(CellError, match=r"different operations: .*all_reduce #\d+ of 16 B"):
         lab.run("dist.all_reduce(x) if rank else dist.broadcast(x, 0)")
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+@pytest.mark.parametrize("name", ["ended", "asynchronous", "fewer batches"])
+def test_the_doctor_says_why_it_hangs(lab: Lab, name: str) -> None:
+    """As with Gloo, down to the number of the collective."""
+    code, kind, words = HANGS[name]
+    with running(lab, code):
+        report = settled(lab, kind)
+    for some in words:
+        assert some in report.diagnosis.sentence, report
+
+
+@pytest.mark.parametrize("name", ["only one", "sends"])
+def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
+    """They are told of while all run on, with the line that launched what another rank lacks."""
+    code, begins, words = APART[name]
+    board, lab.watch_seconds = Announced(), 0.6
+    try:
+        with running(lab, code, board=board):
+            wait_until(lambda: bool(board.said), 20, "the word")
+    finally:
+        lab.watch_seconds = None
+    [text] = [said for _, said in board.said if "`%cluster doctor`" in said]
+    assert text.startswith(begins)
+    for some in words:
+        assert some in text
 
 
 def test_a_rank_that_dies_is_replaced() -> None:

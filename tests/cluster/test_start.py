@@ -73,7 +73,7 @@ def test_status(lab: Lab) -> None:
     assert {record.rank: record.pid for record in records} == lab.values("import os; os.getpid()")
     assert [record.state for record in records] == ["idle", "idle"]
     assert [record.device for record in records] == ["cpu", "cpu"]
-    assert all("gloo" in record.backend for record in records)
+    assert all("shm" in record.backend for record in records)
     run = lab.run("import threading; release = threading.Event(); release.wait(60)", ranks=[1], wait=False)
     try:
         states = [record.state for record in lab.status()]

@@ -205,7 +205,7 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 
 std::uint64_t Backend::getSequenceNumberForGroup() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return given_;
+  return given_ + gloo_->getSequenceNumberForGroup();
 }
 
 void Backend::abort() { group_->break_off("rank " + std::to_string(rank_) + " aborted the group"); }
