@@ -237,7 +237,9 @@ void bind_torch_names(ReducerClass& reducer) {
       .def("_set_manual_finalization_required", &Reducer::require_manual_end, NoGil(), py::arg("required"))
       .def("_should_finalize_after_backward", &Reducer::ends_after_backward, NoGil())
       .def("_finalize_backward_manual", &Reducer::end_manually, NoGil())
-      .def("_autograd_hook", &Reducer::on_grad_ready, NoGil(), py::arg("index"))
+      .def(
+          "_autograd_hook", [](Reducer& reducer, std::size_t index) { reducer.on_grad_ready(index); }, NoGil(),
+          py::arg("index"))
       .def("_run_comm_hook", &run_comm_hook, py::arg("bucket"))
       .def("_run_allreduce_hook", &run_all_reduce, py::arg("bucket"));
 }
@@ -286,6 +288,7 @@ void bind_reducer(py::module_& module) {
       .def("set_step", &Reducer::set_step, NoGil(), py::arg("step"))
       .def("generation", &Reducer::generation, NoGil())
       .def("set_generation", &Reducer::set_generation, NoGil(), py::arg("generation"))
+      .def("sums_pieces", &Reducer::sums_pieces)
       .def("set_static_graph", &Reducer::set_static_graph, NoGil())
       .def("report", &report)
       .def("set_error", &Reducer::set_error, NoGil(), py::arg("text"))
@@ -296,6 +299,8 @@ void bind_reducer(py::module_& module) {
       .def("inspection_pending", &Reducer::inspection_pending)
       .def("set_inspection_callback", &set_inspection_callback, py::arg("callback"))
       .def("watch_gradients", &watch_gradients, py::arg("every"), py::arg("callback"));
+  module.def("learn_references", &learn_references, "See [Note: reduced in place] in csrc/reduce/in_place.cpp.",
+             py::arg("leaf"));
   bind_torch_names(reducer);
   bind_joining(reducer);
   bind_live(reducer);

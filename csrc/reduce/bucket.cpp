@@ -66,8 +66,14 @@ bool Bucket::is_view(std::size_t slot, const at::Tensor& gradient) const {
 void Bucket::renew() {
   const at::NoGradGuard no_grad;
   std::vector<bool> was_view(slots_.size());
-  for (std::size_t i = 0; i < slots_.size(); ++i) was_view[i] = is_view(i, slots_[i].variable.grad());
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    at::Tensor& gradient = slots_[i].variable.mutable_grad();
+    was_view[i] = is_view(i, gradient);
+    const bool written_to = !in_place_.empty() && gradient.defined() && gradient.is_same(in_place_[i].target);
+    if (written_to && !was_view[i]) gradient = gradient.clone();
+  }
   deferred_.clear();
+  forget_in_place();
   allocate();
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (!was_view[i]) continue;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/piecewise.h"
 #include "reduce/gradient_access.h"
 
 namespace ddp_lab {
@@ -63,10 +64,24 @@ struct BucketOptions {
 // bytes.
 at::Tensor slot_view(const at::Tensor& flat, const at::Tensor& variable, std::int64_t offset);
 
+// Makes a backward through `leaf` alone, with which Python is to begin, tell how many references to the memory of a new
+// gradient there are in a hook if nobody else has any. See [Note: reduced in place].
+void learn_references(const at::Tensor& leaf);
+
 class Bucket {
  public:
   // `variables[i]` is parameter `indices[i]`; all of one dtype and one device.
   Bucket(const std::vector<std::size_t>& indices, const std::vector<at::Tensor>& variables, BucketOptions options = {});
+
+  // Notes that the collective shall read the gradient where it is, and write the average there, or into the slot's view
+  // with `as_view`. `arrived`: what this backward brought, of which the gradient may have the memory. False if that
+  // can't be: copy_in is to be called then. See [Note: reduced in place].
+  bool take_in_place(std::size_t slot, const at::Tensor& gradient, const at::Tensor& arrived, bool as_view);
+  // Whether there are such gradients; the array that they make with what was copied in, and its memory.
+  bool in_place() const noexcept { return in_place_count_ != 0; }
+  std::pair<std::vector<SumPiece>, std::vector<at::Tensor>> pieces() const;
+  // A part of what was reduced, in which an error of another rank would be told.
+  at::Tensor first_part(const at::Tensor& reduced) const { return in_place() ? target_of_first() : reduced; }
 
   // Writes `gradient` divided by `divisor` (1: unchanged) into the slot; zeros if it is undefined. A gradient
   // that is the slot's own view is divided in place. With `as_view` the gradient becomes the view.
@@ -92,8 +107,8 @@ class Bucket {
   void set_known_rows(const at::Tensor& rows);
   std::optional<at::Tensor> known_rows() const;
 
-  // To be called after copy_out: which step's averages the buffer holds, if it does.
-  void note_average(const at::Tensor& reduced, bool as_view, std::int64_t step);
+  // To be called after copy_out: which step's averages the buffer holds, if it does, and not `elsewhere`.
+  void note_average(const at::Tensor& reduced, bool as_view, bool elsewhere, std::int64_t step);
   // Whether it still holds them. Writing to gradients that are its views ends it.
   bool holds_average(std::int64_t step) const;
 
@@ -129,7 +144,16 @@ class Bucket {
     at::Tensor gradient;
   };
 
+  // One gradient that is reduced where it is.
+  struct InPlace {
+    at::Tensor source;  // undefined: it is not
+    at::Tensor target;
+  };
+
   void allocate();
+  at::Tensor target_of_first() const;
+  void forget_in_place();
+  bool copy_from_in_place(std::size_t slot, at::Tensor& gradient) const;
   void write(const Slot& slot, const at::Tensor& gradient, int divisor);
   void warn_of_strides(const Slot& slot, const at::Tensor& gradient);
   void warn_of_graph(const Slot& slot);
@@ -151,6 +175,8 @@ class Bucket {
   std::int64_t numel_ = 0;
   std::int64_t bytes_ = 0;
   std::vector<Deferred> deferred_;
+  std::vector<InPlace> in_place_;  // by slot; empty without any
+  std::size_t in_place_count_ = 0;
   std::shared_ptr<Notices> notices_;
   at::Tensor known_rows_;
   at::Tensor scale_;  // 1 / scaled_by_, as torch multiplies by it

@@ -99,10 +99,11 @@ void Bucket::copy_out(const at::Tensor& reduced, bool as_view, const GradientAcc
   } else {
     copy_to_gradients(reduced, access, skip);
   }
+  forget_in_place();
 }
 
-void Bucket::note_average(const at::Tensor& reduced, bool as_view, std::int64_t step) {
-  const bool held = !sparse_ && (as_view || in_buffer(reduced)) && !buffer_.is_inference();
+void Bucket::note_average(const at::Tensor& reduced, bool as_view, bool elsewhere, std::int64_t step) {
+  const bool held = !sparse_ && (as_view || (in_buffer(reduced) && !elsewhere)) && !buffer_.is_inference();
   averaged_in_ = held ? step : -1;
   if (held) version_ = static_cast<std::uint32_t>(buffer_._version());
 }
@@ -118,7 +119,8 @@ void Bucket::point_at_views(const at::Tensor& reduced, const GradientAccess& acc
     if (skip && skip(i)) continue;
     const Slot& slot = slots_[i];
     access.with(slot.variable, [&](at::Tensor& gradient) {
-      if (!gradient.defined()) {
+      const bool waits = !in_place_.empty() && gradient.is_same(in_place_[i].source);
+      if (!gradient.defined() || waits) {
         gradient = slot.view;
       } else if (gradient.requires_grad()) {  // see [Note: gradients with a graph]
         gradient.copy_(slot.view);
@@ -140,6 +142,9 @@ void Bucket::copy_to_gradients(const at::Tensor& reduced, const GradientAccess& 
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (skip && skip(i)) continue;
     const Slot& slot = slots_[i];
+    bool done = false;
+    access.with(slot.variable, [&](at::Tensor& gradient) { return done = copy_from_in_place(i, gradient); });
+    if (done) continue;
     const at::Tensor source = buffered ? slot.view : slot_view(flat, slot.variable, slot.offset);
     access.with(slot.variable, [&](at::Tensor& gradient) {
       if (!gradient.defined()) {

@@ -54,7 +54,9 @@ struct Launched {
 
 // Starts the sum of the bucket's buffer over the ranks, in place. Gradients must have been divided already.
 Launched start_all_reduce(c10d::ProcessGroup& group, const Bucket& bucket);
-// The same for the buffer of a hook's GradBucket.
+// The same for gradients that are reduced in place, which are divided by it on the way.
+Launched start_pieces(PiecewiseBackend& backend, const Bucket& bucket, int divisor);
+// As start_all_reduce, for the buffer of a hook's GradBucket.
 FuturePointer all_reduce(c10d::ProcessGroup& group, c10d::GradBucket& bucket);
 
 // Runs the comm hook, which averages, on bucket `index` of `count`.

@@ -16,6 +16,7 @@ namespace ddp_lab {
 // error. What a bucket is (numel, bytes, dtype, device) needs no buffer.
 void Bucket::release() {
   deferred_.clear();
+  forget_in_place();
   if (!lazy_ || !buffer_.defined()) return;
   if (!cpu_) {
     // The end of the backward may run on another stream than the one that allocated: its copies come first.

@@ -116,7 +116,7 @@ void Reducer::find_unused(const std::vector<at::Tensor>& outputs) {
   walked_ = true;
 }
 
-void Reducer::on_grad_ready(std::size_t parameter) {
+void Reducer::on_grad_ready(std::size_t parameter, const at::Tensor& arrived) {
   const std::int64_t now = now_ns();
   const Lock lock = enter();
   if (armed_ && dropped_ == static_cast<std::int64_t>(parameter)) {
@@ -125,7 +125,7 @@ void Reducer::on_grad_ready(std::size_t parameter) {
   }
   try {
     if (!take_notice(parameter, now)) return;
-    copy_in(parameter);
+    if (!take_in_place(parameter, arrived)) copy_in(parameter);
     mark_ready(parameter);
   } catch (const c10::Error& error) {
     set_error(error.what_without_backtrace());
@@ -199,6 +199,13 @@ void Reducer::check_gradient(std::size_t parameter, const at::Tensor& gradient) 
       c10::str(gradient.is_sparse() ? "sparse " : "", gradient.scalar_type(), " on ", gradient.device())));
 }
 
+bool Reducer::take_in_place(std::size_t parameter, const at::Tensor& arrived) {
+  if (!piecewise_ || hook_ || watches() || breakpoints_.any() || access_.in_context()) return false;
+  const Place& place = places_[parameter];
+  const at::Tensor& gradient = parameters_[parameter].grad();
+  return buckets_[place.bucket]->take_in_place(place.slot, gradient, arrived, options_.gradient_as_bucket_view);
+}
+
 void Reducer::copy_in(std::size_t parameter) {
   const at::NoGradGuard no_grad;
   const Place& place = places_[parameter];
@@ -243,7 +250,13 @@ void Reducer::launch(std::size_t index) {
   if (watches() && !shadow_) watch_->before(index, bucket, divisor());
   std::shared_ptr<DeviceSpans::Span> span;
   if (DeviceSpans* spans = spans_of(bucket)) span = spans->begin(fact);
-  launched_[index] = hook_ ? start_hook(*hook_, bucket, index, buckets_.size()) : start_all_reduce(*group_, bucket);
+  if (hook_) {
+    launched_[index] = start_hook(*hook_, bucket, index, buckets_.size());
+  } else if (bucket.in_place()) {
+    launched_[index] = start_pieces(*piecewise_, bucket, divisor());
+  } else {
+    launched_[index] = start_all_reduce(*group_, bucket);
+  }
   // Runs where the collective completes, perhaps after this reducer is gone: it holds no pointer to it.
   launched_[index].future->addCallback(
       [fact, span, times = bucket.times](c10::ivalue::Future& future) {
@@ -309,12 +322,13 @@ void Reducer::copy_out(std::size_t index) {
   note_reduced(*bucket.times, fact);
   reached(Point::kReduced, index, /*locked=*/false);
   if (skipped) return;
-  look_for_error(reduced);
+  look_for_error(bucket.first_part(reduced));
   if (watches()) watch_->after(index, reduced);
-  if (shadow_) return bucket.note_average(reduced, false, step_);
+  if (shadow_) return bucket.note_average(reduced, false, false, step_);
+  const bool elsewhere = bucket.in_place();
   bucket.copy_out(reduced, options_.gradient_as_bucket_view, access_,
                   [&](std::size_t slot) { return left_alone(bucket.slots()[slot].parameter); });
-  bucket.note_average(reduced, options_.gradient_as_bucket_view, step_);
+  bucket.note_average(reduced, options_.gradient_as_bucket_view, elsewhere, step_);
   // The work itself is kept until the next launch. A backend's thread still holds it for a moment; if that were
   // the last reference, dropping it could need the GIL there, which ends a process that is just exiting.
   launched_[index].future.reset();

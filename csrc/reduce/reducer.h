@@ -104,8 +104,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void end_forward();
   // The next backward synchronises gradients, if `sync`. `outputs`: the tensors that forward returned.
   void arm(const std::vector<at::Tensor>& outputs, bool sync = true);
-  // What autograd calls when it has accumulated a gradient.
-  void on_grad_ready(std::size_t parameter);
+  // Whether gradients may be reduced where they are, see [Note: reduced in place].
+  bool sums_pieces() const noexcept { return piecewise_ != nullptr; }
+  // What autograd calls when it has accumulated a gradient; `arrived`: what was accumulated.
+  void on_grad_ready(std::size_t parameter, const at::Tensor& arrived = {});
 
   // Parameters in the order in which their gradients became ready in the last finished backward.
   std::vector<std::size_t> ready_order() const;
@@ -221,6 +223,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool completes(std::size_t parameter);
   void check_gradient(std::size_t parameter, const at::Tensor& gradient);
   bool take_notice(std::size_t parameter, std::int64_t now);
+  // See [Note: reduced in place]. False: to be copied in.
+  bool take_in_place(std::size_t parameter, const at::Tensor& arrived);
   void copy_in(std::size_t parameter);
   void mark_ready(std::size_t parameter);
   void launch(std::size_t bucket);
@@ -275,6 +279,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const std::vector<at::Tensor> parameters_;
   ReducerOptions options_;
   GroupPointer group_;
+  PiecewiseBackend* piecewise_ = nullptr;  // the group's, if it is one
   std::int32_t group_index_;
   HookPointer hook_;
   std::function<void(std::int64_t, const Inspections&)> inspection_callback_;

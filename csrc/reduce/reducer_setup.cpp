@@ -17,15 +17,19 @@ namespace {
 // A backend may have memory from which it reduces without copying ("shm" has); the buffers of CPU parameters go there.
 // They are made anew when the group is replaced. Buffers on demand stay ordinary memory: to fetch new pages in every
 // backward would cost more than the copies.
-MakeBuffer memory_of(c10d::ProcessGroup& group) {
-  const std::vector<c10::Device> devices = group.getDeviceTypes();
-  const auto on_cpu = [](const c10::Device& device) { return device.is_cpu(); };
-  if (!std::any_of(devices.begin(), devices.end(), on_cpu)) return nullptr;
-  const auto backend = group.getBackend(c10::DeviceType::CPU);
-  if (!backend->supportsTensorAlloc(-1)) return nullptr;
+MakeBuffer memory_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  if (!backend || !backend->supportsTensorAlloc(-1)) return nullptr;
   return [backend](std::int64_t numel, const at::TensorOptions& options) {
     return backend->allocateTensor(numel, options);
   };
+}
+
+// Null if the group has none.
+c10::intrusive_ptr<c10d::Backend> cpu_backend(c10d::ProcessGroup& group) {
+  const std::vector<c10::Device> devices = group.getDeviceTypes();
+  const auto on_cpu = [](const c10::Device& device) { return device.is_cpu(); };
+  if (!std::any_of(devices.begin(), devices.end(), on_cpu)) return nullptr;
+  return group.getBackend(c10::DeviceType::CPU);
 }
 
 }  // namespace
@@ -39,6 +43,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignmen
       schedule_(assignment),
       used_(parameters_.size(), parameters_.at(0).device()) {
   TORCH_CHECK(parameters_.size() == options_.names.size(), "every parameter needs a name");
+  piecewise_ = dynamic_cast<PiecewiseBackend*>(cpu_backend(*group_).get());
   places_.resize(parameters_.size());
   firings_.reserve(parameters_.size());
   assign(assignment);
@@ -66,8 +71,8 @@ void Reducer::add_hooks() {
     // The variable holds its accumulator weakly, so it is kept here, or the hook would be lost with it.
     NodePointer node = torch::autograd::impl::grad_accumulator(parameters_[i]);
     const std::uintptr_t key = node->add_post_hook(std::make_unique<LambdaPostHook>(
-        [this, i](const variable_list& outputs, const variable_list&) {
-          on_grad_ready(i);
+        [this, i](const variable_list& outputs, const variable_list& inputs) {
+          on_grad_ready(i, inputs.empty() ? at::Tensor() : inputs[0]);
           return outputs;
         },
         [](torch::autograd::CompiledNodeArgs&) { refuse_compiled_autograd(); }));
@@ -89,7 +94,7 @@ std::unique_ptr<Bucket> Reducer::make_bucket(const std::vector<std::size_t>& ind
   options.lazy = options_.lazy_bucket_allocation;
   options.notices = notices_;
   const bool on_cpu = !indices.empty() && parameters_.at(indices.front()).is_cpu();
-  if (on_cpu && !options.lazy) options.make_buffer = memory_of(*group_);
+  if (on_cpu && !options.lazy) options.make_buffer = memory_of(cpu_backend(*group_));
   std::vector<at::Tensor> variables;
   for (const std::size_t index : indices) {
     TORCH_CHECK(index < parameters_.size(), "there is no parameter ", index);
@@ -198,6 +203,7 @@ void Reducer::update_process_group(GroupPointer group, std::int32_t index, const
   abandon_backward();
   // The old group is let go outside the lock: its threads may take a while to end.
   std::swap(group_, group);
+  piecewise_ = dynamic_cast<PiecewiseBackend*>(cpu_backend(*group_).get());
   if (hook_) hook_->set_group(group_);
   group_index_ = index;
   rebuilt_ = false;

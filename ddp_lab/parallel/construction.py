@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
+import torch
+
 from .. import native
 from . import (
     arguments,
@@ -123,6 +127,8 @@ class Construction(ModelState):
         self.reducer.set_generation(generation)
         self.reducer.set_step(step)
         self.reducer._set_manual_finalization_required(self._require_manual_backward_finalization)
+        if self.reducer.sums_pieces():
+            _learn_references()
         inspection.install(self)
         watching.follow(self)
         self._describe_assignment()
@@ -167,3 +173,12 @@ class Construction(ModelState):
 
     def _describe_assignment(self) -> None:
         recording.describe(records.assignment(self), owner=self)
+
+
+@functools.cache
+def _learn_references() -> None:
+    """What the reducer has to know before it reduces gradients in place, once for each process."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.zeros(1, requires_grad=True)
+        _C.learn_references(leaf)
+        (leaf * 2.0).sum().backward()

@@ -132,6 +132,8 @@ Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   return {tensor.scalar_type(), op, static_cast<std::size_t>(tensor.element_size())};
 }
 
+Pieces pieces_of(const at::Tensor& tensor) { return {bytes_of(tensor), tensor.nbytes()}; }
+
 std::vector<Piece> pieces(const Tensors& tensors) {
   std::vector<Piece> made;
   std::transform(tensors.begin(), tensors.end(), std::back_inserter(made),
@@ -316,8 +318,20 @@ Backend::Pointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   return give(c10d::OpType::ALLREDUCE, "shm:all_reduce", tensors, tensors, options.timeout, asynchronous(options),
               [this, call, tensor, reduction](const Patience& patience) {
                 group_->enter(call, bytes_of(tensor));
-                all_reduce(*group_, bytes_of(tensor), static_cast<std::size_t>(tensor.numel()), reduction, kAll,
-                           patience);
+                all_reduce(*group_, pieces_of(tensor), reduction, kAll, patience);
+              });
+}
+
+Backend::Pointer Backend::sum_pieces(const at::Tensor& like, std::vector<SumPiece> pieces, double factor,
+                                     Tensors kept) {
+  const Pieces array(std::move(pieces), like.scalar_type(), factor);
+  TORCH_INTERNAL_ASSERT(array.bytes() == like.nbytes(), "the pieces are not the whole array");
+  const Call call = reducing(Kind::kAllReduce, like, c10d::ReduceOp::SUM);
+  const Reduction reduction = reduction_of(like, c10d::ReduceOp::SUM);
+  return give(c10d::OpType::ALLREDUCE, "shm:all_reduce", {like}, {like}, c10d::kUnsetTimeout, true,
+              [this, call, array, reduction, kept = std::move(kept)](const Patience& patience) {
+                group_->enter(call);
+                all_reduce(*group_, array, reduction, kAll, patience);
               });
 }
 
@@ -334,8 +348,7 @@ Backend::Pointer Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
               asynchronous(options), [this, calls, tensors, op = options.reduceOp](const Patience& patience) {
                 for (std::size_t i = 0; i < tensors.size(); ++i) {
                   group_->enter(calls[i], bytes_of(tensors[i]));
-                  all_reduce(*group_, bytes_of(tensors[i]), static_cast<std::size_t>(tensors[i].numel()),
-                             reduction_of(tensors[i], op), kAll, patience);
+                  all_reduce(*group_, pieces_of(tensors[i]), reduction_of(tensors[i], op), kAll, patience);
                 }
               });
 }
@@ -348,8 +361,7 @@ Backend::Pointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   return give(c10d::OpType::REDUCE, "shm:reduce", tensors, tensors, options.timeout, asynchronous(options),
               [this, call, tensor, reduction](const Patience& patience) {
                 group_->enter(call);
-                all_reduce(*group_, bytes_of(tensor), static_cast<std::size_t>(tensor.numel()), reduction, call.root,
-                           patience);
+                all_reduce(*group_, pieces_of(tensor), reduction, call.root, patience);
               });
 }
 

@@ -23,12 +23,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "comm/piecewise.h"
 #include "comm/shared_memory/group.h"
 #include "comm/shared_memory/work.h"
 
 namespace ddp_lab::shared_memory {
 
-class Backend : public c10d::Backend {
+class Backend : public c10d::Backend, public PiecewiseBackend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using Pointer = c10::intrusive_ptr<c10d::Work>;
@@ -47,6 +48,7 @@ class Backend : public c10d::Backend {
 
   Pointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Pointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Pointer sum_pieces(const at::Tensor& like, std::vector<SumPiece> pieces, double factor, Tensors kept) override;
   Pointer allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   Pointer allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   Pointer reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;

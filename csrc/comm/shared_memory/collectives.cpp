@@ -1,6 +1,7 @@
 #include "comm/shared_memory/collectives.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -24,19 +25,18 @@ std::size_t piece_bytes(const Group& group) {
   return kChunkBytes / static_cast<std::size_t>(group.size()) / kAligned * kAligned;
 }
 
-// A part of a range.
+// A part of a range of bytes.
 struct Part {
   std::size_t first;
   std::size_t count;
 };
 
-// What rank `rank` reduces of so many elements.
-Part share_of(int rank, int size, std::size_t elements, std::size_t item) {
-  const std::size_t step = kAligned / item;  // shares begin on a cache line
-  const std::size_t each = (elements + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
-  const std::size_t rounded = (each + step - 1) / step * step;
-  const std::size_t first = std::min(elements, static_cast<std::size_t>(rank) * rounded);
-  return {first, std::min(rounded, elements - first)};
+// What rank `rank` reduces of so many bytes; whole elements, as they are smaller than what shares are rounded to.
+Part share_of(int rank, int size, std::size_t bytes) {
+  const std::size_t each = (bytes + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
+  const std::size_t rounded = (each + kAligned - 1) / kAligned * kAligned;
+  const std::size_t first = std::min(bytes, static_cast<std::size_t>(rank) * rounded);
+  return {first, std::min(rounded, bytes - first)};
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
@@ -45,17 +45,17 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   }
 }
 
-void reduce_small(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root,
-                  const Patience& patience) {
-  const std::size_t bytes = elements * reduction.item;
-  copy_bytes(group.own_slot(), data, bytes);
+void reduce_small(Group& group, const Pieces& array, const Reduction& reduction, int root, const Patience& patience) {
+  array.read(group.own_slot(), 0, array.bytes());
   group.meet(patience);
   if (root == kAll || root == group.rank()) {
     std::vector<const std::byte*> sources;
     for (int rank = 0; rank < group.size(); ++rank) {
       sources.push_back(group.slot_of(rank));
     }
-    reduce(data, sources, elements, reduction.dtype, reduction.op);
+    alignas(kAligned) std::array<std::byte, kSmallBytes> result;
+    reduce(result.data(), sources, array.bytes() / reduction.item, reduction.dtype, reduction.op);
+    array.write(0, array.bytes(), result.data());
   }
 }
 
@@ -63,21 +63,17 @@ void reduce_small(Group& group, std::byte* data, std::size_t elements, const Red
 // it: a slot holds first the chunk's inputs for the others, where they lie in the chunk, then this rank's result.
 class SlotReduce {
  public:
-  SlotReduce(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root)
-      : group_(group),
-        data_(data),
-        elements_(elements),
-        reduction_(reduction),
-        wanted_(root == kAll || root == group.rank()) {}
+  SlotReduce(Group& group, const Pieces& array, const Reduction& reduction, int root)
+      : group_(group), array_(array), reduction_(reduction), wanted_(root == kAll || root == group.rank()) {}
 
-  std::size_t chunks() const { return (elements_ + step_ - 1) / step_; }
+  std::size_t chunks() const { return (array_.bytes() + kChunkBytes - 1) / kChunkBytes; }
 
   // Before a round: what the others reduce of chunk `index`.
   void publish(std::size_t index) {
     for (int rank = 0; rank < group_.size(); ++rank) {
       const Part share = share_at(index, rank);
       if (rank != group_.rank()) {
-        copy_bytes(group_.own_slot() + share.first * item_, at(index, share), share.count * item_);
+        array_.read(group_.own_slot() + share.first, at(index, share), share.count);
       }
     }
   }
@@ -85,15 +81,19 @@ class SlotReduce {
   // After it: this rank's share of that chunk.
   void reduce_share(std::size_t index) {
     const Part share = share_at(index, group_.rank());
-    std::byte* const own = at(index, share);
+    std::byte* const result = group_.own_slot() + kResults;
+    const std::byte* own = array_.place_of(at(index, share), share.count);
+    if (own == nullptr) {
+      array_.read(result, at(index, share), share.count);
+      own = result;
+    }
     std::vector<const std::byte*> sources;
     for (int rank = 0; rank < group_.size(); ++rank) {
-      sources.push_back(rank == group_.rank() ? own : group_.slot_of(rank) + share.first * item_);
+      sources.push_back(rank == group_.rank() ? own : group_.slot_of(rank) + share.first);
     }
-    std::byte* const result = group_.own_slot() + kResults;
-    reduce(result, sources, share.count, reduction_.dtype, reduction_.op);
+    reduce(result, sources, share.count / reduction_.item, reduction_.dtype, reduction_.op);
     if (wanted_) {
-      copy_bytes(own, result, share.count * item_);
+      array_.write(at(index, share), share.count, result);
     }
   }
 
@@ -102,7 +102,7 @@ class SlotReduce {
     for (int rank = 0; wanted_ && rank < group_.size(); ++rank) {
       const Part share = share_at(index, rank);
       if (rank != group_.rank()) {
-        copy_bytes(at(index, share), group_.slot_of(rank) + kResults, share.count * item_);
+        array_.write(at(index, share), share.count, group_.slot_of(rank) + kResults);
       }
     }
   }
@@ -111,54 +111,47 @@ class SlotReduce {
   static constexpr std::size_t kResults = kChunkBytes;  // where in a slot they begin
 
   Part share_at(std::size_t index, int rank) const {
-    return share_of(rank, group_.size(), std::min(step_, elements_ - index * step_), item_);
+    return share_of(rank, group_.size(), std::min(kChunkBytes, array_.bytes() - index * kChunkBytes));
   }
-  std::byte* at(std::size_t index, const Part& share) const { return data_ + (index * step_ + share.first) * item_; }
+  static std::size_t at(std::size_t index, const Part& share) { return index * kChunkBytes + share.first; }
 
   Group& group_;
-  std::byte* const data_;
-  const std::size_t elements_;
+  const Pieces& array_;
   const Reduction& reduction_;
   const bool wanted_;
-  const std::size_t item_ = reduction_.item;
-  const std::size_t step_ = kChunkBytes / item_;
 };
 
 // Where every rank's data lies in its pool: each reduces its share of a chunk where it is, and reads the other shares
 // from where they were reduced.
-void reduce_in_pools(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction,
+void reduce_in_pools(Group& group, std::byte* data, std::size_t bytes, const Reduction& reduction,
                      const Patience& patience) {
-  const std::size_t item = reduction.item;
-  const std::size_t step = kChunkBytes / item;
-  for (std::size_t first = 0; first < elements; first += step) {
-    const std::size_t count = std::min(step, elements - first);
-    const auto offset_of = [&](const Part& share) { return (first + share.first) * item; };
-    const Part own = share_of(group.rank(), group.size(), count, item);
+  for (std::size_t first = 0; first < bytes; first += kChunkBytes) {
+    const std::size_t count = std::min(kChunkBytes, bytes - first);
+    const Part own = share_of(group.rank(), group.size(), count);
     std::vector<const std::byte*> sources;
     for (int rank = 0; rank < group.size(); ++rank) {
-      sources.push_back((rank == group.rank() ? data : group.in_pool_of(rank)) + offset_of(own));
+      sources.push_back((rank == group.rank() ? data : group.in_pool_of(rank)) + first + own.first);
     }
-    reduce(data + offset_of(own), sources, own.count, reduction.dtype, reduction.op);
+    reduce(data + first + own.first, sources, own.count / reduction.item, reduction.dtype, reduction.op);
     group.meet(patience);
     for (int rank = 0; rank < group.size(); ++rank) {
-      const Part share = share_of(rank, group.size(), count, item);
+      const Part share = share_of(rank, group.size(), count);
       if (rank != group.rank()) {
-        copy_bytes(data + offset_of(share), group.in_pool_of(rank) + offset_of(share), share.count * item);
+        copy_bytes(data + first + share.first, group.in_pool_of(rank) + first + share.first, share.count);
       }
     }
   }
   group.meet(patience);  // all have read: the data is its owner's again
 }
 
-void reduce_large(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root,
-                  const Patience& patience) {
-  SlotReduce slots(group, data, elements, reduction, root);
+void reduce_large(Group& group, const Pieces& array, const Reduction& reduction, int root, const Patience& patience) {
+  SlotReduce slots(group, array, reduction, root);
   if (!group.in_own_pool()) {
     slots.publish(0);
   }
   group.meet(patience);
   if (group.in_all_pools()) {
-    return reduce_in_pools(group, data, elements, reduction, patience);
+    return reduce_in_pools(group, array.place_of(0, array.bytes()), array.bytes(), reduction, patience);
   }
   if (group.in_some_pool()) {  // those ranks have to copy, too
     slots.publish(0);
@@ -180,12 +173,11 @@ void reduce_large(Group& group, std::byte* data, std::size_t elements, const Red
 
 }  // namespace
 
-void all_reduce(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root,
-                const Patience& patience) {
-  if (elements * reduction.item <= kSmallBytes) {
-    reduce_small(group, data, elements, reduction, root, patience);
+void all_reduce(Group& group, const Pieces& array, const Reduction& reduction, int root, const Patience& patience) {
+  if (array.bytes() <= kSmallBytes) {
+    reduce_small(group, array, reduction, root, patience);
   } else {
-    reduce_large(group, data, elements, reduction, root, patience);
+    reduce_large(group, array, reduction, root, patience);
   }
 }
 

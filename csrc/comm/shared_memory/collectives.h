@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/shared_memory/group.h"
+#include "comm/shared_memory/pieces.h"
 
 namespace ddp_lab::shared_memory {
 
@@ -19,9 +20,8 @@ struct Reduction {
 
 constexpr int kAll = -1;
 
-// `data` becomes the reduction over all ranks: on rank `root`, or on all of them.
-void all_reduce(Group& group, std::byte* data, std::size_t elements, const Reduction& reduction, int root,
-                const Patience& patience);
+// `array` becomes the reduction over all ranks: on rank `root`, or on all of them.
+void all_reduce(Group& group, const Pieces& array, const Reduction& reduction, int root, const Patience& patience);
 
 void broadcast(Group& group, std::byte* data, std::size_t bytes, int root, const Patience& patience);
 

@@ -132,6 +132,16 @@ void reduce_numbers(std::byte* into, const Sources& sources, std::size_t element
   TORCH_INTERNAL_ASSERT(false, "a reduction that check_reducible lets pass is missing");
 }
 
+template <typename T>
+void scale(std::byte* to, const std::byte* from, std::size_t bytes, double factor) {
+  T* target = reinterpret_cast<T*>(to);
+  const T* source = reinterpret_cast<const T*>(from);
+  const T by = static_cast<T>(factor);
+  for (std::size_t i = 0; i < bytes / sizeof(T); ++i) {
+    target[i] = source[i] * by;
+  }
+}
+
 // bool: a sum is "any", a product "all".
 void reduce_bools(std::byte* into, const Sources& sources, std::size_t elements, Op op) {
   if (op == Op::BXOR) {
@@ -199,6 +209,15 @@ void reduce(std::byte* into, const Sources& sources, std::size_t elements, at::S
       return reduce_bools(into, sources, elements, op);
     default:
       TORCH_INTERNAL_ASSERT(false, "check_reducible lets no ", dtype, " pass");
+  }
+}
+
+void copy_scaled(std::byte* to, const std::byte* from, std::size_t bytes, at::ScalarType dtype, double factor) {
+  TORCH_INTERNAL_ASSERT(dtype == at::kFloat || dtype == at::kDouble, "only these are scaled, not ", dtype);
+  if (dtype == at::kFloat) {
+    scale<float>(to, from, bytes, factor);
+  } else {
+    scale<double>(to, from, bytes, factor);
   }
 }
 

@@ -18,4 +18,7 @@ void check_reducible(at::ScalarType dtype, c10d::ReduceOp::RedOpType op);
 void reduce(std::byte* into, const std::vector<const std::byte*>& sources, std::size_t elements, at::ScalarType dtype,
             c10d::ReduceOp::RedOpType op);
 
+// to[i] = from[i] * factor, of float32 or float64; the factor is rounded to that first.
+void copy_scaled(std::byte* to, const std::byte* from, std::size_t bytes, at::ScalarType dtype, double factor);
+
 }  // namespace ddp_lab::shared_memory
