@@ -81,12 +81,13 @@ class Construction:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a test: passed, failed, skipped or missing; why; what it wrote; what it constructed."""
+    """What became of a test: passed, failed, skipped or missing; why; what it wrote and constructed; its groups' kinds."""
 
     outcome: str
     text: str
     log: str
     constructed: set[Construction]
+    backends: set[str]
 
 
 class Suites:
@@ -95,11 +96,13 @@ class Suites:
     Args:
         cls: ``module:Class`` that takes the place of torch's, or ``stock``.
         start: how a test starts its ranks: ``fork``, or ``spawn`` as torch does it.
+        backend: of which groups are made: ``gloo``, or one that takes its place.
     """
 
-    def __init__(self, cls: str = OURS, start: str = "fork") -> None:
+    def __init__(self, cls: str = OURS, start: str = "fork", backend: str = "gloo") -> None:
         self.cls = cls
         self.start = start
+        self.backend = backend
         self._folder = Path(tempfile.mkdtemp(prefix="torch_suite_"))
         self._servers: dict[tuple[str, int], _Server] = {}
         self._count = 0
@@ -113,10 +116,11 @@ class Suites:
         )
         found = json.loads(result.read_text()) if in_time and result.exists() else _no_result(in_time, listed)
         lines = [line.split() for line in marks.read_text().splitlines()] if marks.exists() else []
-        constructed = {Construction(int(pid), cls, by) for pid, cls, by in lines}
+        constructed = {Construction(int(pid), cls, by) for pid, cls, by in lines if cls != "backend"}
+        backends = {by for _, cls, by in lines if cls == "backend"}
         written = [log, *sorted(self._folder.glob(f"{log.name}.stacks.*"))]
         text = "".join(file.read_text(errors="replace") for file in written)
-        return Outcome(found["outcome"], found["text"], text, constructed)
+        return Outcome(found["outcome"], found["text"], text, constructed, backends)
 
     def close(self) -> None:
         """Ends the servers and removes what they wrote."""
@@ -145,6 +149,7 @@ class Suites:
             "TEMP_DIR": str(self._folder),  # torch's tests read this, BACKEND and WORLD_SIZE
             "BACKEND": "gloo",
             "WORLD_SIZE": str(world_size),
+            "DDP_LAB_SUITE_BACKEND": self.backend,
             "DDP_LAB_SUITE_CLASS": self.cls,
             "DDP_LAB_SUITE_MODE": mode,
             "DDP_LAB_SUITE_START": self.start,

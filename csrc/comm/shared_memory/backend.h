@@ -91,6 +91,7 @@ class Backend : public c10d::Backend {
                std::chrono::milliseconds timeout, bool asynchronous, std::function<void(const Patience&)> operation);
   Pointer exchange(const char* title, Tensors inputs, Tensors outputs, Tensors result,
                    const c10d::AllToAllOptions& options);
+  Pointer forwarded(c10d::OpType kind, const char* title, const Tensors& inputs, Pointer work) const;
   void execute(Task& task, bool interruptible);
   void serve();
 

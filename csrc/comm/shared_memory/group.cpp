@@ -229,8 +229,8 @@ void Group::check(int rank, const Patience& patience) {
          words(call_));
   }
   if (std::chrono::steady_clock::now() > patience.deadline) {
-    fail("rank " + std::to_string(rank_) + " has waited for rank " + std::to_string(rank) + " in " + words(call_) +
-         " for " + std::to_string(patience.timeout.count()) + " ms, its timeout");
+    fail("Timed out waiting " + std::to_string(patience.timeout.count()) + "ms: rank " + std::to_string(rank_) +
+         " waited for rank " + std::to_string(rank) + " in " + words(call_));
   }
   if (patience.look) {
     try {

@@ -55,4 +55,20 @@ void Work::end(std::exception_ptr error) {
   finish(error);  // last: who waits may let the work go
 }
 
+Forwarded::Forwarded(int rank, c10d::OpType kind, const char* title, const std::vector<at::Tensor>& inputs,
+                     c10::intrusive_ptr<c10d::Work> inner)
+    : c10d::Work(rank, kind, title, inputs), inner_(std::move(inner)) {}
+
+bool Forwarded::wait(std::chrono::milliseconds timeout) {
+  bool done = false;
+  try {
+    done = inner_->wait(timeout);
+  } catch (...) {
+    finish(std::current_exception());
+    throw;
+  }
+  finish();  // ends the span in a profile
+  return done;
+}
+
 }  // namespace ddp_lab::shared_memory
