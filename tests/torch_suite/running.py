@@ -81,7 +81,7 @@ class Construction:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a test: passed, failed, skipped or missing; why; what it wrote and constructed; its groups' kinds."""
+    """What became of a test: passed, failed, skipped or missing; why; what it wrote, constructed and sent through."""
 
     outcome: str
     text: str

@@ -39,8 +39,9 @@ def rename() -> None:
     _note_groups()
     if chosen() == GLOO:
         return
-    import ddp_lab.comm
     from torch.testing._internal.distributed import distributed_test
+
+    import ddp_lab.comm
 
     tests: Any = distributed_test
     ddp_lab.comm.register()
