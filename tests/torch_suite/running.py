@@ -39,7 +39,7 @@ class Listed:
     """A line of a list: ``MODE<TAB>WORLD_SIZE<TAB>Class::test[<TAB>option ...]``.
 
     Attributes:
-        mode: plain, cpuify or revived; see `every_process/swap_class.py`.
+        mode: plain, cpuify or revived, see `every_process/swap_class.py`; or mpi, see `every_process/other_backend.py`.
         world_size: number of ranks.
         test: ``Class::test``.
         seconds: the time it gets.
@@ -147,11 +147,11 @@ class Suites:
             "GLOO_SOCKET_IFNAME": "lo",
             "TMPDIR": str(self._folder),
             "TEMP_DIR": str(self._folder),  # torch's tests read this, BACKEND and WORLD_SIZE
-            "BACKEND": "gloo",
+            "BACKEND": "mpi" if mode == "mpi" else "gloo",
             "WORLD_SIZE": str(world_size),
             "DDP_LAB_SUITE_BACKEND": self.backend,
             "DDP_LAB_SUITE_CLASS": self.cls,
-            "DDP_LAB_SUITE_MODE": mode,
+            "DDP_LAB_SUITE_MODE": "plain" if mode == "mpi" else mode,
             "DDP_LAB_SUITE_START": self.start,
         }
 

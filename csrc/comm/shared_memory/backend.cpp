@@ -252,6 +252,10 @@ Backend::Pointer Backend::give(c10d::OpType kind, const char* title, const Tenso
     return work;
   }
   queue_.push_back(std::move(task));
+  if (worker_.get_id() == std::this_thread::get_id()) {
+    catch_up(lock);
+    return work;
+  }
   if (!worker_.joinable()) {
     worker_ = std::thread([this] { serve(); });
   }
@@ -277,20 +281,34 @@ void Backend::execute(Task& task, bool interruptible) {
 
 void Backend::serve() {
   pthread_setname_np(pthread_self(), "shm");
+  run_before_waiting([this] {
+    std::unique_lock<std::mutex> lock(mutex_);
+    catch_up(lock);
+  });
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return stopping_ || (!queue_.empty() && !executing_); });
     if (queue_.empty()) {
       return;
     }
-    Task task = std::move(queue_.front());
-    queue_.pop_front();
     executing_ = true;
-    lock.unlock();
-    execute(task, false);
-    task.work.reset();
-    lock.lock();
+    execute_first(lock);
     executing_ = false;
+  }
+}
+
+void Backend::execute_first(std::unique_lock<std::mutex>& lock) {
+  Task task = std::move(queue_.front());
+  queue_.pop_front();
+  lock.unlock();
+  execute(task, false);
+  task.work.reset();
+  lock.lock();
+}
+
+void Backend::catch_up(std::unique_lock<std::mutex>& lock) {
+  while (!queue_.empty()) {
+    execute_first(lock);
   }
 }
 

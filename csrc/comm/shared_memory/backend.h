@@ -94,6 +94,13 @@ class Backend : public c10d::Backend {
   Pointer forwarded(c10d::OpType kind, const char* title, const Tensors& inputs, Pointer work) const;
   void execute(Task& task, bool interruptible);
   void serve();
+  void execute_first(std::unique_lock<std::mutex>& lock);
+
+  // [Note: operations in callbacks]
+  // The worker ends works, and so runs what users have chained to their futures. An operation that such a callback
+  // gives, or waits for, can only be executed by the worker itself: it executes all that is queued, in order, within
+  // the callback. (PowerSGD's hook waits in callbacks.)
+  void catch_up(std::unique_lock<std::mutex>& lock);
 
   std::unique_ptr<Group> group_;
   c10::intrusive_ptr<c10d::Backend> gloo_;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
@@ -13,6 +14,9 @@ namespace ddp_lab::shared_memory {
 
 // Lets a thread that waits raise what the user's interrupt means in Python; without effect on other threads.
 void look_for_signals();
+
+// This thread does so before it waits for a work: without it, it would wait for itself.
+void run_before_waiting(std::function<void()> action);
 
 class Work : public c10d::Work {
  public:

@@ -8,6 +8,8 @@ Groups that a test makes of Gloo by name are made of the new backend too, and th
 `dist.monitored_barrier` and one helper of the tests know no names but those of torch's own backends: for them alone,
 every group is of Gloo.
 
+torch runs some tests, those of all-to-all on CPUs, with MPI alone: in the mode ``mpi`` they are imported as tests of that.
+
 Read from the environment:
     DDP_LAB_SUITE_BACKEND: the backend's name.
     DDP_LAB_SUITE_MARKS: a file to which each process appends a line for each backend that a group is made of: ``PID
@@ -26,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 GLOO = "gloo"
-_REPLACED = (GLOO, "nccl")
+_REPLACED = (GLOO, "mpi", "nccl")
 
 
 def chosen() -> str:
@@ -37,7 +39,7 @@ def chosen() -> str:
 def rename() -> None:
     """After torch's tests have been imported, in every process."""
     _note_groups()
-    if chosen() == GLOO:
+    if chosen() == os.environ["BACKEND"]:
         return
     from torch.testing._internal.distributed import distributed_test
 
