@@ -125,6 +125,8 @@ class Suites:
     def close(self) -> None:
         """Ends the servers and removes what they wrote."""
         for server in self._servers.values():
+            server.ask_to_end()
+        for server in self._servers.values():
             server.close()
         shutil.rmtree(self._folder)
 
@@ -189,10 +191,12 @@ class _Server:
             self._expect(_START_SECONDS)
         return ended is not None
 
-    def close(self) -> None:
+    def ask_to_end(self) -> None:
         assert self._process.stdin
-        assert self._process.stdout
         self._process.stdin.close()
+
+    def close(self) -> None:
+        assert self._process.stdout
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:

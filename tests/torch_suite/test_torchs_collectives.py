@@ -3,8 +3,8 @@
     pytest tests/torch_suite/test_torchs_collectives.py -m ""           all of them
     DDP_LAB_TORCH_SUITE_BACKEND=gloo pytest tests/torch_suite/test_torchs_collectives.py   with Gloo, as a control
 
-The lists name every test of torch's wheel that makes no DistributedDataParallel, sends something, and passes with Gloo on
-a CPU. How they run: [Note: tests of one backend with another] and [Note: how torch's tests run].
+The lists name every test of torch's wheel that makes no DistributedDataParallel, sends something, and passes with Gloo
+on a CPU. How they run: [Note: tests of one backend with another] and [Note: how torch's tests run].
 """
 
 from __future__ import annotations

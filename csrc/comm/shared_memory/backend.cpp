@@ -551,8 +551,8 @@ Backend::Pointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
               });
 }
 
-Backend::Pointer Backend::exchange(const char* title, Tensors inputs, Tensors outputs, Tensors result,
-                                   const c10d::AllToAllOptions& options) {
+Backend::Pointer Backend::exchange(const char* title, const Tensors& shown, Tensors inputs, Tensors outputs,
+                                   Tensors result, const c10d::AllToAllOptions& options) {
   check_count(inputs.size(), size_, "all_to_all");
   check_count(outputs.size(), size_, "all_to_all");
   Call call = call_of(Kind::kAllToAll, inputs[0]);
@@ -563,7 +563,7 @@ Backend::Pointer Backend::exchange(const char* title, Tensors inputs, Tensors ou
       TORCH_CHECK_VALUE(tensor.scalar_type() == inputs[0].scalar_type(), "shm: all_to_all needs tensors of one dtype");
     }
   }
-  return give(c10d::OpType::ALLTOALL, title, inputs, std::move(result), options.timeout, asynchronous(options),
+  return give(c10d::OpType::ALLTOALL, title, shown, std::move(result), options.timeout, asynchronous(options),
               [this, call, from = contiguous(inputs), to = Outputs(outputs)](const Patience& patience) {
                 group_->enter(call);
                 all_to_all(*group_, pieces(from), pieces(to.used()), patience);
@@ -575,12 +575,12 @@ Backend::Pointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
                                         std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
   TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(),
                     "shm: all_to_all_single: the tensors must be contiguous");
-  return exchange("shm:all_to_all_single", rows(input, input_sizes, size_), rows(output, output_sizes, size_), {output},
-                  options);
+  return exchange("shm:all_to_all_single", {input}, rows(input, input_sizes, size_), rows(output, output_sizes, size_),
+                  {output}, options);
 }
 
 Backend::Pointer Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  return exchange("shm:all_to_all", inputs, outputs, outputs, options);
+  return exchange("shm:all_to_all", inputs, inputs, outputs, outputs, options);
 }
 
 Backend::Pointer Backend::send(Tensors& tensors, int rank, int tag) {

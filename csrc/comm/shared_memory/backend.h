@@ -89,7 +89,8 @@ class Backend : public c10d::Backend {
   // Runs `operation` in its turn.
   Pointer give(c10d::OpType kind, const char* title, const Tensors& inputs, Tensors outputs,
                std::chrono::milliseconds timeout, bool asynchronous, std::function<void(const Patience&)> operation);
-  Pointer exchange(const char* title, Tensors inputs, Tensors outputs, Tensors result,
+  // A profile shows the tensors `shown`.
+  Pointer exchange(const char* title, const Tensors& shown, Tensors inputs, Tensors outputs, Tensors result,
                    const c10d::AllToAllOptions& options);
   Pointer forwarded(c10d::OpType kind, const char* title, const Tensors& inputs, Pointer work) const;
   void execute(Task& task, bool interruptible);

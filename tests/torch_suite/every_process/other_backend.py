@@ -8,7 +8,7 @@ Groups that a test makes of Gloo by name are made of the new backend too, and th
 `dist.monitored_barrier` and one helper of the tests know no names but those of torch's own backends: for them alone,
 every group is of Gloo.
 
-torch runs some tests, those of all-to-all on CPUs, with MPI alone: in the mode ``mpi`` they are imported as tests of that.
+torch runs some tests, those of all-to-all on CPUs, with MPI alone: in the mode ``mpi`` they are imported as its tests.
 
 Read from the environment:
     DDP_LAB_SUITE_BACKEND: the backend's name.
