@@ -252,10 +252,6 @@ Backend::Pointer Backend::give(c10d::OpType kind, const char* title, const Tenso
     return work;
   }
   queue_.push_back(std::move(task));
-  if (worker_.get_id() == std::this_thread::get_id()) {
-    catch_up(lock);
-    return work;
-  }
   if (!worker_.joinable()) {
     worker_ = std::thread([this] { serve(); });
   }
@@ -283,7 +279,9 @@ void Backend::serve() {
   pthread_setname_np(pthread_self(), "shm");
   run_before_waiting([this] {
     std::unique_lock<std::mutex> lock(mutex_);
-    catch_up(lock);
+    while (!queue_.empty()) {
+      execute_first(lock);
+    }
   });
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
@@ -304,12 +302,6 @@ void Backend::execute_first(std::unique_lock<std::mutex>& lock) {
   execute(task, false);
   task.work.reset();
   lock.lock();
-}
-
-void Backend::catch_up(std::unique_lock<std::mutex>& lock) {
-  while (!queue_.empty()) {
-    execute_first(lock);
-  }
 }
 
 Backend::Pointer Backend::forwarded(c10d::OpType kind, const char* title, const Tensors& inputs, Pointer work) const {

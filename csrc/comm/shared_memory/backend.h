@@ -7,7 +7,8 @@
 // [Note: operations in callbacks]
 // What is chained to a future runs on the worker, and may call further operations and wait for them (PowerSGD does).
 // They run at once, before what is queued: the same place in all ranks' order that they have where the future had ended
-// before anything was chained to it, and the caller itself calls them.
+// before anything was chained to it, and the caller itself calls them. Where one waits for a work that is still queued,
+// the worker executes the queue first.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -96,12 +97,6 @@ class Backend : public c10d::Backend {
   void execute(Task& task, bool interruptible);
   void serve();
   void execute_first(std::unique_lock<std::mutex>& lock);
-
-  // [Note: operations in callbacks]
-  // The worker ends works, and so runs what users have chained to their futures. An operation that such a callback
-  // gives, or waits for, can only be executed by the worker itself: it executes all that is queued, in order, within
-  // the callback. (PowerSGD's hook waits in callbacks.)
-  void catch_up(std::unique_lock<std::mutex>& lock);
 
   std::unique_ptr<Group> group_;
   c10::intrusive_ptr<c10d::Backend> gloo_;

@@ -34,7 +34,7 @@ Work::Work(int rank, c10d::OpType kind, const char* title, const std::vector<at:
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
 bool Work::wait(std::chrono::milliseconds timeout) {
-  if (before_waiting) {
+  if (before_waiting && !isCompleted()) {
     before_waiting();
   }
   const auto begin = std::chrono::steady_clock::now();

@@ -15,7 +15,7 @@ namespace ddp_lab::shared_memory {
 // Lets a thread that waits raise what the user's interrupt means in Python; without effect on other threads.
 void look_for_signals();
 
-// This thread does so before it waits for a work: without it, it would wait for itself.
+// This thread does so before it waits for a work that has not ended: without it, it would wait for itself.
 void run_before_waiting(std::function<void()> action);
 
 class Work : public c10d::Work {
