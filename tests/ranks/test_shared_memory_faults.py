@@ -72,8 +72,8 @@ def _break_often(break_group: Break, fault: str, sizes: tuple[int, ...], times: 
 
 @pytest.mark.parametrize("fault", TOLD)
 def test_all_ranks_are_told(break_group: Break, fault: str) -> None:
-    """Once for each fault, on four ranks."""
-    _break_often(break_group, fault, (4,), 1)
+    """Once for each fault, on eight ranks."""
+    _break_often(break_group, fault, (8,), 1)
 
 
 @pytest.mark.soak
