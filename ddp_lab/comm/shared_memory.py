@@ -6,8 +6,8 @@ matter), its process id and where its pool is; rank 0 also where its segment is.
 entry in /proc, which the kernel allows to processes of the same user alone, and say whether they could. Where one could
 not (its processes have other ids, as in a container, or the kernel forbids it), rank 0 makes memory that has a random
 name; all open that, say whether they could, and take the name away. Only if all could, shared memory is used; else the
-whole group goes through Gloo, and a warning says why. Pools are opened through /proc, too; if a rank can't, every tensor
-is copied. ``DDP_LAB_HOST_ID`` replaces the boot id.
+whole group goes through Gloo, and a warning says why. Pools are opened through /proc, too; if a rank can't, tensors are
+copied. ``DDP_LAB_HOST_ID`` replaces the boot id.
 """
 
 from __future__ import annotations
