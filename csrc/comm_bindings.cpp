@@ -95,6 +95,12 @@ void bind_comm(py::module_& module) {
       .def_static(
           "attach", [](int pid, int descriptor, std::size_t bytes) { return Segment::attach(pid, descriptor, bytes); },
           py::arg("pid"), py::arg("descriptor"), py::arg("bytes"))
+      .def_static("create_named", &Segment::create_named, py::arg("name"), py::arg("bytes"))
+      .def_static("attach_named", &Segment::attach_named, py::arg("name"), py::arg("bytes"))
+      .def_static("unlink", &Segment::unlink, py::arg("name"))
+      .def(
+          "hold", [](const Segment& segment, int rank) { shared_memory::Peers::hold(segment.descriptor(), rank); },
+          py::arg("rank"))
       .def_property_readonly("descriptor", &Segment::descriptor)
       .def("close_descriptor", &Segment::close_descriptor);
   py::class_<Readable>(module, "Pool", "Memory of a rank that this process can read.")

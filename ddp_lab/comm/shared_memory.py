@@ -3,15 +3,18 @@
 [Note: how ranks find the memory]
 Each rank writes into the group's store which host it is on (the boot id of the kernel, so that names of hosts don't
 matter), its process id and where its pool is; rank 0 also where its segment is. The others open it through rank 0's
-entry in /proc, which the kernel allows to processes of the same user alone, and say whether they could. Only if all
-could, shared memory is used; else the whole group goes through Gloo, and a warning says why. Pools are opened likewise;
-if a rank can't, every tensor is copied. ``DDP_LAB_HOST_ID`` replaces the boot id.
+entry in /proc, which the kernel allows to processes of the same user alone, and say whether they could. Where one could
+not (its processes have other ids, as in a container, or the kernel forbids it), rank 0 makes memory that has a random
+name; all open that, say whether they could, and take the name away. Only if all could, shared memory is used; else the
+whole group goes through Gloo, and a warning says why. Pools are opened through /proc, too; if a rank can't, tensors are
+copied. ``DDP_LAB_HOST_ID`` replaces the boot id.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import warnings
 from contextlib import suppress
 from datetime import timedelta
@@ -49,11 +52,18 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     meeting = _Meeting(store, rank, size)
     segment = meeting.segment()
     why_not = meeting.agree()
+    if not why_not:
+        segment.close_descriptor()  # all ranks have mapped the memory: nobody may open it any more
+    elif meeting.on_one_host:
+        try:
+            segment = meeting.named_segment()
+            why_not = meeting.agree()
+        finally:
+            meeting.forget_name()
     if why_not:
         if rank == 0:
             warnings.warn(f"shm: {why_not}; this group's collectives go through Gloo", stacklevel=2)
         return gloo
-    segment.close_descriptor()  # all ranks have mapped the memory: nobody may open it any more
     return _C.shared_memory_backend(segment, gloo, rank, meeting.pids, meeting.pools, timeout)
 
 
@@ -62,7 +72,8 @@ class _Meeting:
 
     Attributes:
         why_not: why this rank can't use it.
-        pids: of all ranks.
+        on_one_host: whether all ranks are.
+        pids: of all ranks; 0 for a rank that shows with a lock on the memory that it lives.
         pools: those of all ranks, none if a rank can't read them all.
     """
 
@@ -70,21 +81,24 @@ class _Meeting:
         self._store = PrefixStore(NAME, store)
         self._rank, self._size = rank, size
         self._bytes = _C.shared_memory_bytes(size)
+        self._name = ""
+        self._agreements = 0
         self.why_not = ""
+        self.on_one_host = False
         self.pids: list[int] = []
         self.pools: list[Any] = []
 
     def segment(self) -> Any:
         """The group's memory, None if this rank can't use it."""
-        mine: dict[str, Any] = {"host": os.environ.get(_HOST_ID) or _BOOT_ID.read_text().strip(), "pid": os.getpid()}
-        with suppress(OSError):  # then there are no pools in this group
+        mine: dict[str, Any] = {"host": _host(), "namespace": _process_namespace(), "pid": os.getpid()}
+        with suppress(RuntimeError):  # then there are no pools in this group
             mine["pool"] = _C.Pool.own()
         made = None
         if self._rank == 0:
             try:
                 made = _C.Segment.create(self._bytes)
                 mine["descriptor"] = made.descriptor
-            except OSError as error:
+            except RuntimeError as error:
                 mine["why_not"] = str(error)
         self._store.set(f"rank {self._rank}", json.dumps(mine))
         ranks = [json.loads(self._store.get(f"rank {rank}")) for rank in range(self._size)]
@@ -93,10 +107,15 @@ class _Meeting:
         if others:
             self.why_not = f"ranks 0 and {others[0]} are on different hosts"
             return None
+        self.on_one_host = True
+        strangers = [rank for rank, one in enumerate(ranks) if one["namespace"] != ranks[0]["namespace"]]
+        if strangers:
+            self.why_not = f"ranks 0 and {strangers[0]} can't see each other's processes"
+            return None
         if "descriptor" not in ranks[0]:
             self.why_not = f"rank 0 can make no shared memory: {ranks[0]['why_not']}"
             return None
-        with suppress(KeyError, OSError, RuntimeError):
+        with suppress(KeyError, RuntimeError):
             self.pools = [_C.Pool.of_process(one["pid"], *one["pool"]) for one in ranks]
         if made is not None:
             return made
@@ -108,11 +127,56 @@ class _Meeting:
             self.why_not = f"rank {self._rank} can't open the memory of rank 0: {error}"
             return None
 
+    def named_segment(self) -> Any:
+        """The same, when ranks can't open what has no name."""
+        self.why_not = ""
+        self.pids = [0] * self._size
+        segment = None
+        try:
+            if self._rank == 0:
+                name = f"/ddp_lab-{secrets.token_hex(16)}"
+                segment = _C.Segment.create_named(name, self._bytes)
+                self._name = name
+                self._store.set("name", name)
+            else:
+                self._name = self._store.get("name").decode()
+                if self._name:
+                    segment = _C.Segment.attach_named(self._name, self._bytes)
+            if segment is not None:
+                segment.hold(self._rank)
+        except RuntimeError as error:
+            self.why_not = f"rank {self._rank} can't open shared memory that has a name: {error}"
+            if self._rank == 0 and not self._name:
+                self._store.set("name", "")
+        return segment
+
+    def forget_name(self) -> None:
+        """Takes the name away: all ranks have the memory, or one of them failed."""
+        if self._name:
+            _C.Segment.unlink(self._name)
+
     def agree(self) -> str:
         """Tells all ranks what this one can use; returns why one of them can't use the memory, ``""`` if all can."""
-        mine = {"why_not": self.why_not, "pools": bool(self.pools)}
-        self._store.set(f"answer {self._rank}", json.dumps(mine))
-        answers = [json.loads(self._store.get(f"answer {rank}")) for rank in range(self._size)]
+        self._agreements += 1
+        keys = [f"answer {self._agreements} of {rank}" for rank in range(self._size)]
+        self._store.set(keys[self._rank], json.dumps({"why_not": self.why_not, "pools": bool(self.pools)}))
+        answers = [json.loads(self._store.get(key)) for key in keys]
         if not all(answer["pools"] for answer in answers):
             self.pools = []
         return next((answer["why_not"] for answer in answers if answer["why_not"]), "")
+
+
+def _host() -> str:
+    """The same for processes on one host alone."""
+    try:
+        return os.environ.get(_HOST_ID) or _BOOT_ID.read_text().strip()
+    except OSError:  # no /proc: who can't tell shares nothing
+        return secrets.token_hex(16)
+
+
+def _process_namespace() -> str:
+    """The same for processes whose ids mean the same."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return secrets.token_hex(16)

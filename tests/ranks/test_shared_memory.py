@@ -191,7 +191,7 @@ def test_random_calls_give_what_gloo_gives(ranks: Ranks, size: int, seed: int) -
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_thousands_of_random_calls(ranks: Ranks, size: int) -> None:
     """More of them."""
     for seed in range(100, 130):
@@ -255,6 +255,29 @@ def _other_forms(rank: int, size: int) -> None:
 def test_other_forms(ranks: Ranks, size: int) -> None:
     """One tensor for all ranks, averages, bool and bits, transposed tensors, lists, objects, send, several at once."""
     ranks(size, _other_forms)
+
+
+def _wait_in_a_callback(rank: int, size: int) -> float:
+    group = _group()
+    if rank != 0:
+        dist.barrier()  # rank 0 has chained its callback before the first work can end
+    first, second = (dist.all_reduce(torch.full((3,), number), group=group, async_op=True) for number in (1.0, 2.0))
+
+    def chained(future: Any) -> torch.Tensor:
+        second.wait()
+        return future.value()[0] + second.result()[0]
+
+    found = first.get_future().then(chained)
+    if rank == 0:
+        dist.barrier()
+    value = found.wait()[0].item()
+    dist.destroy_process_group(group)
+    return value
+
+
+def test_a_callback_may_wait_for_what_is_queued(ranks: Ranks) -> None:
+    """The thread that runs it executes that first."""
+    assert ranks(2, _wait_in_a_callback) == [6.0, 6.0]
 
 
 def _same_bits(rank: int, size: int) -> list[bytes]:
@@ -337,7 +360,7 @@ def _give_up(rank: int, size: int, how: str) -> str:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("timeout", "rank 0 has waited for rank 1 in all_reduce #1 of 4 B of Float (SUM) for 300 ms, its timeout"),
+        ("timeout", "Timed out waiting 300ms: rank 0 waited for rank 1 in all_reduce #1 of 4 B of Float (SUM)"),
         ("abort", "rank 0 aborted the group"),
     ],
 )

@@ -39,7 +39,7 @@ class Listed:
     """A line of a list: ``MODE<TAB>WORLD_SIZE<TAB>Class::test[<TAB>option ...]``.
 
     Attributes:
-        mode: plain, cpuify or revived; see `every_process/swap_class.py`.
+        mode: plain, cpuify or revived, see `every_process/swap_class.py`; or mpi, see `every_process/other_backend.py`.
         world_size: number of ranks.
         test: ``Class::test``.
         seconds: the time it gets.
@@ -81,12 +81,13 @@ class Construction:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a test: passed, failed, skipped or missing; why; what it wrote; what it constructed."""
+    """What became of a test: passed, failed, skipped or missing; why; what it wrote, constructed and sent through."""
 
     outcome: str
     text: str
     log: str
     constructed: set[Construction]
+    backends: set[str]
 
 
 class Suites:
@@ -95,11 +96,13 @@ class Suites:
     Args:
         cls: ``module:Class`` that takes the place of torch's, or ``stock``.
         start: how a test starts its ranks: ``fork``, or ``spawn`` as torch does it.
+        backend: of which groups are made: ``gloo``, or one that takes its place.
     """
 
-    def __init__(self, cls: str = OURS, start: str = "fork") -> None:
+    def __init__(self, cls: str = OURS, start: str = "fork", backend: str = "gloo") -> None:
         self.cls = cls
         self.start = start
+        self.backend = backend
         self._folder = Path(tempfile.mkdtemp(prefix="torch_suite_"))
         self._servers: dict[tuple[str, int], _Server] = {}
         self._count = 0
@@ -113,13 +116,16 @@ class Suites:
         )
         found = json.loads(result.read_text()) if in_time and result.exists() else _no_result(in_time, listed)
         lines = [line.split() for line in marks.read_text().splitlines()] if marks.exists() else []
-        constructed = {Construction(int(pid), cls, by) for pid, cls, by in lines}
+        constructed = {Construction(int(pid), cls, by) for pid, cls, by in lines if cls != "backend"}
+        backends = {by for _, cls, by in lines if cls == "backend"}
         written = [log, *sorted(self._folder.glob(f"{log.name}.stacks.*"))]
         text = "".join(file.read_text(errors="replace") for file in written)
-        return Outcome(found["outcome"], found["text"], text, constructed)
+        return Outcome(found["outcome"], found["text"], text, constructed, backends)
 
     def close(self) -> None:
         """Ends the servers and removes what they wrote."""
+        for server in self._servers.values():
+            server.ask_to_end()
         for server in self._servers.values():
             server.close()
         shutil.rmtree(self._folder)
@@ -143,10 +149,11 @@ class Suites:
             "GLOO_SOCKET_IFNAME": "lo",
             "TMPDIR": str(self._folder),
             "TEMP_DIR": str(self._folder),  # torch's tests read this, BACKEND and WORLD_SIZE
-            "BACKEND": "gloo",
+            "BACKEND": "mpi" if mode == "mpi" else "gloo",
             "WORLD_SIZE": str(world_size),
+            "DDP_LAB_SUITE_BACKEND": self.backend,
             "DDP_LAB_SUITE_CLASS": self.cls,
-            "DDP_LAB_SUITE_MODE": mode,
+            "DDP_LAB_SUITE_MODE": "plain" if mode == "mpi" else mode,
             "DDP_LAB_SUITE_START": self.start,
         }
 
@@ -184,10 +191,12 @@ class _Server:
             self._expect(_START_SECONDS)
         return ended is not None
 
-    def close(self) -> None:
+    def ask_to_end(self) -> None:
         assert self._process.stdin
-        assert self._process.stdout
         self._process.stdin.close()
+
+    def close(self) -> None:
+        assert self._process.stdout
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:

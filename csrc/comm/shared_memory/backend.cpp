@@ -201,6 +201,7 @@ Backend::~Backend() {
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  gloo_->setTimeout(timeout);
   const std::lock_guard<std::mutex> lock(mutex_);
   timeout_ = timeout;
 }
@@ -278,21 +279,35 @@ void Backend::execute(Task& task, bool interruptible) {
 
 void Backend::serve() {
   pthread_setname_np(pthread_self(), "shm");
+  run_before_waiting([this] {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!queue_.empty()) {
+      execute_first(lock);
+    }
+  });
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return stopping_ || (!queue_.empty() && !executing_); });
     if (queue_.empty()) {
       return;
     }
-    Task task = std::move(queue_.front());
-    queue_.pop_front();
     executing_ = true;
-    lock.unlock();
-    execute(task, false);
-    task.work.reset();
-    lock.lock();
+    execute_first(lock);
     executing_ = false;
   }
+}
+
+void Backend::execute_first(std::unique_lock<std::mutex>& lock) {
+  Task task = std::move(queue_.front());
+  queue_.pop_front();
+  lock.unlock();
+  execute(task, false);
+  task.work.reset();
+  lock.lock();
+}
+
+Backend::Pointer Backend::forwarded(c10d::OpType kind, const char* title, const Tensors& inputs, Pointer work) const {
+  return c10::make_intrusive<Forwarded>(rank_, kind, title, inputs, std::move(work));
 }
 
 // -- operations
@@ -310,7 +325,7 @@ Backend::Pointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 
 Backend::Pointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (tensors.size() == 1 && tensors[0].layout() != at::kStrided) {
-    return gloo_->allreduce(tensors, options);
+    return forwarded(c10d::OpType::ALLREDUCE, "shm:all_reduce", tensors, gloo_->allreduce(tensors, options));
   }
   const at::Tensor tensor = in_place(only(tensors, "all_reduce"), "all_reduce");
   const Call call = reducing(Kind::kAllReduce, tensor, options.reduceOp);
@@ -336,7 +351,8 @@ Backend::Pointer Backend::sum_pieces(const at::Tensor& like, std::vector<SumPiec
 }
 
 Backend::Pointer Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return gloo_->allreduce_sparse(tensors, options);
+  return forwarded(c10d::OpType::_ALLREDUCE_SPARSE, "shm:all_reduce_sparse", tensors,
+                   gloo_->allreduce_sparse(tensors, options));
 }
 
 Backend::Pointer Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -371,7 +387,7 @@ Backend::Pointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inpu
   TORCH_CHECK_VALUE(outputs.size() == 1, "shm: all_gather takes one list of outputs, not ", outputs.size());
   check_count(outputs[0].size(), size_, "all_gather");
   if (uneven(outputs[0])) {
-    return gloo_->allgather(outputs, inputs, options);
+    return forwarded(c10d::OpType::ALLGATHER, "shm:all_gather", inputs, gloo_->allgather(outputs, inputs, options));
   }
   check_same(outputs[0], inputs[0], "all_gather");
   const Call call = call_of(Kind::kAllGather, inputs[0]);
@@ -392,7 +408,32 @@ Backend::Pointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 Backend::Pointer Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  return gloo_->allgather_coalesced(outputs, inputs, options);
+  TORCH_CHECK_VALUE(!inputs.empty(), "shm: all_gather_coalesced needs at least one tensor");
+  check_count(outputs.size(), size_, "all_gather_coalesced");
+  std::vector<Call> calls;
+  std::vector<Outputs> to;
+  Tensors result;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_tensor(inputs[i], "all_gather_coalesced");
+    Tensors of_ranks;
+    for (const Tensors& list : outputs) {
+      TORCH_CHECK_VALUE(list.size() == inputs.size(), "shm: all_gather_coalesced: ", list.size(), " outputs for ",
+                        inputs.size(), " inputs");
+      of_ranks.push_back(list[i]);
+    }
+    check_same(of_ranks, inputs[i], "all_gather_coalesced");
+    calls.push_back(call_of(Kind::kAllGather, inputs[i]));
+    result.insert(result.end(), of_ranks.begin(), of_ranks.end());
+    to.emplace_back(std::move(of_ranks));
+  }
+  return give(c10d::OpType::ALLGATHER_COALESCED, "shm:all_gather", inputs, result, options.timeout,
+              asynchronous(options), [this, calls, to, from = contiguous(inputs)](const Patience& patience) {
+                for (std::size_t i = 0; i < from.size(); ++i) {
+                  group_->enter(calls[i]);
+                  all_gather(*group_, bytes_of(from[i]), all_bytes(to[i].used()), from[i].nbytes(), kAll, patience);
+                  to[i].done();
+                }
+              });
 }
 
 Backend::Pointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -466,7 +507,8 @@ Backend::Pointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   TORCH_CHECK_VALUE(inputs.size() == 1, "shm: reduce_scatter takes one list of inputs, not ", inputs.size());
   check_count(inputs[0].size(), size_, "reduce_scatter");
   if (uneven(inputs[0])) {
-    return gloo_->reduce_scatter(outputs, inputs, options);
+    return forwarded(c10d::OpType::REDUCE_SCATTER, "shm:reduce_scatter", inputs[0],
+                     gloo_->reduce_scatter(outputs, inputs, options));
   }
   check_same(inputs[0], outputs[0], "reduce_scatter");
   const Call call = reducing(Kind::kReduceScatter, outputs[0], options.reduceOp);
@@ -513,8 +555,8 @@ Backend::Pointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
               });
 }
 
-Backend::Pointer Backend::exchange(const char* title, Tensors inputs, Tensors outputs, Tensors result,
-                                   const c10d::AllToAllOptions& options) {
+Backend::Pointer Backend::exchange(const char* title, const Tensors& shown, Tensors inputs, Tensors outputs,
+                                   Tensors result, const c10d::AllToAllOptions& options) {
   check_count(inputs.size(), size_, "all_to_all");
   check_count(outputs.size(), size_, "all_to_all");
   Call call = call_of(Kind::kAllToAll, inputs[0]);
@@ -525,7 +567,7 @@ Backend::Pointer Backend::exchange(const char* title, Tensors inputs, Tensors ou
       TORCH_CHECK_VALUE(tensor.scalar_type() == inputs[0].scalar_type(), "shm: all_to_all needs tensors of one dtype");
     }
   }
-  return give(c10d::OpType::ALLTOALL, title, inputs, std::move(result), options.timeout, asynchronous(options),
+  return give(c10d::OpType::ALLTOALL, title, shown, std::move(result), options.timeout, asynchronous(options),
               [this, call, from = contiguous(inputs), to = Outputs(outputs)](const Patience& patience) {
                 group_->enter(call);
                 all_to_all(*group_, pieces(from), pieces(to.used()), patience);
@@ -537,19 +579,25 @@ Backend::Pointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
                                         std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
   TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(),
                     "shm: all_to_all_single: the tensors must be contiguous");
-  return exchange("shm:all_to_all_single", rows(input, input_sizes, size_), rows(output, output_sizes, size_), {output},
-                  options);
+  return exchange("shm:all_to_all_single", {input}, rows(input, input_sizes, size_), rows(output, output_sizes, size_),
+                  {output}, options);
 }
 
 Backend::Pointer Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  return exchange("shm:all_to_all", inputs, outputs, outputs, options);
+  return exchange("shm:all_to_all", inputs, inputs, outputs, outputs, options);
 }
 
-Backend::Pointer Backend::send(Tensors& tensors, int rank, int tag) { return gloo_->send(tensors, rank, tag); }
+Backend::Pointer Backend::send(Tensors& tensors, int rank, int tag) {
+  return forwarded(c10d::OpType::SEND, "shm:send", tensors, gloo_->send(tensors, rank, tag));
+}
 
-Backend::Pointer Backend::recv(Tensors& tensors, int rank, int tag) { return gloo_->recv(tensors, rank, tag); }
+Backend::Pointer Backend::recv(Tensors& tensors, int rank, int tag) {
+  return forwarded(c10d::OpType::RECV, "shm:recv", tensors, gloo_->recv(tensors, rank, tag));
+}
 
-Backend::Pointer Backend::recvAnysource(Tensors& tensors, int tag) { return gloo_->recvAnysource(tensors, tag); }
+Backend::Pointer Backend::recvAnysource(Tensors& tensors, int tag) {
+  return forwarded(c10d::OpType::RECVANYSOURCE, "shm:recvAnySource", tensors, gloo_->recvAnysource(tensors, tag));
+}
 
 Backend::Pointer Backend::barrier(const c10d::BarrierOptions& options) {
   return give(c10d::OpType::BARRIER, "shm:barrier", {}, {}, options.timeout, asynchronous(options),

@@ -7,7 +7,8 @@
 // [Note: operations in callbacks]
 // What is chained to a future runs on the worker, and may call further operations and wait for them (PowerSGD does).
 // They run at once, before what is queued: the same place in all ranks' order that they have where the future had ended
-// before anything was chained to it, and the caller itself calls them.
+// before anything was chained to it, and the caller itself calls them. Where one waits for a work that is still queued,
+// the worker executes the queue first.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -91,10 +92,13 @@ class Backend : public c10d::Backend, public PiecewiseBackend {
   // Runs `operation` in its turn.
   Pointer give(c10d::OpType kind, const char* title, const Tensors& inputs, Tensors outputs,
                std::chrono::milliseconds timeout, bool asynchronous, std::function<void(const Patience&)> operation);
-  Pointer exchange(const char* title, Tensors inputs, Tensors outputs, Tensors result,
+  // A profile shows the tensors `shown`.
+  Pointer exchange(const char* title, const Tensors& shown, Tensors inputs, Tensors outputs, Tensors result,
                    const c10d::AllToAllOptions& options);
+  Pointer forwarded(c10d::OpType kind, const char* title, const Tensors& inputs, Pointer work) const;
   void execute(Task& task, bool interruptible);
   void serve();
+  void execute_first(std::unique_lock<std::mutex>& lock);
 
   std::unique_ptr<Group> group_;
   c10::intrusive_ptr<c10d::Backend> gloo_;

@@ -2,7 +2,6 @@
 
 #include <c10/core/ScalarType.h>
 #include <linux/futex.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,7 +12,6 @@
 #include <climits>
 #include <cstring>
 #include <sstream>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -90,32 +88,8 @@ Group::Group(Segment segment, int rank, int size, const std::vector<int>& pids, 
       rank_(rank),
       size_(size),
       spins_(static_cast<unsigned>(size) > std::thread::hardware_concurrency() ? kSpinsCrowded : kSpins),
-      pools_(std::move(pools)) {
-  for (const int pid : pids) {
-    int descriptor = -1;
-    if (pid != getpid()) {
-      descriptor = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-      if (descriptor < 0) {
-        const int error = errno;
-        for (const int opened : processes_) {
-          if (opened >= 0) {
-            close(opened);
-          }
-        }
-        throw std::system_error(error, std::generic_category(), "pidfd_open of process " + std::to_string(pid));
-      }
-    }
-    processes_.push_back(descriptor);
-  }
-}
-
-Group::~Group() {
-  for (const int descriptor : processes_) {
-    if (descriptor >= 0) {
-      close(descriptor);
-    }
-  }
-}
+      peers_(pids, segment_.descriptor()),
+      pools_(std::move(pools)) {}
 
 Group::Shared& Group::shared() const { return *reinterpret_cast<Shared*>(segment_.data()); }
 
@@ -222,15 +196,13 @@ void Group::check(int rank, const Patience& patience) {
   if (broken()) {
     throw_broken();
   }
-  const int process = processes_[static_cast<std::size_t>(rank)];
-  pollfd asked{process, POLLIN, 0};
-  if (process >= 0 && poll(&asked, 1, 0) > 0 && !reached(member(rank).stage.load(), rounds_)) {
+  if (peers_.ended(rank) && !reached(member(rank).stage.load(), rounds_)) {
     fail("rank " + std::to_string(rank) + " has ended, for which rank " + std::to_string(rank_) + " waited in " +
          words(call_));
   }
   if (std::chrono::steady_clock::now() > patience.deadline) {
-    fail("rank " + std::to_string(rank_) + " has waited for rank " + std::to_string(rank) + " in " + words(call_) +
-         " for " + std::to_string(patience.timeout.count()) + " ms, its timeout");
+    fail("Timed out waiting " + std::to_string(patience.timeout.count()) + "ms: rank " + std::to_string(rank_) +
+         " waited for rank " + std::to_string(rank) + " in " + words(call_));
   }
   if (patience.look) {
     try {

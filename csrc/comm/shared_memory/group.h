@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/shared_memory/peers.h"
 #include "comm/shared_memory/pool.h"
 #include "comm/shared_memory/segment.h"
 
@@ -75,10 +76,8 @@ class Group {
 
   static std::size_t bytes_for(int size);
 
-  // `pids`: of all ranks, to see when one dies; a rank with this process's own is a thread of it. `pools`: of all
-  // ranks, or none.
+  // `pids`: of all ranks, to see when one dies; see Peers. `pools`: of all ranks, or none.
   Group(Segment segment, int rank, int size, const std::vector<int>& pids, std::vector<PoolView> pools);
-  ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
@@ -133,7 +132,7 @@ class Group {
   int rank_;
   int size_;
   int spins_;
-  std::vector<int> processes_;  // pidfds, -1 for this process
+  Peers peers_;
   std::vector<PoolView> pools_;
   std::uint32_t rounds_ = 0;
   Call call_;

@@ -11,6 +11,8 @@
 #include <functional>
 #include <type_traits>
 
+#include "comm/shared_memory/half.h"
+
 namespace ddp_lab::shared_memory {
 
 namespace {
@@ -52,22 +54,35 @@ const T* at_block(const std::byte* source, std::size_t first) {
 template <typename T, typename Combine, typename Finish>
 void combine_all(std::byte* into, const Sources& sources, std::size_t elements, Combine combine, Finish finish) {
   using W = typename Wide<T>::type;
+  constexpr bool wider = !std::is_same_v<W, T>;
   std::array<W, kBlock> block;
+  std::array<W, wider ? kBlock : 0> other;  // a source's elements, where they are narrower
+  const auto elements_of = [&](const T* source, std::size_t count) -> const W* {
+    if constexpr (wider) {
+      widen(source, other.data(), count);
+      return other.data();
+    } else {
+      return source;
+    }
+  };
   for (std::size_t first = 0; first < elements; first += kBlock) {
     const std::size_t count = std::min(kBlock, elements - first);
-    const T* source = at_block<T>(sources[0], first);
-    for (std::size_t i = 0; i < count; ++i) {
-      block[i] = static_cast<W>(source[i]);
-    }
+    const W* source = elements_of(at_block<T>(sources[0], first), count);
+    std::copy_n(source, count, block.data());
     for (std::size_t rank = 1; rank < sources.size(); ++rank) {
-      source = at_block<T>(sources[rank], first);
+      source = elements_of(at_block<T>(sources[rank], first), count);
       for (std::size_t i = 0; i < count; ++i) {
-        block[i] = combine(block[i], static_cast<W>(source[i]));
+        block[i] = combine(block[i], source[i]);
       }
     }
-    T* to = reinterpret_cast<T*>(into) + first;
     for (std::size_t i = 0; i < count; ++i) {
-      to[i] = static_cast<T>(finish(block[i]));
+      block[i] = finish(block[i]);
+    }
+    T* to = reinterpret_cast<T*>(into) + first;
+    if constexpr (wider) {
+      narrow(block.data(), to, count);
+    } else {
+      std::copy_n(block.data(), count, to);
     }
   }
 }
@@ -78,8 +93,12 @@ void add_two(std::byte* into, const Sources& sources, std::size_t elements) {
   const T* a = at_block<T>(sources[0], 0);
   const T* b = at_block<T>(sources[1], 0);
   T* to = reinterpret_cast<T*>(into);
-  for (std::size_t i = 0; i < elements; ++i) {
-    to[i] = a[i] + b[i];
+  if constexpr (!std::is_same_v<typename Wide<T>::type, T>) {
+    add(a, b, to, elements);
+  } else {
+    for (std::size_t i = 0; i < elements; ++i) {
+      to[i] = a[i] + b[i];
+    }
   }
 }
 
@@ -95,10 +114,8 @@ template <typename T>
 void reduce_numbers(std::byte* into, const Sources& sources, std::size_t elements, Op op) {
   using W = typename Wide<T>::type;
   if (op == Op::SUM) {
-    if constexpr (std::is_same_v<W, T>) {
-      if (sources.size() == 2) {
-        return add_two<T>(into, sources, elements);
-      }
+    if (sources.size() == 2) {
+      return add_two<T>(into, sources, elements);
     }
     return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a + b); });
   }

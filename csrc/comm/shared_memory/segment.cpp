@@ -53,6 +53,45 @@ Segment Segment::attach(int pid, int descriptor, std::size_t bytes, Access acces
   return mapped;
 }
 
+Segment Segment::create_named(const std::string& name, std::size_t bytes) {
+  const int descriptor = shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, S_IRUSR | S_IWUSR);
+  if (descriptor < 0) {
+    fail("shm_open of " + name);
+  }
+  Segment made(descriptor, 0);  // closes it if what follows fails
+  const int error = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
+  if (error != 0) {
+    unlink(name);
+    throw std::system_error(error, std::generic_category(), "posix_fallocate of " + std::to_string(bytes) + " B");
+  }
+  Segment mapped(std::exchange(made.descriptor_, -1), bytes);
+  return mapped;
+}
+
+Segment Segment::attach_named(const std::string& name, std::size_t bytes) {
+  const int opened = shm_open(name.c_str(), O_RDWR, 0);
+  if (opened < 0) {
+    fail("shm_open of " + name);
+  }
+  Segment made(opened, 0);
+  struct stat found{};
+  if (fstat(opened, &found) != 0) {
+    fail("fstat of " + name);
+  }
+  const bool ours = S_ISREG(found.st_mode) && found.st_uid == geteuid() && (found.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+  if (!ours || found.st_size != static_cast<off_t>(bytes)) {
+    throw std::runtime_error(name + " is no segment of this group");
+  }
+  Segment mapped(std::exchange(made.descriptor_, -1), bytes);
+  return mapped;
+}
+
+void Segment::unlink(const std::string& name) {
+  if (shm_unlink(name.c_str()) != 0 && errno != ENOENT) {
+    fail("shm_unlink of " + name);
+  }
+}
+
 Segment::Segment(int descriptor, std::size_t bytes, Access access) : descriptor_(descriptor), bytes_(bytes) {
   if (bytes == 0) {
     return;

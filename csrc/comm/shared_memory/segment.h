@@ -1,5 +1,6 @@
 // Memory that the ranks of a group share: anonymous, so that no other user can guess its name and nothing is left of it
-// after a crash. Peers open it through /proc/PID/fd, which also works where /dev/shm is small.
+// after a crash. Peers open it through /proc/PID/fd, which also works where /dev/shm is small. Where the kernel forbids
+// that, it has a name for a moment.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,16 @@ class Segment {
   // Maps the one that process `pid` has open as `descriptor`. Throws std::system_error if that is not allowed, and
   // std::runtime_error if it has another size.
   static Segment attach(int pid, int descriptor, std::size_t bytes, Access access = Access::kWrite);
+
+  // The same with a name as of shm_open, which must be new: only this user may open it. All its pages are there at
+  // once, because a /dev/shm that is full would kill who writes to a missing one. Throws std::system_error.
+  static Segment create_named(const std::string& name, std::size_t bytes);
+
+  // Maps that one. Throws std::runtime_error if another user owns it or may open it, or it has another size.
+  static Segment attach_named(const std::string& name, std::size_t bytes);
+
+  // Takes the name away; without effect if another rank has.
+  static void unlink(const std::string& name);
 
   Segment() = default;
   Segment(Segment&& other) noexcept;

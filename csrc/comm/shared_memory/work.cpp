@@ -10,6 +10,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook{50};
 
+thread_local std::function<void()> before_waiting;
+
 }  // namespace
 
 void look_for_signals() {
@@ -22,6 +24,8 @@ void look_for_signals() {
   }
 }
 
+void run_before_waiting(std::function<void()> action) { before_waiting = std::move(action); }
+
 Work::Work(int rank, c10d::OpType kind, const char* title, const std::vector<at::Tensor>& inputs,
            std::vector<at::Tensor> outputs, std::uint64_t number)
     : c10d::Work(rank, kind, title, inputs),
@@ -30,6 +34,9 @@ Work::Work(int rank, c10d::OpType kind, const char* title, const std::vector<at:
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
 bool Work::wait(std::chrono::milliseconds timeout) {
+  if (before_waiting && !isCompleted()) {
+    before_waiting();
+  }
   const auto begin = std::chrono::steady_clock::now();
   std::unique_lock<std::mutex> lock(mutex_);
   while (!cv_.wait_for(lock, kLook, [this] { return completed_; })) {
@@ -53,6 +60,22 @@ void Work::end(std::exception_ptr error) {
     future_->markCompleted(c10::IValue(outputs_));
   }
   finish(error);  // last: who waits may let the work go
+}
+
+Forwarded::Forwarded(int rank, c10d::OpType kind, const char* title, const std::vector<at::Tensor>& inputs,
+                     c10::intrusive_ptr<c10d::Work> inner)
+    : c10d::Work(rank, kind, title, inputs), inner_(std::move(inner)) {}
+
+bool Forwarded::wait(std::chrono::milliseconds timeout) {
+  bool done = false;
+  try {
+    done = inner_->wait(timeout);
+  } catch (...) {
+    finish(std::current_exception());
+    throw;
+  }
+  finish();  // ends the span in a profile
+  return done;
 }
 
 }  // namespace ddp_lab::shared_memory

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
@@ -13,6 +14,9 @@ namespace ddp_lab::shared_memory {
 
 // Lets a thread that waits raise what the user's interrupt means in Python; without effect on other threads.
 void look_for_signals();
+
+// This thread does so before it waits for a work that has not ended: without it, it would wait for itself.
+void run_before_waiting(std::function<void()> action);
 
 class Work : public c10d::Work {
  public:
@@ -31,6 +35,27 @@ class Work : public c10d::Work {
   std::vector<at::Tensor> outputs_;
   std::uint64_t number_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// One that the Gloo group within executes; a profile shows it under `title`.
+class Forwarded : public c10d::Work {
+ public:
+  Forwarded(int rank, c10d::OpType kind, const char* title, const std::vector<at::Tensor>& inputs,
+            c10::intrusive_ptr<c10d::Work> inner);
+
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  std::exception_ptr exception() const override { return inner_->exception(); }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return inner_->result(); }
+  void synchronize() override { inner_->synchronize(); }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override { inner_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return inner_->getFuture(); }
+  std::uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> inner_;
 };
 
 }  // namespace ddp_lab::shared_memory

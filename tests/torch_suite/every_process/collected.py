@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import other_backend
 from own_cases import OneProcess, TwoRanks
 from torch.testing._internal.distributed.ddp_under_dist_autograd_test import DdpComparisonTest, DdpUnderDistAutogradTest
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
@@ -29,3 +30,4 @@ globals().update(
         __name__,
     )
 )
+other_backend.rename()
