@@ -58,6 +58,8 @@ class MultiWork:
 
     def is_completed(self) -> bool:
         """Whether the collective has ended; if well, the tensors hold the result."""
+        if self._finished:  # its future may complete before the work says so
+            return True
         if not self._work.is_completed():
             return False
         with contextlib.suppress(RuntimeError):  # wait() raises it again

@@ -46,8 +46,8 @@ def round_robin_process_group(groups: Sequence[ProcessGroup]) -> ProcessGroup:
     - `send`, `recv`, `isend` and `irecv` always use the first group. Two ranks send and receive without the others,
       whose turns would then differ; and what is sent with a tag must be found by who receives it.
     - `barrier` uses all groups: it ends when all that was given to any of them before is done.
-    - Each group's own timeout holds; `_set_pg_timeout` sets it for all. Aborting it aborts all. Destroying it leaves
-      the groups as they are.
+    - Each group's own timeout holds; `set_timeout` of the result's backend sets it for all. Aborting it aborts all.
+      Destroying it leaves the groups as they are.
 
     Args:
         groups: groups of the same ranks in the same order, e.g. ``[dist.new_group() for _ in range(3)]``, of any

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import threading
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,8 +58,9 @@ def _turns(rank: int, size: int, backend: str) -> None:
             assert got.item() == other + 10 * tag
         for work in works:
             work.wait()
-        dist.isend(torch.ones(1), other, group=group)
+        work = dist.isend(torch.ones(1), other, group=group)
         assert dist.recv(got, None, group=group) == other
+        work.wait()
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     assert total.item() == size
@@ -145,11 +144,7 @@ def _calls(rank: int, size: int, group: Any, ours: list[torch.Tensor]) -> dict[s
 
     def coalesced(later: bool) -> Any:
         tensors = [torch.full((2,), float(rank)), torch.ones(2)]
-        with dist._coalescing_manager(group, CPU, async_ops=later) as manager:
-            for tensor in tensors:
-                dist.all_reduce(tensor, group=group)
-        if later:
-            manager.wait()
+        done(dist.all_reduce_coalesced(tensors, group=group, async_op=later))
         return torch.cat(tensors), [float(sum(range(size)))] * 2 + [float(size)] * 2
 
     def into_tensor(later: bool) -> Any:
@@ -285,7 +280,7 @@ def _give_up(rank: int, size: int, how: str) -> str:
     group = round_robin_process_group(groups)
     backend = group._get_backend(CPU)
     if how == "timeout":
-        backend._set_default_timeout(timedelta(seconds=0.3))
+        backend.set_timeout(timedelta(seconds=0.3))
     elif rank == 0:
         threading.Timer(0.2, backend.abort).start()
     dist.all_reduce(torch.ones(1), group=group)  # the next one is for the second group
@@ -305,28 +300,20 @@ def test_timeouts_and_aborts_reach_all_groups(ranks: Ranks, how: str, words: str
     assert all(words in text for text in ranks(2, _give_up, how))
 
 
-def _debugged(rank: int, size: int, folder: str) -> str:
-    groups = _groups(2)
-    group = round_robin_process_group(groups)
-    dist.all_reduce(torch.ones(1), group=group)
+def _debugged(rank: int, size: int) -> str:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
+        groups = _groups(2)
+        group = round_robin_process_group(groups)
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    dist.all_reduce(torch.ones(1), group=group)
+    with pytest.raises(RuntimeError) as error:
         dist.all_reduce(torch.ones(1 + rank), group=group)
-    except RuntimeError as error:
-        return str(error)
-    return ""
+    _destroy(group, *groups)
+    return str(error.value)
 
 
-def _in_detail(rank: int, folder: str) -> None:
-    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-    dist.set_debug_level_from_env()
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-    Path(folder, f"said {rank}").write_text(_debugged(rank, 2, folder))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def test_torchs_debug_mode_checks_the_groups(tmp_path: Path) -> None:
+def test_torchs_debug_mode_checks_the_groups(ranks: Ranks) -> None:
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL a mismatch in any group is told on both ranks."""
-    torch.multiprocessing.start_processes(_in_detail, (str(tmp_path),), nprocs=2, start_method="spawn")
-    for rank in range(2):
-        assert "CollectiveFingerPrint" in (tmp_path / f"said {rank}").read_text()
+    assert all("CollectiveFingerPrint" in text for text in ranks(2, _debugged))
