@@ -67,7 +67,11 @@ class MultiWork:
         return True
 
     def get_future(self) -> torch.futures.Future[None]:
-        """Completes when all tensors hold the result."""
+        """Completes when all tensors hold the result.
+
+        Raises:
+            RuntimeError: the backend's work has no future (Gloo's reduce_scatter).
+        """
 
         def spread(done: torch.futures.Future[Any]) -> None:
             done.wait()
