@@ -12,11 +12,13 @@ import sys
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed import ReduceOp
 
 from .round_robin import register as register_round_robin
@@ -192,12 +194,12 @@ class _Trial:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._rank = rank
-        self._store = dist.FileStore(str(folder / "store"), _SIZE)
+        self._store = FileStore(str(folder / "store"), _SIZE)
         self._store.set_timeout(2 * _TIMEOUT)
         self._answers = folder / "answers"
         self._count = 0
         default = "gloo" if dist.is_gloo_available() else "nccl"
-        dist.init_process_group(default, store=dist.PrefixStore("groups", self._store), rank=rank, world_size=_SIZE)
+        dist.init_process_group(default, store=PrefixStore("groups", self._store), rank=rank, world_size=_SIZE)
 
     def run(self) -> None:
         for backend in BACKENDS:
@@ -217,7 +219,7 @@ class _Trial:
         for operation, call in OPERATIONS.items():
             about = {"operation": operation, "backend": backend, "device": device}
             self._write(about)
-            failed = self._agree(lambda call=call, group=group: self._call(call, group, device))
+            failed = self._agree(partial(self._call, call, group, device))
             self._write({**about, "works": not failed, "why_not": failed})
             if failed:  # a group may be of no use after that
                 dist.destroy_process_group(group)

@@ -57,7 +57,10 @@ class MultiWork:
         return done
 
     def is_completed(self) -> bool:
-        """Whether the collective has ended; if well, the tensors hold the result."""
+        """Whether the collective has ended; if well, the tensors hold the result.
+
+        Gloo's reduce_scatter says so only after `wait`.
+        """
         if self._finished:  # its future may complete before the work says so
             return True
         if not self._work.is_completed():

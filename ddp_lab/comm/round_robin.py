@@ -76,7 +76,7 @@ def round_robin_process_group(groups: Sequence[ProcessGroup]) -> ProcessGroup:
     return group
 
 
-def _check(groups: list[ProcessGroup]) -> list[int]:
+def _check(groups: Sequence[Any]) -> list[int]:
     """Returns the ranks of all groups, or raises the error that names the one that doesn't fit."""
     if not groups:
         raise ValueError("round_robin_process_group needs at least one group")
