@@ -70,6 +70,18 @@ c10::DeviceType barrier_device(c10d::ProcessGroup& group, const c10d::BarrierOpt
   return plain_device(group);
 }
 
+// Each backend once, whatever devices it serves.
+std::vector<c10::intrusive_ptr<c10d::Backend>> backends_of(c10d::ProcessGroup& group) {
+  std::vector<c10::intrusive_ptr<c10d::Backend>> found;
+  for (const c10::Device& device : group.getDeviceTypes()) {
+    c10::intrusive_ptr<c10d::Backend> backend = group.getBackend(device.type());
+    if (std::find(found.begin(), found.end(), backend) == found.end()) {
+      found.push_back(std::move(backend));
+    }
+  }
+  return found;
+}
+
 c10::intrusive_ptr<c10d::Backend> backend_for(c10d::ProcessGroup& group, const RoundRobin::Tensors& tensors) {
   return group.getBackend(tensors.empty() ? plain_device(group) : tensors[0].device().type());
 }
@@ -89,8 +101,7 @@ RoundRobin::Inner RoundRobin::next(const at::Tensor& tensor) { return next(Tenso
 RoundRobin::Inner RoundRobin::first(const Tensors& tensors) const { return backend_for(*groups_[0], tensors); }
 
 RoundRobin::Inner RoundRobin::coalescing() const {
-  for (const c10::Device& device : groups_[0]->getDeviceTypes()) {
-    Inner backend = groups_[0]->getBackend(device.type());
+  for (const Inner& backend : backends_of(*groups_[0])) {
     if (backend->supportsCoalescing()) {
       return backend;
     }
@@ -115,13 +126,17 @@ RoundRobin::Pointer RoundRobin::endCoalescing() {
 
 void RoundRobin::setTimeout(std::chrono::milliseconds timeout) {
   for (const auto& group : groups_) {
-    group->setTimeout(timeout);
+    for (const Inner& backend : backends_of(*group)) {
+      backend->setTimeout(timeout);
+    }
   }
 }
 
 void RoundRobin::abort() {
   for (const auto& group : groups_) {
-    group->abort();
+    for (const Inner& backend : backends_of(*group)) {
+      backend->abort();
+    }
   }
 }
 

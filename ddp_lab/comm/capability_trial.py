@@ -209,7 +209,7 @@ class _Trial:
     def _try_all(self, backend: str, device: str) -> None:
         about = {"operation": "", "backend": backend, "device": device}
         missing = why_not(backend, device)
-        group = None
+        group: Any = None
         if not missing:
             self._write(about)
             group, missing = self._make(backend, device)
@@ -221,9 +221,13 @@ class _Trial:
             self._write(about)
             failed = self._agree(partial(self._call, call, group, device))
             self._write({**about, "works": not failed, "why_not": failed})
-            if failed:  # a group may be of no use after that
+            if failed:  # a group may be of no use after that, and have something under way that never ends
+                for kind in group._device_types:
+                    group._get_backend(kind).abort()
                 dist.destroy_process_group(group)
-                group, _ = self._make(backend, device)
+                group, missing = self._make(backend, device)
+                if missing:
+                    return
         dist.destroy_process_group(group)
 
     def _make(self, backend: str, device: str) -> tuple[Any, str]:
@@ -256,7 +260,7 @@ class _Trial:
         try:
             action()
             mine = ""
-        except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
+        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
             mine = (str(error).splitlines() or [type(error).__name__])[0]
         self._store.set(f"{self._count}/{self._rank}", mine or "yes")
         answers = [self._store.get(f"{self._count}/{rank}").decode() for rank in range(_SIZE)]

@@ -43,8 +43,9 @@ def round_robin_process_group(groups: Sequence[ProcessGroup]) -> ProcessGroup:
 
     - Collectives go to the groups in the order in which the rank enters them: the same operations in the same order
       on all ranks, as any group wants it. Results are those of the groups, and so are works and futures.
-    - `send`, `recv`, `isend` and `irecv` always use the first group. Two ranks send and receive without the others,
-      whose turns would then differ; and what is sent with a tag must be found by who receives it.
+    - `send`, `recv`, their asynchronous forms and batches of them always use the first group. Two ranks send and
+      receive without the others, whose turns would then differ; and what is sent with a tag must be found by who
+      receives it.
     - `barrier` uses all groups: it ends when all that was given to any of them before is done.
     - Each group's own timeout holds; `set_timeout` of the result's backend sets it for all. Aborting it aborts all.
       Destroying it leaves the groups as they are.
@@ -70,8 +71,9 @@ def round_robin_process_group(groups: Sequence[ProcessGroup]) -> ProcessGroup:
         serve = "; ".join(f"groups[{i}] {_names(group._device_types)}" for i, group in enumerate(given))
         raise ValueError(f"no device is served by all groups: {serve}")
     options = _Groups(given, [torch.device(name) for name in sorted(shared)])
+    unsorted: Any = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # older releases of torch always sort them
     # Named by its members alone: no other process takes part.
-    group = dist.new_group(ranks, backend=NAME, pg_options=options, use_local_synchronization=True, sort_ranks=False)
+    group = dist.new_group(ranks, backend=NAME, pg_options=options, use_local_synchronization=True, **unsorted)
     assert isinstance(group, ProcessGroup)
     return group
 

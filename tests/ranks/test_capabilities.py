@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_lab.comm import Capabilities, capabilities
+from ddp_lab.comm import Capabilities, capabilities, capability_trial
+from tests.ranks.conftest import Ranks
+from tests.ranks.test_examples_distributed import outside
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +53,41 @@ def test_a_trial_that_is_too_slow_is_told() -> None:
     """Without time nothing is tried, and both processes are gone."""
     with pytest.raises(RuntimeError, match="nothing could be tried: no answer within 0 s"):
         capabilities(timeout_seconds=0)
+
+
+def _refused(group: Any, rank: int, make: Any) -> None:
+    if rank == 1:
+        raise NotImplementedError("not this one\nsecond line")
+
+
+def _wrong(group: Any, rank: int, make: Any) -> Any:
+    return make(1.0), 1.0 + rank
+
+
+def _trial(rank: int, size: int, folder: str) -> None:
+    operations, backends = capability_trial.OPERATIONS, capability_trial.BACKENDS
+    capability_trial.OPERATIONS = {"refused": _refused, "wrong": _wrong, "all_reduce": operations["all_reduce"]}
+    capability_trial.BACKENDS = ("shm", "round_robin")
+    try:
+        with outside(rank, size, folder):
+            capability_trial._Trial(Path(folder), rank).run()
+    finally:
+        capability_trial.OPERATIONS, capability_trial.BACKENDS = operations, backends
+
+
+def test_what_one_rank_refuses_does_not_work(ranks: Ranks, tmp_path: Path) -> None:
+    """Its first line is the reason; a wrong result is one, too; the next operation gets a new group."""
+    ranks(2, _trial, str(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
+    for backend in ("shm", "round_robin"):
+        found = [line for line in lines if (line["backend"], line["device"]) == (backend, "cpu") and "works" in line]
+        assert [(line["operation"], line["works"]) for line in found] == [
+            ("refused", False),
+            ("wrong", False),
+            ("all_reduce", True),
+        ]
+        assert [line["why_not"] for line in found] == [
+            "not this one",
+            "the result is [1.0, 1.0, 1.0, 1.0], not 2.0",
+            "",
+        ]
