@@ -55,7 +55,9 @@ class AllWorks : public c10d::Work {
 
 // What answers for calls that come without a tensor; as torch's own barrier chooses.
 c10::DeviceType plain_device(c10d::ProcessGroup& group) {
-  return group.hasBackendForDeviceType(at::kCPU) ? at::kCPU : group.getDeviceTypes().at(0).type();
+  const std::vector<c10::Device> devices = group.getDeviceTypes();
+  const bool has_cpu = std::any_of(devices.begin(), devices.end(), [](const auto& device) { return device.is_cpu(); });
+  return has_cpu ? at::kCPU : devices.at(0).type();
 }
 
 // Numbers of devices are those of an accelerator.

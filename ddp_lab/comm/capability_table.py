@@ -138,6 +138,9 @@ def capabilities(timeout_seconds: float = 180.0) -> Capabilities:
     Returns:
         The table; `print` it, or let a notebook show it.
 
+    Raises:
+        RuntimeError: nothing could be tried, and why.
+
     Example:
         >>> table = ddp_lab.comm.capabilities()
         >>> table.works("reduce_scatter", "gloo", "cpu")

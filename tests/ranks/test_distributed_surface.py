@@ -52,6 +52,14 @@ def test_the_backend_class() -> None:
         dist.Backend(3)
 
 
+def test_reductions() -> None:
+    """Those of 1.7 are there; their old name is deprecated."""
+    for name in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+        assert getattr(dist.ReduceOp, name).name == name
+    with pytest.warns(FutureWarning, match="reduce_op"):
+        assert dist.reduce_op.SUM == dist.ReduceOp.SUM
+
+
 def test_what_init_process_group_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways at once, missing ranks and variables, unknown backends, those that are not built in."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
