@@ -171,6 +171,8 @@ def _groups(rank: int, size: int) -> None:
         dist.new_group([0, 1, 2, 3])
     with pytest.raises(ValueError, match="twice"):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.barrier()
+    dist.destroy_process_group(one)
 
 
 def test_new_group(ranks: Ranks) -> None:
@@ -371,7 +373,7 @@ class _Counting(dist.ProcessGroup):
         return "counting"
 
 
-def _third_party(rank: int, size: int) -> int:
+def _third_party(rank: int, size: int, folder: str) -> int:
     from torch._C._distributed_c10d import ProcessGroupGloo
 
     def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -379,15 +381,17 @@ def _third_party(rank: int, size: int) -> int:
 
     dist.Backend.register_backend("counting", create, devices=["cpu"])
     assert dist.Backend("COUNTING") == "counting"
-    group = dist.new_group(backend="counting")
-    assert dist.get_backend(group) == "counting"
-    ones = torch.ones(1)
-    work = group.allreduce([ones], dist.AllreduceOptions())
-    work.wait()
-    assert ones.item() == size
-    return group.count
+    with outside(rank, size, folder):
+        store = dist.FileStore(f"{folder}/store", size)
+        dist.init_process_group("counting", store=store, rank=rank, world_size=size)
+        assert dist.get_backend() == "counting"
+        ones = torch.ones(1)
+        group: Any = dist.group.WORLD
+        group.allreduce([ones], dist.AllreduceOptions()).wait()
+        assert ones.item() == size
+        return int(group.count)
 
 
-def test_a_third_partys_backend(ranks: Ranks) -> None:
+def test_a_third_partys_backend(ranks: Ranks, tmp_path: Path) -> None:
     """Registered by its name, a subclass of ProcessGroup answers; "shm" and "round_robin" are made known like that."""
-    assert ranks(2, _third_party) == [1, 1]
+    assert ranks(2, _third_party, str(tmp_path)) == [1, 1]
