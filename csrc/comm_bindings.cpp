@@ -1,4 +1,4 @@
-// Groups in shared memory; the Python face is ddp_lab/comm/shared_memory.py.
+// Backends of ours for c10d; their Python faces are ddp_lab/comm/shared_memory.py and ddp_lab/comm/round_robin.py.
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -13,6 +13,7 @@
 
 #include "bindings.h"
 #include "comm/flight_log.h"
+#include "comm/round_robin.h"
 #include "comm/shared_memory/backend.h"
 
 namespace py = pybind11;
@@ -82,6 +83,10 @@ py::dict dump_flights(bool with_frames) {
   return py::dict("entries"_a = entries);
 }
 
+c10::intrusive_ptr<c10d::Backend> make_round_robin(RoundRobin::Groups groups) {
+  return c10::make_intrusive<RoundRobin>(std::move(groups));
+}
+
 bool is_broken(const c10::intrusive_ptr<c10d::Backend>& backend) {
   const auto* const ours = dynamic_cast<const Backend*>(backend.get());
   return ours != nullptr && ours->broken();
@@ -124,6 +129,8 @@ void bind_comm(py::module_& module) {
              py::arg("frames"));
   module.def("shared_memory_broken", &is_broken, "Whether it is such a backend and of no use any more.",
              py::arg("backend"));
+  module.def("round_robin_backend", &make_round_robin, "The c10d backend that gives collectives to `groups` in turn.",
+             py::arg("groups"));
 }
 
 }  // namespace ddp_lab

@@ -1,13 +1,41 @@
-"""Backends of our own for torch.distributed; importing this registers them.
+"""Backends and collectives of our own for torch.distributed; importing this registers the backends.
 
 After `import ddp_lab.comm`, ``"shm"`` is a name like ``"gloo"``: `torch.distributed.init_process_group("shm")`,
-`new_group(backend="shm")`, under torchrun or anywhere.
+`new_group(backend="shm")`, under torchrun or anywhere. `round_robin_process_group` makes one group of several.
+`all_reduce_multigpu` and its kin take several tensors of each process. `capabilities` tells which operation works with
+which backend on which device here.
 """
 
 from __future__ import annotations
 
-from .shared_memory import register
+from . import round_robin, shared_memory
+from .capability_table import Capabilities, capabilities
+from .multigpu import (
+    all_gather_multigpu,
+    all_reduce_multigpu,
+    broadcast_multigpu,
+    reduce_multigpu,
+    reduce_scatter_multigpu,
+)
+from .round_robin import round_robin_process_group
 
-__all__ = ["register"]
+__all__ = [
+    "Capabilities",
+    "all_gather_multigpu",
+    "all_reduce_multigpu",
+    "broadcast_multigpu",
+    "capabilities",
+    "reduce_multigpu",
+    "reduce_scatter_multigpu",
+    "register",
+    "round_robin_process_group",
+]
+
+
+def register() -> None:
+    """Makes ``"shm"`` and ``"round_robin"`` known to torch.distributed; once is enough."""
+    shared_memory.register()
+    round_robin.register()
+
 
 register()

@@ -47,6 +47,28 @@ def test_public_names_are_frozen() -> None:
     ]
 
 
+def test_public_names_of_comm_are_frozen() -> None:
+    """`ddp_lab.comm` has its documented names, and importing it makes the backends known."""
+    code = (
+        "import ddp_lab.comm as c, torch.distributed as d;"
+        "print(*c.__all__, d.Backend.SHM, d.Backend.ROUND_ROBIN, all(hasattr(c, name) for name in c.__all__))"
+    )
+    assert run(code).split() == [
+        "Capabilities",
+        "all_gather_multigpu",
+        "all_reduce_multigpu",
+        "broadcast_multigpu",
+        "capabilities",
+        "reduce_multigpu",
+        "reduce_scatter_multigpu",
+        "register",
+        "round_robin_process_group",
+        "shm",
+        "round_robin",
+        "True",
+    ]
+
+
 def test_every_public_name_resolves() -> None:
     """Each name of `__all__` can be imported."""
     for name in ddp_lab.__all__:

@@ -1,0 +1,93 @@
+"""The table operation x backend x device, as it is found out on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddp_lab.comm import Capabilities, capabilities, capability_trial
+from tests.ranks.conftest import Ranks
+from tests.ranks.test_examples_distributed import outside
+
+
+@pytest.fixture(scope="module")
+def table() -> Capabilities:
+    return capabilities()
+
+
+def test_what_works_is_found_by_trying(table: Capabilities) -> None:
+    """Gloo, shared memory and round robin do every collective on the CPU; text, HTML and answers say the same."""
+    for backend in ("gloo", "shm", "round_robin"):
+        for operation in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send, recv"):
+            assert table.works(operation, backend, "cpu"), str(table)
+    assert ("shm", "cpu") in table.columns
+    lines = str(table).splitlines()
+    assert lines[0].split("  ")[-1].strip() == " ".join(table.columns[-1])
+    marked = next(line for line in lines if line.startswith("all_reduce "))
+    assert marked.count("✓") == sum(table.works("all_reduce", *column) for column in table.columns)
+    assert table._repr_html_().count("<tr>") == len(table.operations) + 1
+    with pytest.raises(ValueError, match="'sing' is none of send, recv"):
+        table.works("sing", "gloo")
+
+
+def test_what_is_not_there_says_why(table: Capabilities) -> None:
+    """Each backend without a column has a reason, on each device."""
+    tried = set(table.columns)
+    for backend in ("gloo", "shm", "round_robin", "nccl", "mpi", "ucc"):
+        for device in ("cpu", "cuda"):
+            assert ((backend, device) in tried) != ((backend, device) in table.unavailable)
+    if not dist.is_mpi_available():
+        assert table.unavailable["mpi", "cpu"] == "this torch was built without MPI"
+    if not torch.cuda.is_available():
+        assert "shm on cuda" in str(table)
+        assert table.unavailable["gloo", "cuda"] == "torch finds no GPU on this machine"
+        assert not table.works("all_reduce", "gloo", "cuda")
+
+
+def test_a_trial_that_is_too_slow_is_told() -> None:
+    """Without time nothing is tried, and both processes are gone."""
+    with pytest.raises(RuntimeError, match="nothing could be tried: no answer within 0 s"):
+        capabilities(timeout_seconds=0)
+
+
+def _refused(group: Any, rank: int, make: Any) -> None:
+    if rank == 1:
+        raise NotImplementedError("not this one\nsecond line")
+
+
+def _wrong(group: Any, rank: int, make: Any) -> Any:
+    return make(1.0), 1.0 + rank
+
+
+def _trial(rank: int, size: int, folder: str) -> None:
+    operations, backends = capability_trial.OPERATIONS, capability_trial.BACKENDS
+    capability_trial.OPERATIONS = {"refused": _refused, "wrong": _wrong, "all_reduce": operations["all_reduce"]}
+    capability_trial.BACKENDS = ("shm", "round_robin")
+    try:
+        with outside(rank, size, folder):
+            capability_trial._Trial(Path(folder), rank).run()
+    finally:
+        capability_trial.OPERATIONS, capability_trial.BACKENDS = operations, backends
+
+
+def test_what_one_rank_refuses_does_not_work(ranks: Ranks, tmp_path: Path) -> None:
+    """Its first line is the reason; a wrong result is one, too; the next operation gets a new group."""
+    ranks(2, _trial, str(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
+    for backend in ("shm", "round_robin"):
+        found = [line for line in lines if (line["backend"], line["device"]) == (backend, "cpu") and "works" in line]
+        assert [(line["operation"], line["works"]) for line in found] == [
+            ("refused", False),
+            ("wrong", False),
+            ("all_reduce", True),
+        ]
+        assert [line["why_not"] for line in found] == [
+            "not this one",
+            "the result is [1.0, 1.0, 1.0, 1.0], not 2.0",
+            "",
+        ]
