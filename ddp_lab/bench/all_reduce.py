@@ -24,12 +24,9 @@ import torch.distributed as dist
 from .. import comm
 from . import fresh_ranks, noise
 from .command import add_noise, add_picture, aligned, new_parser, show_sound
-from .operations import DTYPES, OPERATIONS, Buffers, lacks
+from .operations import DTYPES, LIMITS, OPERATIONS, Buffers, lacks, limits
 
-__all__ = ["LIMITS", "main", "measure"]
-
-LIMITS = ("copy", "triad")
-"""Sides that are no collective: all ranks do it at the same time."""
+__all__ = ["main", "measure"]
 
 _SIZES = (4, 4 << 10, 64 << 10, 1 << 20, 25 << 20)
 _BLOCK_SECONDS = 0.15  # of a block of calls, about
@@ -45,13 +42,8 @@ def _sides(operation: str, buffers: Buffers, groups: dict[str, Any]) -> tuple[di
     missing = {name: words for name, call in calls.items() if (words := lacks(call))}
     sides: dict[str, Callable[[], Any]] = {name: call for name, call in calls.items() if name not in missing}
     if operation != "barrier":
-        a, b, c = (torch.ones_like(buffers.whole) for _ in range(3))
-        sides["copy"] = partial(a.copy_, b)
-        sides["triad"] = partial(torch.add, b, c, alpha=1 if b.dtype in _WHOLE_NUMBERS else 0.5, out=a)
+        sides |= limits(buffers)
     return sides, missing
-
-
-_WHOLE_NUMBERS = (torch.int8, torch.int32, torch.int64)
 
 
 def _set(operations: Sequence[str], sizes: Sequence[int], backends: Sequence[str], dtype: str, rounds: int) -> Any:

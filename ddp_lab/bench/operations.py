@@ -8,13 +8,16 @@ is that size divided by the number of ranks, at least one element.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["DTYPES", "OPERATIONS", "Buffers", "lacks"]
+__all__ = ["DTYPES", "LIMITS", "OPERATIONS", "Buffers", "lacks", "limits"]
 
+LIMITS = ("copy", "triad")
+"""What is no collective: all ranks do it at the same time, and memory is the limit."""
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 _ROOT = 0
 _UNSUPPORTED = ("support", "implement")
@@ -67,6 +70,13 @@ OPERATIONS: dict[str, Callable[[Buffers, Any], Any]] = {
     "scatter": lambda b, group: dist.scatter(b.piece, _at_root(b.inputs), _ROOT, group=group),
     "barrier": lambda b, group: dist.barrier(group=group),
 }
+
+
+def limits(buffers: Buffers) -> dict[str, Callable[[], Any]]:
+    """The calls of `LIMITS` for buffers as large as `whole`: a memcpy, and a = b + 0.5 c (whole numbers: b + c)."""
+    a, b, c = (torch.ones_like(buffers.whole) for _ in range(3))
+    alpha = 0.5 if b.is_floating_point() else 1
+    return {"copy": partial(a.copy_, b), "triad": partial(torch.add, b, c, alpha=alpha, out=a)}
 
 
 def lacks(call: Callable[[], Any]) -> str:

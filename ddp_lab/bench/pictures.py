@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..widgets.theme import PHASES, RANK_COLOURS
 from . import noise
-from .all_reduce import LIMITS
+from .operations import LIMITS
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -33,7 +33,7 @@ _PAGE = """<!doctype html>
 <style>
 :root {{ color-scheme: light dark; }}
 body {{ margin: 12px; background: Canvas; color: CanvasText; font-family: system-ui, sans-serif; }}
-.js-plotly-plot .main-svg text {{ fill: CanvasText !important; }}
+.js-plotly-plot .main-svg text:not(.bartext) {{ fill: CanvasText !important; }}
 .js-plotly-plot .hoverlayer text {{ fill: #fff !important; }}
 </style>
 </head>
@@ -55,8 +55,11 @@ def write(figure: go.Figure, path: Path) -> None:
 
 def _dress(made: go.Figure, title: str, about: str, height: int) -> go.Figure:
     made.update_layout(
-        title={"text": f"{title}<br><sub>{about}</sub>", "font": {"size": 18}, "x": 0, "xref": "paper", "y": 0.98,
-               "yanchor": "top", "yref": "container"},
+        title={
+            "text": f"{title}<br><sub>{about}</sub>",
+            "font": {"size": 18},
+            **{"x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 26}},
+        },
         height=height,
         margin={"l": 70, "r": 20, "t": 110, "b": 60},
         paper_bgcolor="rgba(0,0,0,0)",
@@ -64,7 +67,7 @@ def _dress(made: go.Figure, title: str, about: str, height: int) -> go.Figure:
         font={"color": _GREY, "size": 13},
         hoverlabel={"bgcolor": "#333"},
         legend={"groupclick": "togglegroup"},
-    )  # fmt: skip
+    )
     made.update_xaxes(gridcolor=_LINE, zeroline=False)
     made.update_yaxes(gridcolor=_LINE, zeroline=False)
     return made
@@ -72,7 +75,8 @@ def _dress(made: go.Figure, title: str, about: str, height: int) -> go.Figure:
 
 def _about(result: dict[str, Any], what: str, keep: bool) -> str:
     noisy = noise.count(result)[0]
-    left_out = f"; {noisy} figures were too noisy to tell: {'faint' if keep else 'left out'}" if noisy else ""
+    them = "1 figure was" if noisy == 1 else f"{noisy} figures were"
+    left_out = f"; {them} too noisy to tell: {'faint' if keep else 'left out'}" if noisy else ""
     return f"{what}, median and range of {result['number of sets']} fresh sets of processes{left_out}"
 
 
@@ -153,7 +157,7 @@ def _against_size(found: dict[str, Any], keep: bool) -> go.Figure:
     made.update_xaxes(type="log", title="size of the largest buffer of a rank", **labels)
     made.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True)
     made.update_yaxes(title="µs, slowest rank", col=1)
-    made.update_yaxes(title="GiB/s", col=2)
+    made.update_yaxes(title="GiB/s", exponentformat="power", col=2)
     return _dress(made, "Collectives on this machine", _about(found, found["dtype"], keep), height)
 
 
