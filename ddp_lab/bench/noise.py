@@ -170,8 +170,10 @@ def epilogue(result: Any, keep: bool) -> list[str]:
     if any(why.startswith("others") for why in reasons):
         lines.append(f"  others: so much of all processors' time went to other programs (more than {OTHERS:.0%})")
     if not all(why.startswith("others") for why in reasons):
-        lines.append("  ±: so far apart lie sets of processes")
-    lines.append("Run it alone on a quiet machine, or with more --sets" + ("" if keep else "; --keep-noise shows them"))
+        lines.append("  ±: so far to each side lie the results of fresh processes, or of parts of the run")
+    lines.append(
+        "Run it alone on a quiet machine, or longer" + ("" if keep else "; --keep-noise shows them all the same")
+    )
     return lines
 
 

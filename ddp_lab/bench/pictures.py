@@ -77,7 +77,7 @@ def _about(result: dict[str, Any], what: str, keep: bool) -> str:
     noisy = noise.count(result)[0]
     them = "1 figure was" if noisy == 1 else f"{noisy} figures were"
     left_out = f"; {them} too noisy to tell: {'faint' if keep else 'left out'}" if noisy else ""
-    return f"{what}, median and range of {result['number of sets']} fresh sets of processes{left_out}"
+    return f"{what}, median and spread of {result['number of sets']} fresh sets of processes{left_out}"
 
 
 def _size(count: float) -> str:
@@ -101,17 +101,14 @@ def collectives(found: dict[str, Any], *, keep: bool = False) -> go.Figure:
 
 
 def _lines(found: dict[str, Any], operation: str, keep: bool) -> list[tuple[str, int, list[tuple[int, noise.Figure]]]]:
-    """Of one operation: side, number of ranks, and points."""
+    """Of one operation: side, number of ranks, and points; none of which all points are left out."""
     lines = []
     for ranks in dict.fromkeys(row["ranks"] for row in found["rows"]):
         rows = [row for row in found["rows"] if (row["operation"], row["ranks"]) == (operation, ranks)]
         for side in (*found["backends"], *LIMITS):
             points = [(row["bytes"], row["sides"][side]) for row in rows if side in row["sides"]]
-            shown = sorted(
-                ((size, one) for size, one in points if keep or not one["noisy"]), key=lambda point: point[0]
-            )
-            if shown:
-                lines.append((side, ranks, shown))
+            if any(keep or not one["noisy"] for _, one in points):
+                lines.append((side, ranks, sorted(points, key=lambda point: point[0])))
     return lines
 
 
@@ -127,7 +124,7 @@ def _against_size(found: dict[str, Any], keep: bool) -> go.Figure:
     from plotly.subplots import make_subplots
 
     operations = list(dict.fromkeys(row["operation"] for row in found["rows"] if row["bytes"]))
-    titles = [title for name in operations for title in (f"{name}: time", f"{name}: bytes per time")]
+    titles = [title for name in operations for title in (f"{name}: time", f"{name}: bandwidth")]
     height = 400 * len(operations) + 170
     made = make_subplots(
         rows=len(operations), cols=2, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=100 / height
@@ -149,35 +146,38 @@ def _against_size(found: dict[str, Any], keep: bool) -> go.Figure:
                     "opacity": [0.4 if one["noisy"] else 1.0 for _, one in points],
                 },
             }
-            made.add_scatter(**look, **_times(points), showlegend=name not in named, row=number, col=1)
-            made.add_scatter(**look, **_rates(points), showlegend=False, row=number, col=2)
+            made.add_scatter(**look, **_times(points, keep), showlegend=name not in named, row=number, col=1)
+            made.add_scatter(**look, **_rates(points, keep), showlegend=False, row=number, col=2)
             named.add(name)
     sizes = sorted({row["bytes"] for row in found["rows"]} - {0})
     labels = {"tickvals": sizes, "ticktext": [_size(size) for size in sizes], "tickangle": 0}
     made.update_xaxes(type="log", title="size of the largest buffer of a rank", **labels)
     made.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True)
     made.update_yaxes(title="µs, slowest rank", col=1)
-    made.update_yaxes(title="GiB/s", exponentformat="power", col=2)
+    made.update_yaxes(title="GiB/s", exponentformat="power", tickfont={"size": 11}, col=2)
     return _dress(made, "Collectives on this machine", _about(found, found["dtype"], keep), height)
 
 
-def _times(points: _Points) -> dict[str, Any]:
-    return _curve(points, [(one["median"], one["low"], one["high"]) for _, one in points], "µs")
+def _times(points: _Points, keep: bool) -> dict[str, Any]:
+    return _curve(points, [(one["median"], one["low"], one["high"]) for _, one in points], "µs", keep)
 
 
-def _rates(points: _Points) -> dict[str, Any]:
+def _rates(points: _Points, keep: bool) -> dict[str, Any]:
+    factor = 1e6 / 2**30  # from bytes in a microsecond
     rates = [
-        (size / one["median"], size / one["high"], size / max(one["low"], 1e-9)) for size, one in points
-    ]  # bytes in a microsecond
-    factor = 1e6 / 2**30
-    return _curve(points, [(a * factor, b * factor, c * factor) for a, b, c in rates], "GiB/s")
+        (factor * size / one["median"], factor * size / one["high"], factor * size / one["low"]) for size, one in points
+    ]
+    return _curve(points, rates, "GiB/s", keep)
 
 
-def _curve(points: _Points, values: Sequence[tuple[float, float, float]], unit: str) -> dict[str, Any]:
-    """Middle, low and high of each point as what plotly draws."""
+def _curve(points: _Points, values: Sequence[tuple[float, float, float]], unit: str, keep: bool) -> dict[str, Any]:
+    """Middle, low and high of each point as what plotly draws; a gap where it is left out."""
     return {
         "x": [size for size, _ in points],
-        "y": [middle for middle, _, _ in values],
+        "y": [
+            None if one["noisy"] and not keep else middle
+            for (_, one), (middle, _, _) in zip(points, values, strict=True)
+        ],
         "error_y": _error_bars(values),
         "customdata": [[_size(size), " (too noisy)" if one["noisy"] else ""] for size, one in points],
         "hovertemplate": f"%{{customdata[0]}}: %{{y:.4~g}} {unit}%{{customdata[1]}}<extra>%{{fullData.name}}</extra>",
@@ -204,7 +204,8 @@ def _by_operation(found: dict[str, Any], keep: bool) -> go.Figure:
     bars: dict[tuple[str, int], dict[str, noise.Figure]] = {}
     for operation in operations:
         for side, ranks, points in _lines(found, operation, keep):
-            bars.setdefault((side, ranks), {})[operation] = points[0][1]
+            if keep or not points[0][1]["noisy"]:
+                bars.setdefault((side, ranks), {})[operation] = points[0][1]
     for (side, ranks), of_operations in sorted(bars.items(), key=lambda one: one[0][0] in LIMITS):
         values = [(one["median"], one["low"], one["high"]) for one in of_operations.values()]
         what = {
