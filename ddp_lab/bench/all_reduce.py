@@ -21,14 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import comm
-from . import fresh_ranks, noise
+from . import backends, fresh_ranks, noise
 from .command import add_noise, add_picture, aligned, new_parser, show_sound
 from .operations import DTYPES, LIMITS, OPERATIONS, Buffers, lacks, limits
 
 __all__ = ["main", "measure"]
 
 _SIZES = (4, 4 << 10, 64 << 10, 1 << 20, 25 << 20)
+_BACKENDS = ("shm", "gloo")
 _BLOCK_SECONDS = 0.15  # of a block of calls, about
 _WARM_UP = 3
 _CALLS = (5, 200)  # in a block: at least, at most
@@ -46,11 +46,10 @@ def _sides(operation: str, buffers: Buffers, groups: dict[str, Any]) -> tuple[di
     return sides, missing
 
 
-def _set(operations: Sequence[str], sizes: Sequence[int], backends: Sequence[str], dtype: str, rounds: int) -> Any:
+def _set(operations: Sequence[str], sizes: Sequence[int], names: Sequence[str], dtype: str, rounds: int) -> Any:
     """For each operation and size what one set of processes found; on every rank the same, that of the slowest."""
-    comm.register()
-    meeting: Any = dist.new_group(backend="shm")  # its barrier lets all ranks go within microseconds
-    groups = {name: dist.group.WORLD if name == "gloo" else dist.new_group(backend=name) for name in backends}
+    meeting = backends.groups(["shm"])["shm"]  # its barrier lets all ranks go within microseconds
+    groups = backends.groups(names)
     found = []
     for operation in operations:
         for size in sizes if operation != "barrier" else (0,):
@@ -88,7 +87,7 @@ def measure(
     sizes: Sequence[int] = _SIZES,
     *,
     operations: Sequence[str] = ("all_reduce",),
-    backends: Sequence[str] = ("shm", "gloo"),
+    compared: Sequence[str] = _BACKENDS,
     dtype: str = "float32",
     rounds: int = 4,
     sets: int = 5,
@@ -100,7 +99,7 @@ def measure(
         world_sizes: numbers of ranks.
         sizes: bytes; see `ddp_lab.bench.operations` for what they are the size of.
         operations: of `OPERATIONS`.
-        backends: names that `torch.distributed` knows; the others are compared with the first.
+        compared: names of backends; the others are compared with the first.
         dtype: of `DTYPES`.
         rounds: blocks of each side, in turns, in a set of processes.
         sets: fresh sets of processes.
@@ -119,18 +118,18 @@ def measure(
         runs, beside = [], others.setdefault(str(ranks), [])
         for _ in range(sets):
             with noise.Watch() as watch:
-                runs.append(fresh_ranks.run(_set, operations, sizes, backends, dtype, rounds, ranks=ranks))
+                runs.append(fresh_ranks.run(_set, operations, sizes, compared, dtype, rounds, ranks=ranks))
             beside.append(watch.others)
         for cells in zip(*runs, strict=True):
             about = {"operation": cells[0]["operation"], "ranks": ranks, "bytes": cells[0]["bytes"]}
             rows.append(
                 about
-                | _figures([cell["blocks"] for cell in cells], backends, beside, tolerance)
+                | _figures([cell["blocks"] for cell in cells], compared, beside, tolerance)
                 | {"missing": cells[0]["missing"]}
             )
     return {
         "torch": torch.__version__,
-        "backends": list(backends),
+        "backends": list(compared),
         "dtype": dtype,
         "number of sets": sets,
         "rounds": rounds,
@@ -140,7 +139,7 @@ def measure(
 
 
 def _figures(
-    blocks: Sequence[_Blocks], backends: Sequence[str], others: Sequence[float | None], tolerance: float
+    blocks: Sequence[_Blocks], compared: Sequence[str], others: Sequence[float | None], tolerance: float
 ) -> dict[str, Any]:
     us = {side: [1e6 * statistics.median(one[side]) for one in blocks] for side in blocks[0]}
     sides = {
@@ -152,16 +151,15 @@ def _figures(
         f"{one} / {other}": noise.figure(
             [a / b for a, b in zip(us[one], us[other], strict=True)], others, tolerance=tolerance
         )
-        for one, other in _ratios(backends)
+        for one, other in _ratios(compared)
         if one in us and other in us
     }
     return {"sides": sides, "ratios": ratios}
 
 
 def _table(found: dict[str, Any], keep: bool) -> str:
-    backends = found["backends"]
-    columns = [*backends, *LIMITS]
-    ratios = _ratios(backends)
+    columns = [*found["backends"], *LIMITS]
+    ratios = _ratios(found["backends"])
     lines = [["operation", "ranks", "bytes", *columns, *(f"{one} / {other}" for one, other in ratios)]]
     for row in found["rows"]:
         times = ["lacks it" if side in row["missing"] else _time(row["sides"].get(side), keep) for side in columns]
@@ -174,8 +172,8 @@ def _table(found: dict[str, Any], keep: bool) -> str:
     return "\n".join([about, *aligned(lines, left=1)])
 
 
-def _ratios(backends: Sequence[str]) -> list[tuple[str, str]]:
-    return [(other, backends[0]) for other in backends[1:]] + [(backends[0], "copy")]
+def _ratios(compared: Sequence[str]) -> list[tuple[str, str]]:
+    return [(other, compared[0]) for other in compared[1:]] + [(compared[0], "copy")]
 
 
 def _time(one: noise.Figure | None, keep: bool) -> str:
@@ -200,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help=f"all, or some of {', '.join(OPERATIONS)} (default: all_reduce)",
     )
-    parser.add_argument("--backends", nargs="+", default=["shm", "gloo"], metavar="NAME", help="(default: shm gloo)")
+    backends.add_backends(parser, _BACKENDS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="numbers (default: 2 4)")
     parser.add_argument("--bytes", type=int, nargs="+", default=list(_SIZES), metavar="B", help="sizes of the buffers")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
@@ -209,15 +207,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_noise(parser)
     add_picture(parser)
     given = parser.parse_args(argv)
-    comm.register()
-    unknown = [name for name in given.backends if name not in dist.Backend.backend_list]
-    if unknown:
-        parser.error(f"no backend {unknown[0]!r} here: {', '.join(dist.Backend.backend_list)}")
     result = measure(
         given.ranks,
         given.bytes,
         operations=list(OPERATIONS) if "all" in given.operation else given.operation,
-        backends=given.backends,
+        compared=given.backends,
         dtype=given.dtype,
         rounds=given.rounds,
         sets=given.sets,

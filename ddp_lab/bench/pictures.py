@@ -73,8 +73,8 @@ def _dress(made: go.Figure, title: str, about: str, height: int) -> go.Figure:
     return made
 
 
-def _about(result: dict[str, Any], what: str, keep: bool) -> str:
-    noisy = noise.count(result)[0]
+def _about(result: dict[str, Any], what: str, drawn: list[Any], keep: bool) -> str:
+    noisy = noise.count(drawn)[0]
     them = "1 figure was" if noisy == 1 else f"{noisy} figures were"
     left_out = f"; {them} too noisy to tell: {'faint' if keep else 'left out'}" if noisy else ""
     return f"{what}, median and spread of {result['number of sets']} fresh sets of processes{left_out}"
@@ -110,6 +110,10 @@ def _lines(found: dict[str, Any], operation: str, keep: bool) -> list[tuple[str,
             if any(keep or not one["noisy"] for _, one in points):
                 lines.append((side, ranks, sorted(points, key=lambda point: point[0])))
     return lines
+
+
+def _drawn(found: dict[str, Any]) -> list[dict[str, noise.Figure]]:
+    return [row["sides"] for row in found["rows"]]
 
 
 def _named(side: str, ranks: int) -> str:
@@ -155,7 +159,7 @@ def _against_size(found: dict[str, Any], keep: bool) -> go.Figure:
     made.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True)
     made.update_yaxes(title="µs, slowest rank", col=1)
     made.update_yaxes(title="GiB/s", exponentformat="power", tickfont={"size": 11}, col=2)
-    return _dress(made, "Collectives on this machine", _about(found, found["dtype"], keep), height)
+    return _dress(made, "Collectives on this machine", _about(found, found["dtype"], _drawn(found), keep), height)
 
 
 def _times(points: _Points, keep: bool) -> dict[str, Any]:
@@ -227,7 +231,9 @@ def _by_operation(found: dict[str, Any], keep: bool) -> go.Figure:
     made.update_xaxes(categoryorder="array", categoryarray=operations, tickangle=-30)
     made.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True, title="µs, slowest rank")
     of_size = f" of {_size(sizes[0])}" if sizes else ""
-    return _dress(made, f"Collectives{of_size} on this machine", _about(found, found["dtype"], keep), 560)
+    return _dress(
+        made, f"Collectives{of_size} on this machine", _about(found, found["dtype"], _drawn(found), keep), 560
+    )
 
 
 def steps(summary: dict[str, Any], *, keep: bool = False) -> go.Figure:
@@ -254,7 +260,8 @@ def steps(summary: dict[str, Any], *, keep: bool = False) -> go.Figure:
     made.update_yaxes(rangemode="tozero")
     made.update_yaxes(title="ms a step", col=1)
     what = f"{summary['ranks']} ranks with {summary['threads']} thread each"
-    return _dress(made, "A training step: computing, and waiting for gradients", _about(summary, what, keep), height)
+    about = _about(summary, what, [cell["classes"] for cell in summary["cells"]], keep)
+    return _dress(made, "A training step: computing, and waiting for gradients", about, height)
 
 
 def _bars(made: go.Figure, cells: Sequence[dict[str, Any]], keep: bool, first: bool, **place: int) -> None:

@@ -24,14 +24,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import exposed, fresh_ranks, noise, ratios, recording_cost, step_tables
+from . import backends, exposed, fresh_ranks, noise, ratios, recording_cost, step_tables
 from .command import add_noise, add_picture, new_parser, show_sound
 from .workloads import CONTESTANTS, MODES, WORKLOADS, Step, training_step, wrappers
 
-__all__ = ["BACKENDS", "main", "measure"]
+__all__ = ["main", "measure"]
 
-BACKENDS = ("gloo", "shm")
-
+_BACKENDS = ("gloo", "shm")
 _BLOCK_S = 0.06  # a block is as many steps as fit, at least one
 _WARM_UP = 4  # steps: the first bucket assignment, the rebuild, and two as all others
 
@@ -111,14 +110,13 @@ def _cell(
     return found
 
 
-def _set(cells: Sequence[Sequence[str]], backends: Sequence[str], seconds: float, builds: int, seed: int) -> list[Any]:
-    from ddp_lab import comm, recording
+def _set(cells: Sequence[Sequence[str]], names: Sequence[str], seconds: float, builds: int, seed: int) -> list[Any]:
+    from ddp_lab import recording
 
-    comm.register()
     recording.enable()
-    groups = {name: dist.group.WORLD if name == "gloo" else dist.new_group(backend=name) for name in backends}
+    groups = backends.groups(names)
     return [
-        _cell(workload, mode, groups, seconds * len(backends), builds, random.Random(seed + i))
+        _cell(workload, mode, groups, seconds * len(groups), builds, random.Random(seed + i))
         for i, (workload, mode) in enumerate(cells)
     ]
 
@@ -127,7 +125,7 @@ def measure(
     workloads: Sequence[str] = tuple(WORKLOADS),
     modes: Sequence[str] = ("plain",),
     *,
-    backends: Sequence[str] = BACKENDS,
+    compared: Sequence[str] = _BACKENDS,
     sets: int = 5,
     seconds: float = 12.0,
     builds: int = 2,
@@ -140,7 +138,7 @@ def measure(
     Args:
         workloads: of `WORKLOADS`.
         modes: of `MODES`.
-        backends: names that `torch.distributed` knows.
+        compared: names of backends.
         sets: how many times all processes are started anew.
         seconds: for each workload, mode and backend in each set.
         builds: how many times the contestants are built anew in a set.
@@ -160,7 +158,7 @@ def measure(
     others: list[float | None] = []
     for number in range(sets):
         with noise.Watch() as watch:
-            call = (asked, list(backends), seconds, builds, 1000 * number)
+            call = (asked, list(compared), seconds, builds, 1000 * number)
             measured.append(fresh_ranks.run(_set, *call, ranks=ranks, threads=threads))
         others.append(watch.others)
     cells, left = [], []
@@ -173,7 +171,7 @@ def measure(
         "torch": torch.__version__,
         "ranks": ranks,
         "threads": threads,
-        "backends": list(backends),
+        "backends": list(compared),
         "number of sets": sets,
         "seconds": seconds,
         "builds": builds,
@@ -223,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = list(WORKLOADS)
     parser.add_argument("--models", "--workloads", nargs="+", choices=names, default=names, dest="workloads")
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["plain"], help="(default: plain)")
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    backends.add_backends(parser, _BACKENDS)
     parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (%(default)s)")
     parser.add_argument("--seconds", type=float, default=12.0, help="for each row of the table in each set (12)")
     parser.add_argument("--builds", type=int, default=2, help="of each model in each set (%(default)s)")
@@ -236,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = measure(
         given.workloads,
         given.modes,
-        backends=given.backends,
+        compared=given.backends,
         sets=given.sets,
         seconds=given.seconds,
         builds=given.builds,
