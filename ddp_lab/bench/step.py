@@ -75,7 +75,7 @@ def _build(
 def _compare(steps: dict[_Side, Step], until: float, shuffle: random.Random) -> _Contest:
     """Lets all sides take turns until about this time (of `time.monotonic`)."""
     sides = sorted(steps, key=lambda side: side[2])  # no model's first step may be one without communication
-    warm = [[_block(steps[side], 1) for _ in range(_WARM_UP)] for side in sides]
+    warm = [[_block(steps[side], 1) for _ in range(2 if side[2] else _WARM_UP)] for side in sides]
     usual = statistics.median(times[-1] for times in warm) / 1e3
     count = rank_zeros(max(1, int(_BLOCK_S / usual)))
     times: dict[_Side, list[float]] = {side: [] for side in sides}
@@ -219,7 +219,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("step", __doc__)
     names = list(WORKLOADS)
-    parser.add_argument("--models", "--workloads", nargs="+", choices=names, default=names, dest="workloads")
+    parser.add_argument(
+        "--models",
+        "--workloads",
+        nargs="+",
+        choices=names,
+        default=names,
+        dest="workloads",
+        metavar="NAME",
+        help=", ".join(names),
+    )
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["plain"], help="(default: plain)")
     backends.add_backends(parser, _BACKENDS)
     parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (%(default)s)")
