@@ -17,7 +17,7 @@ def spread(middle: float, part: float = 0.02) -> list[float]:
 
 def collectives(sizes: list[int], operations: tuple[str, ...] = ("all_reduce",), worlds: tuple[int, ...] = (2,)) -> Any:
     """What `all_reduce.measure` returns; the last row's Gloo is too noisy."""
-    sides = {"shm": 3.0, "gloo": 200.0} | dict.fromkeys(LIMITS, 1.0)
+    sides = {"shm": 3.0, "shm shared": 2.0, "gloo": 200.0} | dict.fromkeys(LIMITS, 1.0)
     rows = [
         {
             "operation": operation,

@@ -3,7 +3,7 @@
 In fresh sets of processes, for each size in turns: some calls through one backend, then some through the next one, then
 two limits of the machine that all ranks try at the same time. ``copy`` is torch's ``copy_`` of as many bytes from one
 buffer to another (a memcpy). ``triad`` is STREAM's: a = b + 0.5 c by torch's ``add`` with ``out=``, on three buffers of
-as many bytes each. A call is timed from a barrier on, on every rank; the slowest rank counts, since all wait for it.
+as many bytes each. ``shm shared`` is an all-reduce of a buffer in the backend's own memory. A call is timed from a barrier on, on every rank; the slowest rank counts, since all wait for it.
 Given is the median over the sets of each set's median; `ddp_lab.bench.noise` says which figures are too noisy to show.
 """
 
@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from . import backends, fresh_ranks, noise
 from .command import add_noise, add_picture, aligned, new_parser, show_sound
-from .operations import DTYPES, LIMITS, OPERATIONS, Buffers, lacks, limits
+from .operations import DTYPES, OPERATIONS, SHARED, Buffers, lacks, limits, sides_of
 
 __all__ = ["main", "measure"]
 
@@ -36,13 +36,20 @@ _CALLS = (5, 200)  # in a block: at least, at most
 _Blocks = dict[str, list[float]]  # side -> median seconds of each block
 
 
-def _sides(operation: str, buffers: Buffers, groups: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The calls to be timed, and what backends say that lack the operation."""
+_Side = tuple[torch.Tensor, Callable[[], Any]]  # what is filled anew before each call, and the call
+
+
+def _sides(operation: str, buffers: Buffers, groups: dict[str, Any]) -> tuple[dict[str, _Side], dict[str, str]]:
+    """What is to be timed, and what backends say that lack the operation."""
     calls = {name: partial(OPERATIONS[operation], buffers, group) for name, group in groups.items()}
     missing = {name: words for name, call in calls.items() if (words := lacks(call))}
-    sides: dict[str, Callable[[], Any]] = {name: call for name, call in calls.items() if name not in missing}
+    sides: dict[str, _Side] = {name: (buffers.whole, call) for name, call in calls.items() if name not in missing}
+    for name, group in groups.items() if operation == "all_reduce" else ():
+        shared = backends.memory_of(group, buffers.whole)
+        if shared is not None:
+            sides[name + SHARED] = shared, partial(dist.all_reduce, shared, group=group)
     if operation != "barrier":
-        sides |= limits(buffers)
+        sides |= {name: (buffers.whole, call) for name, call in limits(buffers).items()}
     return sides, missing
 
 
@@ -57,8 +64,8 @@ def _set(operations: Sequence[str], sizes: Sequence[int], names: Sequence[str], 
             sides, missing = _sides(operation, buffers, groups)
             blocks: _Blocks = defaultdict(list)
             for number in range(rounds):
-                for name, call in list(sides.items())[:: -1 if number % 2 else 1]:
-                    blocks[name].append(_block(buffers.whole, call, meeting))
+                for name, (tensor, call) in list(sides.items())[:: -1 if number % 2 else 1]:
+                    blocks[name].append(_block(tensor, call, meeting))
             found.append({"operation": operation, "bytes": size, "blocks": blocks, "missing": missing})
     return found
 
@@ -107,10 +114,10 @@ def measure(
 
     Returns:
         ``rows``: for each operation, number of ranks and size a dict with ``sides``: a `noise.Figure` in
-        microseconds for each backend, ``"copy"`` and ``"triad"``, with ``blocks`` (all blocks' medians by set);
-        ``ratios``: a figure for each other backend, and for the first one over the copy; ``missing``: what backends
-        said that lack the operation. ``others``: for each number of ranks what other programs took, by set. Beside
-        it what was asked for.
+        microseconds for each backend, ``"shm shared"``, ``"copy"`` and ``"triad"``, with ``blocks`` (all blocks'
+        medians by set); ``ratios``: a figure for each other backend over the first, and for the first one over the
+        copy; ``missing``: what backends said that lack the operation. ``others``: for each number of ranks what other
+        programs took, by set. Beside it what was asked for.
     """
     rows: list[dict[str, Any]] = []
     others: dict[str, list[float | None]] = {}
@@ -151,15 +158,14 @@ def _figures(
         f"{one} / {other}": noise.figure(
             [a / b for a, b in zip(us[one], us[other], strict=True)], others, tolerance=tolerance
         )
-        for one, other in _ratios(compared)
-        if one in us and other in us
+        for one, other in _ratios(compared, us)
     }
     return {"sides": sides, "ratios": ratios}
 
 
 def _table(found: dict[str, Any], keep: bool) -> str:
-    columns = [*found["backends"], *LIMITS]
-    ratios = _ratios(found["backends"])
+    columns = sides_of(found)
+    ratios = _ratios(found["backends"], columns)
     lines = [["operation", "ranks", "bytes", *columns, *(f"{one} / {other}" for one, other in ratios)]]
     for row in found["rows"]:
         times = ["lacks it" if side in row["missing"] else _time(row["sides"].get(side), keep) for side in columns]
@@ -172,8 +178,11 @@ def _table(found: dict[str, Any], keep: bool) -> str:
     return "\n".join([about, *aligned(lines, left=1)])
 
 
-def _ratios(compared: Sequence[str]) -> list[tuple[str, str]]:
-    return [(other, compared[0]) for other in compared[1:]] + [(compared[0], "copy")]
+def _ratios(compared: Sequence[str], sides: Collection[str]) -> list[tuple[str, str]]:
+    """Which sides are compared, of those that are there."""
+    first = compared[0], compared[0] + SHARED
+    pairs = [(other, one) for one in first for other in compared[1:]] + [(one, "copy") for one in first]
+    return [(one, other) for one, other in pairs if one in sides and other in sides]
 
 
 def _time(one: noise.Figure | None, keep: bool) -> str:

@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from .. import comm
 
-__all__ = ["add_backends", "available", "groups"]
+__all__ = ["add_backends", "available", "groups", "memory_of"]
 
 
 def available() -> list[str]:
@@ -29,3 +30,12 @@ def groups(names: Sequence[str]) -> dict[str, Any]:
     """A group of all ranks on each backend; called on every rank of a Gloo world, which is the group for ``"gloo"``."""
     comm.register()
     return {name: dist.group.WORLD if name == "gloo" else dist.new_group(backend=name) for name in names}
+
+
+def memory_of(group: Any, like: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of the same shape and type in memory of the group's backend; None if it has none to give."""
+    backend = group._get_backend(like.device)
+    if not backend.supports_tensor_alloc(like.device):
+        return None
+    made: torch.Tensor = backend.allocate_tensor(like.numel(), dtype=like.dtype, device=like.device)
+    return made

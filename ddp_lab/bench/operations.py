@@ -14,10 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["DTYPES", "LIMITS", "OPERATIONS", "Buffers", "lacks", "limits"]
+__all__ = ["DTYPES", "LIMITS", "OPERATIONS", "SHARED", "Buffers", "lacks", "limits", "sides_of"]
 
 LIMITS = ("copy", "triad")
 """What is no collective: all ranks do it at the same time, and memory is the limit."""
+SHARED = " shared"
+"""Behind a backend's name: the buffer lies in memory of the backend."""
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 _ROOT = 0
 _UNSUPPORTED = ("support", "implement")
@@ -89,3 +91,9 @@ def lacks(call: Callable[[], Any]) -> str:
             raise
         return words
     return ""
+
+
+def sides_of(found: dict[str, Any]) -> list[str]:
+    """All sides that any of a result's ``rows`` has: backends, with buffers in their memory too, and limits."""
+    wanted = [name + what for name in found["backends"] for what in ("", SHARED)] + list(LIMITS)
+    return [name for name in wanted if any(name in row["sides"] | row["missing"] for row in found["rows"])]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..widgets.theme import PHASES, RANK_COLOURS
 from . import noise
-from .operations import LIMITS
+from .operations import LIMITS, SHARED, sides_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -23,6 +23,12 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _SYMBOLS = ("circle", "diamond", "square", "cross", "x")
 _PATTERNS = ("", "/", "x", ".", "+")
 _ACROSS = 4  # models beside each other
+_NOTHING = {
+    "text": "No figure could be told: the machine was too noisy.<br>--keep-noise draws them all the same.",
+    "font": {"size": 16},
+    "showarrow": False,
+    **{"x": 0.5, "xref": "paper", "y": 0.5, "yref": "paper"},
+}
 # The page follows the reader's light or dark theme; plotly writes its own colour on each text, hence the override.
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -70,6 +76,10 @@ def _dress(made: go.Figure, title: str, about: str, height: int) -> go.Figure:
     )
     made.update_xaxes(gridcolor=_LINE, zeroline=False)
     made.update_yaxes(gridcolor=_LINE, zeroline=False)
+    if not made.data:
+        made.layout.annotations = [_NOTHING]
+        made.update_xaxes(visible=False)
+        made.update_yaxes(visible=False)
     return made
 
 
@@ -105,7 +115,7 @@ def _lines(found: dict[str, Any], operation: str, keep: bool) -> list[tuple[str,
     lines = []
     for ranks in dict.fromkeys(row["ranks"] for row in found["rows"]):
         rows = [row for row in found["rows"] if (row["operation"], row["ranks"]) == (operation, ranks)]
-        for side in (*found["backends"], *LIMITS):
+        for side in sides_of(found):
             points = [(row["bytes"], row["sides"][side]) for row in rows if side in row["sides"]]
             if any(keep or not one["noisy"] for _, one in points):
                 lines.append((side, ranks, sorted(points, key=lambda point: point[0])))
@@ -121,7 +131,8 @@ def _named(side: str, ranks: int) -> str:
 
 
 def _colour(side: str, backends: Sequence[str]) -> str:
-    return _LIMIT_COLOURS.get(side) or RANK_COLOURS[list(backends).index(side) % len(RANK_COLOURS)]
+    names = [name + what for what in ("", SHARED) for name in backends]
+    return _LIMIT_COLOURS.get(side) or RANK_COLOURS[names.index(side) % len(RANK_COLOURS)]
 
 
 def _against_size(found: dict[str, Any], keep: bool) -> go.Figure:
@@ -255,7 +266,7 @@ def steps(summary: dict[str, Any], *, keep: bool = False) -> go.Figure:
         rows=down, cols=across, subplot_titles=list(models), horizontal_spacing=0.06, vertical_spacing=100 / height
     )
     for number, cells in enumerate(models.values()):
-        _bars(made, cells, keep, number == 0, row=number // _ACROSS + 1, col=number % _ACROSS + 1)
+        _bars(made, cells, keep, row=number // _ACROSS + 1, col=number % _ACROSS + 1)
     made.update_layout(barmode="relative", bargap=0.3)
     made.update_yaxes(rangemode="tozero")
     made.update_yaxes(title="ms a step", col=1)
@@ -264,13 +275,16 @@ def steps(summary: dict[str, Any], *, keep: bool = False) -> go.Figure:
     return _dress(made, "A training step: computing, and waiting for gradients", about, height)
 
 
-def _bars(made: go.Figure, cells: Sequence[dict[str, Any]], keep: bool, first: bool, **place: int) -> None:
+def _bars(made: go.Figure, cells: Sequence[dict[str, Any]], keep: bool, **place: int) -> None:
     chosen = [
         (cell["backend"], who, cell["classes"][who])
         for cell in cells
         for who in ("torch", "ours")
         if keep or not any(cell["classes"][who][what]["noisy"] for what in ("step", "floor", "exposed"))
     ]
+    if not chosen:
+        return
+    first = not made.data
     names = [[backend for backend, _, _ in chosen], [who for _, who, _ in chosen]]
     faint = [0.4 if any(one["noisy"] for one in found.values()) else 1.0 for _, _, found in chosen]
     for what, phase, name in (("floor", "forward", "no_sync (floor)"), ("exposed", "exposed", "exposed communication")):

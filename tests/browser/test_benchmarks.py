@@ -65,9 +65,10 @@ def test_pictures_of_benchmarks(page: Page, tmp_path: Path) -> None:
     pictures.write(pictures.collectives(made_up_benchmarks.collectives(sizes)), tmp_path / "lines.html")
     page.goto((tmp_path / "lines.html").as_uri())
     page.wait_for_selector(".legendtext")
-    assert page.locator(".scatterlayer .trace").count() == 8  # two backends and two limits, times two panels
+    assert page.locator(".scatterlayer .trace").count() == 10  # shm twice, Gloo and two limits, times two panels
     assert page.locator(".legendtext").all_text_contents() == [
         "shm, 2 ranks",
+        "shm shared, 2 ranks",
         "gloo, 2 ranks",
         "copy, 2 ranks at once",
         "triad, 2 ranks at once",

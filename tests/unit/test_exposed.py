@@ -43,7 +43,13 @@ def test_lines_over_sizes() -> None:
     assert names == [
         f"{side}, {ranks} ranks{at_once}"
         for ranks in (2, 4)
-        for side, at_once in (("shm", ""), ("gloo", ""), ("copy", " at once"), ("triad", " at once"))
+        for side, at_once in (
+            ("shm", ""),
+            ("shm shared", ""),
+            ("gloo", ""),
+            ("copy", " at once"),
+            ("triad", " at once"),
+        )
     ]
     assert len(figure.data) == 2 * len(names)
     assert list(figure.layout.xaxis.ticktext) == ["4 B", "1 KiB", "1 MiB"]
@@ -63,11 +69,12 @@ def test_bars_over_operations() -> None:
     figure = pictures.collectives(made_up.collectives([1 << 20], ("all_reduce", "broadcast")))
     assert {one.name: one.type for one in figure.data} == {
         "shm, 2 ranks": "bar",
+        "shm shared, 2 ranks": "bar",
         "gloo, 2 ranks": "bar",
         "copy, 2 ranks at once": "scatter",
         "triad, 2 ranks at once": "scatter",
     }
-    assert [list(one.x) for one in figure.data[:2]] == [["all_reduce", "broadcast"], ["all_reduce"]]
+    assert [list(one.x) for one in figure.data[1:3]] == [["all_reduce", "broadcast"], ["all_reduce"]]
     assert "of 1 MiB" in figure.layout.title.text
 
 
@@ -81,3 +88,17 @@ def test_bars_of_steps(tmp_path: Path) -> None:
     page = (tmp_path / "steps.html").read_text(encoding="utf-8")
     assert "<title>A training step: computing, and waiting for gradients</title>" in page
     assert "<script src=" not in page
+
+
+def test_a_picture_of_nothing() -> None:
+    """Where no figure can be told, the picture says so instead of showing empty axes."""
+    result = made_up.collectives([4, 1024])
+    for row in result["rows"]:
+        row["sides"] = {name: one | {"noisy": True, "why": "others: 50 %"} for name, one in row["sides"].items()}
+    (words,) = pictures.collectives(result).layout.annotations
+    assert "too noisy" in words.text
+    assert pictures.collectives(result, keep=True).data
+    cells = made_up.step_cells(("mlp",))
+    for cell in cells["cells"]:
+        cell["classes"]["torch"]["step"]["noisy"] = cell["classes"]["ours"]["step"]["noisy"] = True
+    assert not pictures.steps(cells).data
