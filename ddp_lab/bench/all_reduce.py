@@ -3,8 +3,9 @@
 In fresh sets of processes, for each size in turns: some calls through one backend, then some through the next one, then
 two limits of the machine that all ranks try at the same time. ``copy`` is torch's ``copy_`` of as many bytes from one
 buffer to another (a memcpy). ``triad`` is STREAM's: a = b + 0.5 c by torch's ``add`` with ``out=``, on three buffers of
-as many bytes each. ``shm shared`` is an all-reduce of a buffer in the backend's own memory. A call is timed from a barrier on, on every rank; the slowest rank counts, since all wait for it.
-Given is the median over the sets of each set's median; `ddp_lab.bench.noise` says which figures are too noisy to show.
+as many bytes each. ``shm shared`` is an all-reduce of a buffer in the backend's own memory. A call is timed from a
+barrier on, on every rank; the slowest rank counts, since all wait for it. Given is the median over the sets of each
+set's median; `ddp_lab.bench.noise` says which figures are too noisy to show.
 """
 
 from __future__ import annotations
