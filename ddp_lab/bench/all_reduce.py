@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from . import backends, fresh_ranks, noise
-from .command import add_noise, add_picture, aligned, new_parser, show_sound
+from .command import add_noise, add_picture, aligned, fresh_sets, new_parser, show_sound
 from .operations import DTYPES, OPERATIONS, SHARED, Buffers, lacks, limits, sides_of
 
 __all__ = ["main", "measure"]
@@ -174,7 +174,7 @@ def _table(found: dict[str, Any], keep: bool) -> str:
         lines.append([row["operation"], f"{row['ranks']}", f"{row['bytes']:,}", *times, *compared])
     about = (
         f"torch {found['torch']}, {found['dtype']}; microseconds of the slowest rank: median (from .. to) of "
-        f"{found['number of sets']} fresh sets of processes"
+        + fresh_sets(found["number of sets"])
     )
     return "\n".join([about, *aligned(lines, left=1)])
 

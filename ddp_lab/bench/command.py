@@ -11,7 +11,7 @@ from typing import Any
 
 from . import noise
 
-__all__ = ["add_noise", "add_picture", "aligned", "new_parser", "show", "show_sound"]
+__all__ = ["add_noise", "add_picture", "aligned", "fresh_sets", "new_parser", "show", "show_sound"]
 
 
 def new_parser(name: str, about: str | None) -> argparse.ArgumentParser:
@@ -62,6 +62,11 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
         ).rstrip()
         for line in lines
     ]
+
+
+def fresh_sets(count: int) -> str:
+    """Returns how many sets of processes there were, in words."""
+    return f"{count} fresh set{'' if count == 1 else 's'} of processes"
 
 
 def show(result: dict[str, Any], table: str, path: Path | None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..widgets.theme import PHASES, RANK_COLOURS
 from . import noise
+from .command import fresh_sets
 from .operations import LIMITS, SHARED, sides_of
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _about(result: dict[str, Any], what: str, drawn: list[Any], keep: bool) -> s
     noisy = noise.count(drawn)[0]
     them = "1 figure was" if noisy == 1 else f"{noisy} figures were"
     left_out = f"; {them} too noisy to tell: {'faint' if keep else 'left out'}" if noisy else ""
-    return f"{what}, median and spread of {result['number of sets']} fresh sets of processes{left_out}"
+    return f"{what}, median and spread of {fresh_sets(result['number of sets'])}{left_out}"
 
 
 def _size(count: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import noise
-from .command import aligned
+from .command import aligned, fresh_sets
 
 __all__ = ["text"]
 
@@ -21,8 +21,7 @@ def text(summary: dict[str, Any], keep: bool) -> str:
     """
     about = (
         f"torch {summary['torch']}, {summary['ranks']} ranks with {summary['threads']} thread each, recording on; "
-        f"medians (from .. to) over {summary['number of sets']} fresh sets of processes with {summary['builds']} "
-        "builds each"
+        f"medians (from .. to) over {fresh_sets(summary['number of sets'])}, builds in each: {summary['builds']}"
     )
     return "\n".join([about, "", *_steps(summary, keep), "", *_exposed(summary, keep), "", *_against(summary, keep)])
 
