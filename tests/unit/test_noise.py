@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench import noise
+from ddp_lab.bench import cell, noise, start
 from ddp_lab.bench.command import aligned
 
 
@@ -124,3 +124,24 @@ def test_only_a_result_without_any_figure_fails() -> None:
 def test_columns_are_as_wide_as_they_need_to_be() -> None:
     """Names to the left, numbers to the right."""
     assert aligned([["name", "ms"], ["a", "1000.0"]], left=1) == ["name      ms", "a     1000.0"]
+
+
+def test_turns_of_cells_are_judged_in_parts() -> None:
+    """A round trip that grows during the run is too noisy; its ratio, taken in the same parts, need not be."""
+    growing = [0.01 * (1 + turn / 10) for turn in range(10)]
+    found = cell._summaries({"%%distributed": growing, "%%px": [2 * turn for turn in growing]}, noise.TOLERANCE)
+    assert found["%%px"]["parts"]["noisy"]
+    assert not found["ratio of parts"]["noisy"]
+    table = cell._table({"ranks": 2, "turns": 10, "cells": {"x = 1": found}}, keep=False)
+    assert "too noisy" in table
+    assert "0.50" in table
+
+
+def test_starts_are_judged_by_round() -> None:
+    """Each kernel counts as a set; ours is compared with each other side, round by round."""
+    seconds = {"ddp_lab": [1.0, 2.0, 3.0], "ipyparallel": [2.0, 4.0, 6.0]}
+    figures = start._judged(seconds, noise.TOLERANCE)
+    assert figures["ddp_lab"]["seconds"]["noisy"]
+    assert figures["ipyparallel"]["ours / it"]["median"] == 0.5
+    lines = start._table({"ranks": 2, "rounds": 3, "figures": figures}, keep=False).splitlines()
+    assert lines[-1].endswith("0.50")
