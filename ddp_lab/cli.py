@@ -30,7 +30,7 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
 BENCHMARKS = {
-    "all-reduce": "an all-reduce through shared memory and through Gloo, with a copy as the limit",
+    "all-reduce": "an all-reduce, or any collective, through shared memory and Gloo, with limits of the memory",
     "cell": "round trip of a trivial cell: %%distributed against %%px",
     "construct": "the constructor: our DistributedDataParallel against torch's",
     "dashboard": "what recording and an open dashboard cost the training",
@@ -42,7 +42,7 @@ BENCHMARKS = {
     "recovery": "interrupt, error or death of a rank: until control is back, and until a collective works again",
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",
-    "step": "training step: our DistributedDataParallel against torch's, and torch's against itself",
+    "step": "training step and its exposed communication: our DistributedDataParallel against torch's",
     "timeline": "answers and memory of a timeline of a million events",
     "trace": "how long Timeline.to_perfetto takes",
     "tune": "what tuning gains over torch's default buckets, and how far it is from the best of a grid",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["new_parser", "show"]
+from . import noise
+
+__all__ = ["add_noise", "add_picture", "aligned", "fresh_sets", "new_parser", "show", "show_sound"]
 
 
 def new_parser(name: str, about: str | None) -> argparse.ArgumentParser:
@@ -19,8 +22,51 @@ def new_parser(name: str, about: str | None) -> argparse.ArgumentParser:
         about: the docstring of its module, whose first line is shown.
     """
     parser = argparse.ArgumentParser(prog=f"ddp-lab bench {name}", description=about.splitlines()[0] if about else None)
-    parser.add_argument("--json", type=Path, help="write the full result here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the full result here")
     return parser
+
+
+def _percent(text: str) -> float:
+    return float(text.removesuffix("%")) / 100
+
+
+def add_noise(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--keep-noise`` and ``--tolerance``; see [Note: too noisy to tell]."""
+    parser.add_argument("--keep-noise", action="store_true", help="show figures that are too noisy, too")
+    parser.add_argument(
+        "--tolerance",
+        type=_percent,
+        default=noise.TOLERANCE,
+        metavar="PERCENT",
+        help=f"how far a figure's uncertainty may reach to each side ({100 * noise.TOLERANCE:.0f} %%)",
+    )
+
+
+def add_picture(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--picture``."""
+    parser.add_argument("--picture", type=Path, metavar="FILE.html", help="draw the result as a page of its own")
+
+
+def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Returns lines of cells as text, as wide as they need to be.
+
+    Args:
+        lines: equally many cells each, headings first.
+        left: how many of the first columns are aligned to the left.
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if number < left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def fresh_sets(count: int) -> str:
+    """Returns how many sets of processes there were, in words."""
+    return f"{count} fresh set{'' if count == 1 else 's'} of processes"
 
 
 def show(result: dict[str, Any], table: str, path: Path | None) -> None:
@@ -28,3 +74,9 @@ def show(result: dict[str, Any], table: str, path: Path | None) -> None:
     sys.stdout.write(table + "\n")
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def show_sound(result: dict[str, Any], table: str, path: Path | None, keep: bool) -> int:
+    """As `show`, with what was too noisy below the table; returns the exit code."""
+    show(result, "\n".join([table, *noise.epilogue(result, keep)]), path)
+    return noise.exit_code(result, keep)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Build", "header", "medians", "ratios", "row", "upper_bound"]
+__all__ = ["Build", "by_set", "header", "medians", "ratios", "row", "upper_bound"]
 
 Build = dict[str, list[float]]  # contestant -> its time in each turn
 Values = Sequence[Sequence[float]]
@@ -43,16 +43,23 @@ def upper_bound(values: Values) -> float:
     return float(np.percentile(resampled, 95))
 
 
+def by_set(sets: Sequence[Sequence[Build]]) -> list[float]:
+    """Ours over torch's in each set of processes, the median of its builds'."""
+    return [float(np.median(builds)) for builds in _ours(sets)]
+
+
+def _ours(sets: Sequence[Sequence[Build]]) -> list[list[float]]:
+    return [[_median_ratio(b["ours"], _means(b["torch"], b["torch again"])) for b in builds] for builds in sets]
+
+
 def ratios(sets: Sequence[Sequence[Build]]) -> dict[str, float]:
     """``"ours / torch"`` and ``"torch again / torch"``, each with its ``"... upper"``.
 
     Args:
         sets: for each set of processes its builds.
     """
-    ours, again = [], []
-    for builds in sets:
-        ours.append([_median_ratio(b["ours"], _means(b["torch"], b["torch again"])) for b in builds])
-        again.append([_median_ratio(b["torch again"], b["torch"]) for b in builds])
+    ours = _ours(sets)
+    again = [[_median_ratio(b["torch again"], b["torch"]) for b in builds] for builds in sets]
     return {
         "ours / torch": _figure(ours),
         "ours / torch upper": upper_bound(ours),

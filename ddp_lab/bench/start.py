@@ -1,18 +1,18 @@
 """From a kernel that is up to the first collective of two ranks: `%cluster start` against plain ipyparallel by hand.
 
 Each measurement has a fresh kernel. The plain side is what a notebook has to do without ddp_lab: start a cluster,
-number the engines, choose a port, `init_process_group`, and one all-reduce. Both take turns; medians are compared.
+number the engines, choose a port, `init_process_group`, and one all-reduce. Both take turns; medians are compared, and
+those that are too noisy not shown (`ddp_lab.bench.noise`).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
+from . import noise
+from .command import add_noise, aligned, new_parser, show_sound
 from .kernel import Kernel
 
 __all__ = ["main", "measure"]
@@ -66,21 +66,40 @@ def measure(ranks: int, rounds: int, sides: Sequence[str] = tuple(_SIDES)) -> di
     return seconds
 
 
+def _judged(seconds: dict[str, list[float]], tolerance: float) -> dict[str, dict[str, noise.Figure]]:
+    """Of each side its seconds, and ours over it, as figures; each kernel counts as a set of processes."""
+    found = {side: {"seconds": noise.figure(values, tolerance=tolerance)} for side, values in seconds.items()}
+    for side in seconds.keys() - {"ddp_lab"}:
+        ratios = [ours / its for ours, its in zip(seconds["ddp_lab"], seconds[side], strict=True)]
+        found[side]["ours / it"] = noise.figure(ratios, tolerance=tolerance)
+    return found
+
+
+def _table(result: dict[str, Any], keep: bool) -> str:
+    lines = [["", "median", "min", "max", "ours / it"]]
+    for side, one in result["figures"].items():
+        values, ratio = one["seconds"], one.get("ours / it")
+        told = keep or not values["noisy"]
+        least, most = (f"{end(values['samples']):.2f}" if told else "-" for end in (min, max))
+        compared = noise.shown(ratio, f"{ratio['median']:.2f}", keep) if ratio else "-"
+        lines.append([side, noise.shown(values, f"{values['median']:.2f}", keep), least, most, compared])
+    about = f"kernel up -> first collective of {result['ranks']} ranks, {result['rounds']} rounds, seconds"
+    return "\n".join([about, *aligned(lines, left=1)])
+
+
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes it as JSON where asked."""
-    parser = argparse.ArgumentParser(prog="ddp-lab bench start", description=__doc__)
+    parser = new_parser("start", __doc__)
     parser.add_argument("-n", "--ranks", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side (default: 5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
-    arguments = parser.parse_args(argv)
-    seconds = measure(arguments.ranks, arguments.rounds)
-    medians = {side: statistics.median(values) for side, values in seconds.items()}
-    out = sys.stdout
-    out.write(f"kernel up -> first collective of {arguments.ranks} ranks, {arguments.rounds} rounds, seconds\n")
-    out.write(f"{'':20} {'median':>8} {'min':>8} {'max':>8} {'ours / it':>10}\n")
-    for side, values in seconds.items():
-        ratio = medians["ddp_lab"] / medians[side]
-        out.write(f"{side:20} {medians[side]:8.2f} {min(values):8.2f} {max(values):8.2f} {ratio:10.2f}\n")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"ranks": arguments.ranks, "seconds": seconds, "medians": medians}))
-    return 0
+    add_noise(parser)
+    given = parser.parse_args(argv)
+    seconds = measure(given.ranks, given.rounds)
+    result = {
+        "ranks": given.ranks,
+        "rounds": given.rounds,
+        "seconds": seconds,
+        "medians": {side: statistics.median(values) for side, values in seconds.items()},
+        "figures": _judged(seconds, given.tolerance),
+    }
+    return show_sound(result, _table(result, given.keep_noise), given.json, given.keep_noise)

@@ -1,18 +1,18 @@
-"""`ddp-lab bench step`: one training step under our DistributedDataParallel, under torch's, and under torch's again.
+"""`ddp-lab bench step`: one training step under our DistributedDataParallel and torch's, on every backend.
 
-Each cell of the table is a workload in a mode (an argument of the wrapper's constructor), recording on. Within fresh
-processes the three contestants are built anew several times and take turns, block by block, in changing order;
-`ddp_lab.bench.ratios` says how ratios and bounds come from that. The whole table (16 cells, 5 sets) takes about 22
-minutes on 2 cores; `--workloads`, `--modes`, `--sets` and `--seconds` make less of it. Run it on a quiet machine: the
-last two columns, torch's class against itself, say how quiet it was.
+Each row of the table is a model in a mode (an argument of the wrapper's constructor) on a backend, recording on. Within
+fresh processes the contestants (torch's class twice) are built anew several times on each backend, and all of them take
+turns, block by block, in changing order; ours and torch's also under ``no_sync``, which is the floor: what is above it
+is exposed communication. `ddp_lab.bench.ratios` says how ratios and bounds come from that, `ddp_lab.bench.exposed` how
+the floor is taken off, `ddp_lab.bench.noise` which figures are too noisy to show. The four models in plain mode on both
+backends (5 sets) take about 9 minutes on 2 cores; `--models`, `--backends`, `--sets` and `--seconds` make less of it,
+`--modes` more. Run it on a quiet machine: the last two columns, torch's class against itself, say how quiet it was.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
-import json
 import random
 import statistics
 import sys
@@ -24,13 +24,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import fresh_ranks, ratios, recording_cost
+from . import backends, exposed, fresh_ranks, noise, ratios, recording_cost, step_tables
+from .command import add_noise, add_picture, new_parser, show_sound
 from .workloads import CONTESTANTS, MODES, WORKLOADS, Step, training_step, wrappers
 
 __all__ = ["main", "measure"]
 
+_BACKENDS = ("gloo", "shm")
 _BLOCK_S = 0.06  # a block is as many steps as fit, at least one
 _WARM_UP = 4  # steps: the first bucket assignment, the rebuild, and two as all others
+
+_Side = tuple[str, str, bool]  # backend, contestant, under no_sync
+_Contest = dict[str, dict[str, ratios.Build]]  # backend -> "build" and "floor"
 
 
 def _block(step: Step, count: int) -> float:
@@ -51,143 +56,214 @@ def rank_zeros(value: int) -> int:
     return int(told.item())
 
 
-def _build(module: torch.nn.Module, batch: torch.Tensor, mode: str, order: Sequence[str]) -> dict[str, Step]:
+def _build(
+    module: torch.nn.Module, batch: torch.Tensor, mode: str, groups: dict[str, Any], shuffle: random.Random
+) -> dict[_Side, Step]:
+    """Builds the contestants anew on every backend, in changing order; those without communication share the model."""
     classes = wrappers()
-    return {who: training_step(classes[who](copy.deepcopy(module), **MODES[mode]), batch) for who in order}
+    order = [(backend, who) for backend in groups for who in CONTESTANTS]
+    shuffle.shuffle(order)
+    steps: dict[_Side, Step] = {}
+    for backend, who in order:
+        model = classes[who](copy.deepcopy(module), process_group=groups[backend], **MODES[mode])
+        steps[backend, who, False] = training_step(model, batch)
+        if who in exposed.CLASSES:
+            steps[backend, who, True] = training_step(model, batch, alone=True)
+    return steps
 
 
-def _compare(steps: dict[str, Step], until: float) -> ratios.Build:
-    """Lets the contestants take turns until about this time (of `time.monotonic`)."""
-    warm = {who: [_block(step, 1) for _ in range(_WARM_UP)] for who, step in steps.items()}
-    usual = statistics.median(times[-1] for times in warm.values()) / 1e3
+def _compare(steps: dict[_Side, Step], until: float, shuffle: random.Random) -> _Contest:
+    """Lets all sides take turns until about this time (of `time.monotonic`)."""
+    sides = sorted(steps, key=lambda side: side[2])  # no model's first step may be one without communication
+    warm = [[_block(steps[side], 1) for _ in range(2 if side[2] else _WARM_UP)] for side in sides]
+    usual = statistics.median(times[-1] for times in warm) / 1e3
     count = rank_zeros(max(1, int(_BLOCK_S / usual)))
-    names = list(steps)
-    times: ratios.Build = {who: [] for who in CONTESTANTS}
+    times: dict[_Side, list[float]] = {side: [] for side in sides}
     begin, turn, turns = time.monotonic(), 0, 2
     while turn < turns:
-        for who in names[turn % 3 :] + names[: turn % 3]:
-            times[who].append(_block(steps[who], count))
+        shuffle.shuffle(sides)
+        for side in sides:
+            times[side].append(_block(steps[side], count))
         turn += 1
         if turn == 2:
             a_turn = (time.monotonic() - begin) / turn
             turns = rank_zeros(max(3, round((until - begin) / a_turn)))
-    return times
+    found: _Contest = {}
+    for (backend, who, alone), taken in sorted(times.items()):
+        found.setdefault(backend, {"build": {}, "floor": {}})["floor" if alone else "build"][who] = taken
+    return found
 
 
-def _cell(workload: str, mode: str, seconds: float, builds: int, seed: int) -> list[ratios.Build]:
-    """All builds of one cell, in about this time. Runs on each rank."""
+def _cell(
+    workload: str, mode: str, groups: dict[str, Any], seconds: float, builds: int, shuffle: random.Random
+) -> list[_Contest]:
+    """All builds of one model in one mode, in about this time. Runs on each rank."""
     torch.manual_seed(0)
     module, batch = WORKLOADS[workload]()
-    shuffle = random.Random(seed)
     begin = time.monotonic()
     found = []
     for number in range(builds):
-        order = list(CONTESTANTS)
-        shuffle.shuffle(order)
-        steps = _build(module, batch, mode, order)
-        found.append(_compare(steps, begin + seconds * (number + 1) / builds))
+        steps = _build(module, batch, mode, groups, shuffle)
+        found.append(_compare(steps, begin + seconds * (number + 1) / builds, shuffle))
         del steps
         gc.collect()
     return found
 
 
-def _cells(cells: Sequence[Sequence[str]], seconds: float, builds: int, seed: int) -> list[Any]:
+def _set(cells: Sequence[Sequence[str]], names: Sequence[str], seconds: float, builds: int, seed: int) -> list[Any]:
     from ddp_lab import recording
 
     recording.enable()
-    return [_cell(workload, mode, seconds, builds, seed + i) for i, (workload, mode) in enumerate(cells)]
+    groups = backends.groups(names)
+    return [
+        _cell(workload, mode, groups, seconds * len(groups), builds, random.Random(seed + i))
+        for i, (workload, mode) in enumerate(cells)
+    ]
 
 
 def measure(
     workloads: Sequence[str] = tuple(WORKLOADS),
-    modes: Sequence[str] = tuple(MODES),
+    modes: Sequence[str] = ("plain",),
     *,
+    compared: Sequence[str] = _BACKENDS,
     sets: int = 5,
-    seconds: float = 15.0,
-    builds: int = 3,
+    seconds: float = 12.0,
+    builds: int = 2,
     ranks: int = 2,
     threads: int = 1,
+    tolerance: float = noise.TOLERANCE,
 ) -> dict[str, Any]:
-    """Measures on Gloo processes.
+    """Measures it in fresh processes.
 
     Args:
         workloads: of `WORKLOADS`.
         modes: of `MODES`.
+        compared: names of backends.
         sets: how many times all processes are started anew.
-        seconds: for each cell in each set.
-        builds: how many times the contestants are built anew in a cell of a set.
+        seconds: for each workload, mode and backend in each set.
+        builds: how many times the contestants are built anew in a set.
         ranks: processes in a set.
         threads: intra-op threads of each rank.
+        tolerance: see `noise.figure`.
 
     Returns:
-        ``cells``: a list of dicts with ``workload``, ``mode``, ``ms`` (median step by contestant), the ratios of
-        `ratios.ratios`, and ``sets`` (all blocks' medians, ms); beside it what was asked for.
+        ``cells``: a dict for each workload, mode and backend with ``ms`` (median step by contestant), the ratios of
+        `ratios.ratios`, ``ratio`` (ours over torch's as a `noise.Figure`), ``classes`` (of `exposed.figures`), ``sets``
+        and ``floors`` (all blocks' medians, ms). ``exposed``: what `exposed.against` says of ours on each backend
+        against torch's on Gloo, or on the first one. ``others``: what other programs took, by set. Beside it what was
+        asked for.
     """
-    cells = [(workload, mode) for workload in workloads for mode in modes]
-    measured: list[list[list[ratios.Build]]] = []
+    asked = [(workload, mode) for workload in workloads for mode in modes]
+    measured: list[list[list[_Contest]]] = []
+    others: list[float | None] = []
     for number in range(sets):
-        seed = 1000 * number
-        measured.append(fresh_ranks.run(_cells, cells, seconds, builds, seed, ranks=ranks, threads=threads))
-    found = []
-    for i, (workload, mode) in enumerate(cells):
-        of_sets = [one[i] for one in measured]
-        found.append(
-            {"workload": workload, "mode": mode, "ms": ratios.medians(of_sets), "sets": of_sets}
-            | ratios.ratios(of_sets)
-        )
+        with noise.Watch() as watch:
+            call = (asked, list(compared), seconds, builds, 1000 * number)
+            measured.append(fresh_ranks.run(_set, *call, ranks=ranks, threads=threads))
+        others.append(watch.others)
+    cells, left = [], []
+    for i, (workload, mode) in enumerate(asked):
+        about = {"workload": workload, "mode": mode}
+        of_cell, of_classes = _judged([one[i] for one in measured], others, tolerance)
+        cells += [about | one for one in of_cell]
+        left += [about | one for one in of_classes]
     return {
         "torch": torch.__version__,
         "ranks": ranks,
         "threads": threads,
+        "backends": list(compared),
         "number of sets": sets,
         "seconds": seconds,
         "builds": builds,
-        "cells": found,
+        "others": others,
+        "cells": cells,
+        "exposed": left,
     }
 
 
-def _table(summary: dict[str, Any]) -> str:
-    lines = [
-        f"torch {summary['torch']}, {summary['ranks']} Gloo ranks with {summary['threads']} thread each, recording on; "
-        f"medians over {summary['number of sets']} fresh sets of processes with {summary['builds']} builds each",
-        ratios.header(f"{'workload':14} {'mode':24}", "ms"),
+def _judged(
+    sets: list[list[_Contest]], others: Sequence[float | None], tolerance: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Figures of one workload in one mode: a dict for each backend, and one for each backend against torch's."""
+    of_backends = {backend: (_each(sets, backend, "build"), _each(sets, backend, "floor")) for backend in sets[0][0]}
+    classes = exposed.figures(of_backends, others, tolerance)
+    cells = [
+        {"backend": backend, "ms": ratios.medians(builds)}
+        | ratios.ratios(builds)
+        | {
+            "ratio": noise.figure(ratios.by_set(builds), others, tolerance=tolerance),
+            "classes": classes[backend],
+            "sets": builds,
+            "floors": floors,
+        }
+        for backend, (builds, floors) in of_backends.items()
     ]
-    for cell in summary["cells"]:
-        lines.append(ratios.row(f"{cell['workload']:14} {cell['mode']:24}", cell["ms"], cell))
-    return "\n".join(lines)
+    usual = "gloo" if "gloo" in of_backends else next(iter(of_backends))
+    left = [
+        {"ours on": backend, "torch on": usual}
+        | exposed.against(
+            of_backends[backend],
+            of_backends[usual],
+            (classes[backend]["ours"]["exposed"], classes[usual]["torch"]["exposed"]),
+        )
+        for backend in of_backends
+    ]
+    return cells, left
+
+
+def _each(sets: list[list[_Contest]], backend: str, what: str) -> list[list[ratios.Build]]:
+    return [[contest[backend][what] for contest in contests] for contests in sets]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="ddp-lab bench step", description=__doc__.splitlines()[0] if __doc__ else None
+    parser = new_parser("step", __doc__)
+    names = list(WORKLOADS)
+    parser.add_argument(
+        "--models",
+        "--workloads",
+        nargs="+",
+        choices=names,
+        default=names,
+        dest="workloads",
+        metavar="NAME",
+        help=", ".join(names),
     )
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["plain"], help="(default: plain)")
+    backends.add_backends(parser, _BACKENDS)
     parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="for each cell in each set (%(default)s)")
-    parser.add_argument("--builds", type=int, default=3, help="of each cell in each set (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=12.0, help="for each row of the table in each set (12)")
+    parser.add_argument("--builds", type=int, default=2, help="of each model in each set (%(default)s)")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of each rank")
     parser.add_argument("--recording", action="store_true", help="also what recording costs: on, off and on again")
-    parser.add_argument("--json", type=Path, help="write the full result here")
+    add_noise(parser)
+    add_picture(parser)
     given = parser.parse_args(argv)
     summary = measure(
         given.workloads,
         given.modes,
+        compared=given.backends,
         sets=given.sets,
         seconds=given.seconds,
         builds=given.builds,
         ranks=given.ranks,
         threads=given.threads,
+        tolerance=given.tolerance,
     )
-    sys.stdout.write(_table(summary) + "\n")
+    table = step_tables.text(summary, given.keep_noise)
     if given.recording:
         summary["recording"] = recording_cost.measure(given.workloads, ranks=given.ranks, threads=given.threads)
-        sys.stdout.write(recording_cost.table(summary["recording"]) + "\n")
-    if given.json:
-        given.json.write_text(json.dumps(summary, indent=2) + "\n")
-    return 0
+        table += "\n\n" + recording_cost.table(summary["recording"])
+    _draw(summary, given.picture, given.keep_noise)
+    return show_sound(summary, table, given.json, given.keep_noise)
+
+
+def _draw(summary: dict[str, Any], path: Path | None, keep: bool) -> None:
+    if path is not None:
+        from . import pictures
+
+        pictures.write(pictures.steps(summary, keep=keep), path)
 
 
 if __name__ == "__main__":

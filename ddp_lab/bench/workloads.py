@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 
@@ -86,13 +88,21 @@ def wrappers() -> dict[str, Callable[..., torch.nn.Module]]:
     return dict(zip(CONTESTANTS, (TorchDDP, DistributedDataParallel, TorchDDP), strict=True))
 
 
-def training_step(model: torch.nn.Module, batch: torch.Tensor) -> Step:
-    """One step of plain SGD, as a function to be called again and again."""
+def training_step(model: torch.nn.Module, batch: torch.Tensor, *, alone: bool = False) -> Step:
+    """One step of plain SGD, as a function to be called again and again.
+
+    Args:
+        model: wrapped or not.
+        batch: its input.
+        alone: under the wrapper's ``no_sync``: this rank's gradients, without communication.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    context: Callable[[], AbstractContextManager[None]] = cast(Any, model).no_sync if alone else nullcontext
 
     def step() -> None:
         optimizer.zero_grad()
-        model(batch).square().mean().backward()
+        with context():
+            model(batch).square().mean().backward()
         optimizer.step()
 
     return step

@@ -8,28 +8,37 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.bench import all_reduce, construct, memory, observe, recording_cost, step
+from ddp_lab.bench.operations import OPERATIONS, lacks
 
 
 def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench step` times every cell that was asked for, both classes in turns, and prints what it writes."""
     path = tmp_path / "step.json"
-    asked = "--workloads conv_net --modes plain static_graph --sets 1 --builds 2 --seconds 0.2"
-    assert step.main([*asked.split(), "--json", str(path)]) == 0
+    asked = "--models conv_net --modes static_graph --sets 1 --builds 2 --seconds 0.1 --keep-noise"
+    assert step.main([*asked.split(), "--json", str(path), "--picture", str(tmp_path / "step.html")]) == 0
     found = json.loads(path.read_text())
-    asked_for = [("conv_net", mode) for mode in ("plain", "static_graph")]
-    assert [(cell["workload"], cell["mode"]) for cell in found["cells"]] == asked_for
+    rows = [(cell["workload"], cell["mode"], cell["backend"]) for cell in found["cells"]]
+    assert rows == [("conv_net", "static_graph", backend) for backend in ("gloo", "shm")]
     table = capsys.readouterr().out
     for cell in found["cells"]:
-        assert len(cell["sets"]) == 1
-        for builds in cell["sets"]:
-            assert len(builds) == 2
-            for build in builds:
-                turns = {who: len(times) for who, times in build.items()}
-                assert set(turns) == {"torch", "ours", "torch again"}
-                assert len(set(turns.values())) == 1
-                assert min(min(times) for times in build.values()) > 0
+        turns = set()
+        for sets, contestants in (
+            (cell["sets"], {"torch", "ours", "torch again"}),
+            (cell["floors"], {"torch", "ours"}),
+        ):
+            assert len(sets) == 1
+            for builds in sets:
+                assert len(builds) == 2
+                for build in builds:
+                    assert set(build) == contestants
+                    assert min(min(times) for times in build.values()) > 0
+                turns.add(tuple(len(times) for build in builds for times in build.values())[:2])
+        assert len(turns) == 1  # all sides of all backends took turns together
         assert cell["ours / torch"] <= cell["ours / torch upper"]
         assert f"{cell['ours / torch']:.3f}" in table
+        assert f"{cell['classes']['ours']['exposed']['median']:.2f}" in table
+    assert [(one["ours on"], one["torch on"]) for one in found["exposed"]] == [("gloo", "gloo"), ("shm", "gloo")]
+    assert "exposed communication" in (tmp_path / "step.html").read_text(encoding="utf-8")
 
 
 def test_recording() -> None:
@@ -81,11 +90,39 @@ def test_construct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_all_reduce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bench all-reduce` times both backends and the copy, for each size."""
+    """`bench all-reduce` times each collective on both backends beside both limits, shm in its own memory, too."""
     path = tmp_path / "all_reduce.json"
-    assert all_reduce.main(["--bytes", "4", "65536", "--rounds", "1", "--sets", "1", "--json", str(path)]) == 0
-    found = json.loads(path.read_text())["2"]
-    assert list(found) == ["4", "65536"]
-    assert all(side["median_us"] > 0 for sides in found.values() for side in sides.values())
-    assert {"shm", "gloo", "copy"} == set(found["4"])
-    assert "65536" in capsys.readouterr().out
+    asked = "--operation all --ranks 2 --bytes 4 4096 --rounds 1 --sets 1 --keep-noise"
+    assert all_reduce.main([*asked.split(), "--json", str(path), "--picture", str(tmp_path / "lines.html")]) == 0
+    found = json.loads(path.read_text())
+    sizes = [(name, size) for name in OPERATIONS for size in ((0,) if name == "barrier" else (4, 4096))]
+    assert [(row["operation"], row["bytes"]) for row in found["rows"]] == sizes
+    for row in found["rows"]:
+        limits = set() if row["operation"] == "barrier" else {"copy", "triad"}
+        shared = {"shm shared"} if row["operation"] == "all_reduce" else set()
+        assert set(row["sides"]) | set(row["missing"]) == {"shm", "gloo"} | shared | limits
+        assert "shm" in row["sides"]
+        assert all(side["median"] > 0 for side in row["sides"].values())
+    assert "all_gather_into_tensor" in capsys.readouterr().out
+    assert "all_gather_into_tensor" in (tmp_path / "lines.html").read_text(encoding="utf-8")
+
+
+def test_all_reduce_names_what_is_no_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    """A backend that can't be used is an error that lists those that can."""
+    with pytest.raises(SystemExit):
+        all_reduce.main(["--backends", "shm", "glue"])
+    told = capsys.readouterr().err
+    assert "invalid choice: 'glue'" in told
+    assert "shm" in told
+
+
+def test_what_a_backend_lacks() -> None:
+    """Torch's refusal of an operation that a backend lacks is told; any other error is raised."""
+
+    def refuses(words: str) -> None:
+        raise RuntimeError(words)
+
+    assert lacks(lambda: None) == ""
+    assert lacks(lambda: refuses("Backend gloo does not support reduce_scatter")).endswith("reduce_scatter")
+    with pytest.raises(RuntimeError, match="closed"):
+        lacks(lambda: refuses("Connection closed by peer"))
