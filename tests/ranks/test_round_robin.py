@@ -294,7 +294,7 @@ def _give_up(rank: int, size: int, how: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(("how", "words"), [("timeout", "300 ms, its timeout"), ("abort", "aborted the group")])
+@pytest.mark.parametrize(("how", "words"), [("timeout", "Timed out waiting 300ms"), ("abort", "aborted the group")])
 def test_timeouts_and_aborts_reach_all_groups(ranks: Ranks, how: str, words: str) -> None:
     """What is set on the one holds for each of its groups."""
     assert all(words in text for text in ranks(2, _give_up, how))
