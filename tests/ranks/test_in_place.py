@@ -12,6 +12,7 @@ from torch import nn
 
 import ddp_lab.comm
 from ddp_lab import DistributedDataParallel
+from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 
 Gradients = list[torch.Tensor | None]
@@ -23,7 +24,7 @@ class _Sum(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-        self.table = nn.Parameter(torch.randn(8, 64))
+        self.table = nn.Parameter(torch.randn(8 * 64))
         self.head = nn.Linear(64, 64)
 
     def forward(self, x: torch.Tensor, head: bool = True) -> torch.Tensor:
@@ -44,10 +45,20 @@ def _input(rank: int, step: int) -> torch.Tensor:
 
 
 def _shared_memory_of_autograd(rank: int, group: Any) -> Gradients:
-    model, found = _wrapped(group, _Sum()), Gradients()
-    for step in range(20):
+    model, found = _wrapped(group, _Sum(), bucket_cap_mb=1e-6), Gradients()
+    table = [name for name, _ in model.module.named_parameters()].index("table")
+
+    def until_averaged(gradient: torch.Tensor) -> None:  # with the memory of the gradient of `table`
+        bucket = next(number for number, members in enumerate(model._assignment) if table in members)
+        wait_until(lambda: model.reducer.stage()["buckets"][bucket][-1], 20, "the average of the table's gradient")
+
+    for step in range(4):
+        if step == 1:  # from now on buckets are in the order in which gradients arrive
+            model.module.net.register_forward_hook(
+                lambda module, given, out: out.register_hook(until_averaged) and None
+            )
         model.zero_grad()
-        model(_input(rank, step), head=True).square().sum().backward()
+        model(_input(rank, step)).square().sum().backward()
         found += _gradients(model)
     return found
 
