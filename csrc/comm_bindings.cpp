@@ -8,6 +8,7 @@
 #include <chrono>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -127,6 +128,19 @@ void bind_comm(py::module_& module) {
   module.def("flights", &dump_flights,
              "The newest operations of our own backends, as torch's Flight Recorder tells of its backends'.",
              py::arg("frames"));
+  module.def(
+      "shared_memory_timeout",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) {
+        auto* const ours = dynamic_cast<Backend*>(backend.get());
+        return ours == nullptr ? std::nullopt : std::optional(ours->timeout());
+      },
+      "Of such a backend; None of another.", py::arg("backend"));
+  module.def(
+      "set_timeout",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout) {
+        backend->setTimeout(timeout);
+      },
+      "Of any backend; Python's Backend has no such method.", py::arg("backend"), py::arg("timeout"));
   module.def("shared_memory_broken", &is_broken, "Whether it is such a backend and of no use any more.",
              py::arg("backend"));
   module.def("round_robin_backend", &make_round_robin, "The c10d backend that gives collectives to `groups` in turn.",

@@ -67,9 +67,10 @@ py::object inspect_gradients(const Reducer& reducer) {
 // (step, [(norm, checksum)]) of what the last backward has averaged, or None. Any thread.
 py::object inspect_averages(const Reducer& reducer) {
   std::optional<Reducer::Inspected> found;
-  {
+  if (std::optional<Reducer::Averages> averages = reducer.averages()) {
     const py::gil_scoped_release no_gil;
-    found = reducer.inspect_averages();
+    found = reducer.inspect(*averages);
+    averages.reset();
   }
   return found ? py::object(py::make_tuple(found->step, to_list(found->buckets))) : py::none();
 }

@@ -107,10 +107,13 @@ class Bucket {
   void set_known_rows(const at::Tensor& rows);
   std::optional<at::Tensor> known_rows() const;
 
-  // To be called after copy_out: which step's averages the buffer holds, if it does, and not `elsewhere`.
+  // To be called after copy_out: which step's averages the buffer holds, if it does; or that they are `elsewhere`, in
+  // the gradients alone.
   void note_average(const at::Tensor& reduced, bool as_view, bool elsewhere, std::int64_t step);
-  // Whether it still holds them. Writing to gradients that are its views ends it.
-  bool holds_average(std::int64_t step) const;
+  // These averages, by slot: views of the buffer, or gradients; empty if they were written to or replaced since. With
+  // the GIL, or at the end of the backward, so that nobody replaces gradients meanwhile.
+  std::vector<at::Tensor> averages(std::int64_t step) const;
+  bool holds_average(std::int64_t step) const { return !averages(step).empty(); }
 
   // Forgets the buffer and allocates another: a collective that was given up may still write into the old
   // one. Gradients that were views of the old buffer become views of the new one, with the values they have.
@@ -181,7 +184,14 @@ class Bucket {
   at::Tensor known_rows_;
   at::Tensor scale_;  // 1 / scaled_by_, as torch multiplies by it
   int scaled_by_ = 0;
-  std::int64_t averaged_in_ = -1;  // the step of which the buffer holds the averages, at `version_`
+  // A gradient that held the average, which may be gone.
+  struct Averaged {
+    c10::weak_intrusive_ptr<c10::TensorImpl> gradient;
+    std::uint32_t version;
+  };
+
+  std::int64_t averaged_in_ = -1;   // the step of which the buffer, at `version_`, or `averaged_` holds the averages
+  std::vector<Averaged> averaged_;  // by slot; empty: the buffer does
   std::uint32_t version_ = 0;
   bool cpu_ = false;
   bool sparse_ = false;

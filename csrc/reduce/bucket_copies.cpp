@@ -103,14 +103,42 @@ void Bucket::copy_out(const at::Tensor& reduced, bool as_view, const GradientAcc
 }
 
 void Bucket::note_average(const at::Tensor& reduced, bool as_view, bool elsewhere, std::int64_t step) {
-  const bool held = !sparse_ && (as_view || (in_buffer(reduced) && !elsewhere)) && !buffer_.is_inference();
-  averaged_in_ = held ? step : -1;
-  if (held) version_ = static_cast<std::uint32_t>(buffer_._version());
+  averaged_.clear();
+  averaged_in_ = -1;
+  if (sparse_ || buffer_.is_inference()) return;
+  if (elsewhere && !as_view) {
+    for (const Slot& slot : slots_) {
+      const at::Tensor& gradient = slot.variable.grad();
+      if (!gradient.defined() || gradient.is_inference()) return averaged_.clear();
+      averaged_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr()),
+                           static_cast<std::uint32_t>(gradient._version())});
+    }
+  } else if (as_view || in_buffer(reduced)) {
+    version_ = static_cast<std::uint32_t>(buffer_._version());
+  } else {
+    return;
+  }
+  averaged_in_ = step;
 }
 
-bool Bucket::holds_average(std::int64_t step) const {
-  if (averaged_in_ != step || !buffer_.defined() || buffer_.is_inference()) return false;
-  return version_ == static_cast<std::uint32_t>(buffer_._version());
+std::vector<at::Tensor> Bucket::averages(std::int64_t step) const {
+  if (averaged_in_ != step || !buffer_.defined() || buffer_.is_inference()) return {};
+  std::vector<at::Tensor> found;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (averaged_.empty()) {
+      found.push_back(slots_[i].view);
+      continue;
+    }
+    const at::Tensor& gradient = slots_[i].variable.grad();
+    const auto noted = averaged_[i].gradient.lock();
+    if (!noted || noted != gradient.getIntrusivePtr() ||
+        averaged_[i].version != static_cast<std::uint32_t>(gradient._version())) {
+      return {};
+    }
+    found.push_back(gradient);
+  }
+  if (averaged_.empty() && version_ != static_cast<std::uint32_t>(buffer_._version())) return {};
+  return found;
 }
 
 void Bucket::point_at_views(const at::Tensor& reduced, const GradientAccess& access, Skip skip) {

@@ -63,6 +63,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     Inspections buckets;
   };
 
+  using Mutex = std::recursive_mutex;  // a comm hook may ask the model about its buckets
+  using Lock = std::unique_lock<Mutex>;
+
+  // What the last backward has averaged, by bucket and slot; keeps the next one from writing to it.
+  struct Averages {
+    Lock lock;
+    std::int64_t step = 0;
+    std::vector<std::vector<at::Tensor>> buckets;
+  };
+
   // Of one bucket in the last backward that finished: host time in ns, 0 if there was none.
   struct Times {
     std::int64_t backward_begin = 0, first_ready = 0, ready = 0, launched = 0, reduced = 0, backward_end = 0;
@@ -187,8 +197,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // See [Note: inspecting gradients]
   // What each bucket's parameters have in `.grad`; nothing during a backward. The thread that trains alone.
   std::optional<Inspections> inspect_gradients() const;
-  // What the last synchronised backward has averaged, if the buffers tell. Any thread.
-  std::optional<Inspected> inspect_averages() const;
+  // What the last synchronised backward has averaged, if it is still there. Any thread that has the GIL.
+  std::optional<Averages> averages() const;
+  // Without the GIL. Nothing if they were written to meanwhile.
+  std::optional<Inspected> inspect(const Averages& averages) const;
   // At the end of the first backward from step `from` on, `callback(step, inspections)` is called there.
   void request_inspection(std::int64_t from) noexcept { inspect_from_ = from; }
   bool inspection_pending() const noexcept { return inspect_from_ != kNoInspection; }
@@ -197,8 +209,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_gradient_watch(std::shared_ptr<GradientWatch> watch);
 
  private:
-  using Mutex = std::recursive_mutex;  // a comm hook may ask the model about its buckets
-  using Lock = std::unique_lock<Mutex>;
   static constexpr std::int64_t kNoInspection = std::numeric_limits<std::int64_t>::max();
   static constexpr int kNoTask = -1;
 

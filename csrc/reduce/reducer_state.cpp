@@ -1,5 +1,6 @@
 // Reducer's rare calls: what happens between backwards, not in them.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "record/recorder.h"
@@ -12,12 +13,6 @@ std::vector<at::Tensor> gradients_of(const Bucket& bucket) {
   std::vector<at::Tensor> gradients;
   for (const Slot& slot : bucket.slots()) gradients.push_back(slot.variable.grad());
   return gradients;
-}
-
-std::vector<at::Tensor> views_of(const Bucket& bucket) {
-  std::vector<at::Tensor> views;
-  for (const Slot& slot : bucket.slots()) views.push_back(slot.view);
-  return views;
 }
 
 }  // namespace
@@ -130,28 +125,43 @@ std::optional<Reducer::Inspections> Reducer::inspect_gradients() const {
   const Lock lock(mutex_);
   if (in_flight_) return std::nullopt;
   Inspections found;
-  for (const auto& bucket : buckets_) found.push_back(inspect(gradients_of(*bucket)));
+  for (const auto& bucket : buckets_) found.push_back(ddp_lab::inspect(gradients_of(*bucket)));
   return found;
 }
 
-std::optional<Reducer::Inspected> Reducer::inspect_averages() const {
-  const Lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || in_flight_ || (busy_ && options_.gradient_as_bucket_view)) return std::nullopt;
-  const std::int64_t step = step_ - 1;
-  const auto held = [&] {
-    return std::all_of(buckets_.begin(), buckets_.end(), [&](const auto& b) { return b->holds_average(step); });
-  };
-  if (step < 0 || !held()) return std::nullopt;
-  Inspected found{step, {}};
-  for (const auto& bucket : buckets_) found.buckets.push_back(inspect(views_of(*bucket)));
-  if (!held()) return std::nullopt;  // a view was written to meanwhile
+std::optional<Reducer::Averages> Reducer::averages() const {
+  Averages found{Lock(mutex_, std::try_to_lock), step_ - 1, {}};
+  const bool changing = busy_ && (options_.gradient_as_bucket_view || sums_pieces());
+  if (!found.lock.owns_lock() || in_flight_ || changing || found.step < 0) return std::nullopt;
+  for (const auto& bucket : buckets_) {
+    found.buckets.push_back(bucket->averages(found.step));
+    if (found.buckets.back().empty()) return std::nullopt;
+  }
+  return found;
+}
+
+std::optional<Reducer::Inspected> Reducer::inspect(const Averages& averages) const {
+  std::vector<std::int64_t> versions;
+  Inspected found{averages.step, {}};
+  const auto version_of = [](const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor._version()); };
+  for (const auto& tensors : averages.buckets) {
+    std::transform(tensors.begin(), tensors.end(), std::back_inserter(versions), version_of);
+  }
+  for (const auto& tensors : averages.buckets) found.buckets.push_back(ddp_lab::inspect(tensors));
+  auto version = versions.begin();
+  for (const auto& tensors : averages.buckets) {
+    for (const at::Tensor& tensor : tensors) {
+      if (*version++ != version_of(tensor)) return std::nullopt;  // it was written to meanwhile
+    }
+  }
   return found;
 }
 
 Reducer::Inspections Reducer::inspect_at_end(std::int64_t step) const {
   Inspections found;
   for (const auto& bucket : buckets_) {
-    found.push_back(inspect(bucket->holds_average(step) ? views_of(*bucket) : gradients_of(*bucket)));
+    const std::vector<at::Tensor> averages = bucket->averages(step);
+    found.push_back(ddp_lab::inspect(averages.empty() ? gradients_of(*bucket) : averages));
   }
   return found;
 }

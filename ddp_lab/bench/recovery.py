@@ -158,19 +158,20 @@ def _collective(lab: Cluster) -> float:
     return time.monotonic() - begin
 
 
-def measure(times: int = 20, names: Sequence[str] = tuple(STATES)) -> dict[str, Any]:
+def measure(times: int = 20, names: Sequence[str] = tuple(STATES), backend: str = "gloo") -> dict[str, Any]:
     """Provokes each state and measures.
 
     Args:
         times: how often each.
-        names: of `STATES`.
+        names: of `STATES`. Over ``"shm"`` unmatched collectives do not hang: they are told.
+        backend: of the cluster's groups.
 
     Returns:
         what happened -> ``back_s`` and ``works_s`` (seconds, one for each time: until control is back, and from then
         until a collective has worked), ``kept`` (how often processes and variables were the same after it).
     """
     found: dict[str, Any] = {}
-    with Cluster(2, watch_seconds=None) as lab:
+    with Cluster(2, backend=backend, watch_seconds=None) as lab:
         lab.run(SETUP, board=SilentBoard())
         for name in names:
             state = STATES[name]
@@ -215,8 +216,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser("recovery", __doc__)
     parser.add_argument("--times", type=int, default=20, help="how often each state is provoked (default: 20)")
     parser.add_argument("--states", nargs="+", choices=list(STATES), default=list(STATES), metavar="STATE")
+    parser.add_argument("--backend", choices=["gloo", "shm"], default="gloo", help="of the cluster (default: gloo)")
     given = parser.parse_args(argv)
-    result = measure(given.times, given.states)
+    result = measure(given.times, given.states, given.backend)
     show(result, _table(result), given.json)
     return 0
 

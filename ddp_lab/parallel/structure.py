@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_process_group_store
+from torch.distributed.distributed_c10d import _get_process_group_store, default_pg_timeout
 
 from .. import native
 from .messages import module_text
+from .timeouts import timeout_of
 
 if TYPE_CHECKING:
     from .model_state import ModelState
@@ -202,7 +203,8 @@ def _wait_for_all(model: ModelState, changes: list[str]) -> None:
         return ", ".join(str(other) for other, key in enumerate(keys) if not store.check([key]))
 
     hint = time.monotonic() + _HINT_SECONDS
-    deadline = time.monotonic() + group._get_backend(model.device).options._timeout.total_seconds()
+    timeout = timeout_of(group._get_backend(model.device)) or default_pg_timeout
+    deadline = time.monotonic() + timeout.total_seconds()
     while not store.check(keys):  # not store.wait(): an interrupt could not end it
         if time.monotonic() > deadline:
             raise RuntimeError(

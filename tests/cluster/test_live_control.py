@@ -210,7 +210,7 @@ def test_step_through(lab: Lab, tmp_path: Path) -> None:
         _wait_steps(lab, 5)
         assert not running.done
     assert lab.values("step()\nmodel.reducer.in_flight()") == {0: False, 1: False}
-    held = "model.process_group._get_backend(torch.device('cpu')).options._timeout.total_seconds()"
+    held = "ddp_lab.parallel.timeouts.timeout_of(model.process_group._get_backend(torch.device('cpu'))).total_seconds()"
     assert lab.values(held) == {0: 1800.0, 1: 1800.0}
 
 

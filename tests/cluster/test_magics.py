@@ -29,7 +29,7 @@ def notebook() -> Iterator[Notebook]:
         kernel.run("%load_ext ddp_lab")
         shown = kernel.run("%cluster start -n 2")
         assert shown.status == "ok", shown.error
-        assert "cluster ready: ranks 0–1 · cpu · gloo in " in shown.text
+        assert "cluster ready: ranks 0–1 · cpu · shm in " in shown.text
         yield kernel
         kernel.run("%cluster stop")
     finally:

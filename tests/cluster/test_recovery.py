@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import ipyparallel
@@ -29,6 +29,13 @@ DESTRUCTOR = State(
     "class Slow:\n    def __del__(self): time.sleep(600)\nSlow()\ntime.sleep(601)", ("in __del__", "in __del__")
 )
 HANGS = {**STATES, "await": AWAIT, "destructor": DESTRUCTOR}
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Two ranks on Gloo, which gives no way to end what waits; tests/cluster/test_shm.py has some of this on "shm"."""
+    with Lab(2, backend="gloo") as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_run_all_again_on_a_detached_cluster(kernel: tuple[KernelManager, Any], 
     manager.restart_kernel()
     client.wait_for_ready(timeout=60)
     said = run_all(client, (*DETACHED[:2], "%cluster list", "%%distributed\nprint(kept)"))
-    assert "attached to again: ranks 0–1 · cpu · gloo in " in said
+    assert "attached to again: ranks 0–1 · cpu · shm in " in said
     assert "again  2 of 2" in said
     assert said.rstrip().endswith("1")
     assert "left again" in run_all(client, ("%cluster detach",))

@@ -206,6 +206,11 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
 }
 
+std::chrono::milliseconds Backend::timeout() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return timeout_;
+}
+
 std::uint64_t Backend::getSequenceNumberForGroup() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return given_ + gloo_->getSequenceNumberForGroup();

@@ -40,6 +40,7 @@ class Backend : public c10d::Backend, public PiecewiseBackend {
 
   const std::string getBackendName() const override { return "shm"; }
   void setTimeout(std::chrono::milliseconds timeout) override;
+  std::chrono::milliseconds timeout();
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override;
 

@@ -19,7 +19,7 @@ namespace {
 }  // namespace
 
 Segment Segment::create(std::size_t bytes) {
-  const int descriptor = memfd_create("ddp_lab", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const int descriptor = memfd_create("shm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) {
     fail("memfd_create");
   }

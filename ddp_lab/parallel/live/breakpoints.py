@@ -19,6 +19,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from ..inspection import live_models
+from ..timeouts import set_timeout, timeout_of
 from . import naps
 from .happening import index_of
 
@@ -160,19 +161,19 @@ def hold_timeouts() -> None:
         for group in list(c10d._world.pg_map):
             for device in group._device_types:
                 backend = group._get_backend(torch.device(device))
-                options = getattr(backend, "options", None)
-                if options is None or id(backend) in known:
+                timeout = timeout_of(backend)
+                if timeout is None or id(backend) in known:
                     continue
                 known.add(id(backend))
-                _before.append((backend, options._timeout))
-                backend._set_default_timeout(_HELD)
+                _before.append((backend, timeout))
+                set_timeout(backend, _HELD)
 
 
 def restore_timeouts() -> None:
     """Gives the groups their own timeouts back."""
     with _lock:
         for backend, timeout in _before:
-            backend._set_default_timeout(timeout)
+            set_timeout(backend, timeout)
         _before.clear()
 
 
