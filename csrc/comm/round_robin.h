@@ -6,8 +6,7 @@
 // of call stay out of the turns:
 // - Sending and receiving go to the first group. Two ranks send and receive without the others, so that the counts of
 //   ranks would part; and what a rank sends with one tag has to be found by whoever receives it, from anyone even.
-// - A barrier goes to all groups: it ends when everything is done that was given to any of them before. It counts as
-// one
+// - A barrier goes to all groups: it ends when all that was given to any of them before is done. It counts as one
 //   collective.
 // - What is coalesced between startCoalescing and endCoalescing goes to the first group, in one piece.
 #pragma once

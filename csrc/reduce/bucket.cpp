@@ -69,7 +69,7 @@ void Bucket::renew() {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     at::Tensor& gradient = slots_[i].variable.mutable_grad();
     was_view[i] = is_view(i, gradient);
-    const bool written_to = !in_place_.empty() && gradient.defined() && gradient.is_same(in_place_[i].target);
+    const bool written_to = in_place() && gradient.defined() && gradient.is_same(in_place_[i].target);
     if (written_to && !was_view[i]) gradient = gradient.clone();
   }
   deferred_.clear();

@@ -78,10 +78,10 @@ class Bucket {
   // can't be: copy_in is to be called then. See [Note: reduced in place].
   bool take_in_place(std::size_t slot, const at::Tensor& gradient, const at::Tensor& arrived, bool as_view);
   // Whether there are such gradients; the array that they make with what was copied in, and its memory.
-  bool in_place() const noexcept { return in_place_count_ != 0; }
+  bool in_place() const noexcept { return !in_place_.empty(); }
   std::pair<std::vector<SumPiece>, std::vector<at::Tensor>> pieces() const;
-  // A part of what was reduced, in which an error of another rank would be told.
-  at::Tensor first_part(const at::Tensor& reduced) const { return in_place() ? target_of_first() : reduced; }
+  // A part of what was reduced, in whose first element an error of another rank would be told.
+  at::Tensor first_part(const at::Tensor& reduced) const;
 
   // Writes `gradient` divided by `divisor` (1: unchanged) into the slot; zeros if it is undefined. A gradient
   // that is the slot's own view is divided in place. With `as_view` the gradient becomes the view.
@@ -113,7 +113,6 @@ class Bucket {
   // These averages, by slot: views of the buffer, or gradients; empty if they were written to or replaced since. With
   // the GIL, or at the end of the backward, so that nobody replaces gradients meanwhile.
   std::vector<at::Tensor> averages(std::int64_t step) const;
-  bool holds_average(std::int64_t step) const { return !averages(step).empty(); }
 
   // Forgets the buffer and allocates another: a collective that was given up may still write into the old
   // one. Gradients that were views of the old buffer become views of the new one, with the values they have.
@@ -154,8 +153,7 @@ class Bucket {
   };
 
   void allocate();
-  at::Tensor target_of_first() const;
-  void forget_in_place();
+  void forget_in_place() noexcept { in_place_.clear(); }
   bool copy_from_in_place(std::size_t slot, at::Tensor& gradient) const;
   void write(const Slot& slot, const at::Tensor& gradient, int divisor);
   void warn_of_strides(const Slot& slot, const at::Tensor& gradient);
@@ -179,7 +177,6 @@ class Bucket {
   std::int64_t bytes_ = 0;
   std::vector<Deferred> deferred_;
   std::vector<InPlace> in_place_;  // by slot; empty without any
-  std::size_t in_place_count_ = 0;
   std::shared_ptr<Notices> notices_;
   at::Tensor known_rows_;
   at::Tensor scale_;  // 1 / scaled_by_, as torch multiplies by it

@@ -147,7 +147,7 @@ void Bucket::point_at_views(const at::Tensor& reduced, const GradientAccess& acc
     if (skip && skip(i)) continue;
     const Slot& slot = slots_[i];
     access.with(slot.variable, [&](at::Tensor& gradient) {
-      const bool waits = !in_place_.empty() && gradient.is_same(in_place_[i].source);
+      const bool waits = in_place() && gradient.is_same(in_place_[i].source);
       if (!gradient.defined() || waits) {
         gradient = slot.view;
       } else if (gradient.requires_grad()) {  // see [Note: gradients with a graph]
@@ -170,11 +170,9 @@ void Bucket::copy_to_gradients(const at::Tensor& reduced, const GradientAccess& 
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (skip && skip(i)) continue;
     const Slot& slot = slots_[i];
-    bool done = false;
-    access.with(slot.variable, [&](at::Tensor& gradient) { return done = copy_from_in_place(i, gradient); });
-    if (done) continue;
     const at::Tensor source = buffered ? slot.view : slot_view(flat, slot.variable, slot.offset);
     access.with(slot.variable, [&](at::Tensor& gradient) {
+      if (copy_from_in_place(i, gradient)) return true;
       if (!gradient.defined()) {
         gradient = torch::autograd::utils::clone_obey_contract(source, slot.variable);
       } else if (plain(slot, gradient)) {

@@ -52,7 +52,6 @@ bool Bucket::take_in_place(std::size_t index, const at::Tensor& gradient, const 
   }
   in_place_.resize(slots_.size());
   in_place_[index] = {gradient, as_view ? slot.view : gradient};
-  ++in_place_count_;
   return true;
 }
 
@@ -98,12 +97,15 @@ std::pair<std::vector<SumPiece>, std::vector<at::Tensor>> Bucket::pieces() const
   return {std::move(found), std::move(kept)};
 }
 
-at::Tensor Bucket::target_of_first() const {
-  return in_place_[0].source.defined() ? in_place_[0].target : slots_[0].view;
+at::Tensor Bucket::first_part(const at::Tensor& reduced) const {
+  if (!in_place()) return reduced;
+  std::size_t first = 0;  // parameters may have no elements
+  while (first + 1 < slots_.size() && slots_[first].numel == 0) ++first;
+  return in_place_[first].source.defined() ? in_place_[first].target : slots_[first].view;
 }
 
 bool Bucket::copy_from_in_place(std::size_t slot, at::Tensor& gradient) const {
-  if (in_place_.empty() || !in_place_[slot].source.defined()) return false;
+  if (!in_place() || !in_place_[slot].source.defined()) return false;
   const InPlace& own = in_place_[slot];
   if (!gradient.is_same(own.target)) {  // something has assigned another one meanwhile
     if (gradient.defined()) {
@@ -115,11 +117,6 @@ bool Bucket::copy_from_in_place(std::size_t slot, at::Tensor& gradient) const {
     gradient.unsafeGetTensorImpl()->bump_version();
   }
   return true;
-}
-
-void Bucket::forget_in_place() {
-  in_place_.clear();
-  in_place_count_ = 0;
 }
 
 Launched start_pieces(PiecewiseBackend& backend, const Bucket& bucket, int divisor) {

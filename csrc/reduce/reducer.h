@@ -68,9 +68,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // What the last backward has averaged, by bucket and slot; keeps the next one from writing to it.
   struct Averages {
-    Lock lock;
     std::int64_t step = 0;
     std::vector<std::vector<at::Tensor>> buckets;
+    Lock lock;  // goes first: to let the last reference to a tensor go may need the GIL
   };
 
   // Of one bucket in the last backward that finished: host time in ns, 0 if there was none.

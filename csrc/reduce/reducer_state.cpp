@@ -130,9 +130,12 @@ std::optional<Reducer::Inspections> Reducer::inspect_gradients() const {
 }
 
 std::optional<Reducer::Averages> Reducer::averages() const {
-  Averages found{Lock(mutex_, std::try_to_lock), step_ - 1, {}};
+  Averages found;
+  found.lock = Lock(mutex_, std::try_to_lock);
+  if (!found.lock.owns_lock()) return std::nullopt;
   const bool changing = busy_ && (options_.gradient_as_bucket_view || sums_pieces());
-  if (!found.lock.owns_lock() || in_flight_ || changing || found.step < 0) return std::nullopt;
+  found.step = step_ - 1;
+  if (in_flight_ || changing || found.step < 0) return std::nullopt;
   for (const auto& bucket : buckets_) {
     found.buckets.push_back(bucket->averages(found.step));
     if (found.buckets.back().empty()) return std::nullopt;

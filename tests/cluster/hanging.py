@@ -195,3 +195,28 @@ def settled(lab: Lab, kind: str) -> Report:
     except AssertionError as error:
         raise AssertionError(f"{error}; last: {seen[-1]}") from None
     return seen[-1]
+
+
+def told_apart(lab: Lab, name: str) -> None:
+    """Asserts what is said of ranks that run apart, in the cell of `APART` of that name, which is then interrupted."""
+    code, begins, words = APART[name]
+    board, before, lab.watch_seconds = Announced(), lab.watch_seconds, 0.6
+    try:
+        with running(lab, code, board=board):
+            wait_until(lambda: bool(board.said), 20, "the word")
+    finally:
+        lab.watch_seconds = before
+    [text] = [said for _, said in board.said if "`%cluster doctor`" in said]
+    assert text.startswith(begins)
+    for some in words:
+        assert some in text
+
+
+def diagnosed(lab: Lab, name: str) -> Report:
+    """Asserts the doctor's sentence about the cell of `HANGS` of that name, which is then interrupted."""
+    code, kind, words = HANGS[name]
+    with running(lab, code):
+        report = settled(lab, kind)
+    for some in words:
+        assert some in report.diagnosis.sentence, report
+    return report

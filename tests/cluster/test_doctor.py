@@ -12,7 +12,7 @@ from ddp_lab import CellError
 from ddp_lab.client.doctor import Report
 from ddp_lab.insight.examined import Examined, Place
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import APART, HANGS, MODEL, Announced, running, settled
+from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, running, settled, told_apart
 from tests.leftovers import wait_until
 
 
@@ -26,11 +26,7 @@ def lab() -> Iterator[Lab]:
 @pytest.mark.parametrize("name", HANGS)
 def test_the_sentence(lab: Lab, name: str) -> None:
     """The doctor names the reason, and interrupting leaves ranks that work."""
-    code, kind, words = HANGS[name]
-    with running(lab, code):
-        report = settled(lab, kind)
-    for some in words:
-        assert some in report.diagnosis.sentence, report
+    report = diagnosed(lab, name)
     assert report.diagnosis.remedy
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -85,17 +81,7 @@ def test_a_cell_without_progress_says_so_once(lab: Lab) -> None:
 @pytest.mark.parametrize("name", APART)
 def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
     """Ranks that make different calls are told of while all of them run on and print; works that never end go away."""
-    code, begins, words = APART[name]
-    board, lab.watch_seconds = Announced(), 0.6
-    try:
-        with running(lab, code, board=board):
-            wait_until(lambda: bool(board.said), 20, "the word")
-    finally:
-        lab.watch_seconds = 10.0
-    [text] = [said for _, said in board.said if "`%cluster doctor`" in said]
-    assert text.startswith(begins)
-    for some in words:
-        assert some in text
+    told_apart(lab, name)
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 

@@ -10,8 +10,7 @@ import pytest
 from ddp_lab.bench.recovery import SETUP, STATES, interrupted
 from ddp_lab.errors import CellError
 from tests.cluster.conftest import Lab
-from tests.cluster.hanging import APART, HANGS, Announced, running, settled
-from tests.leftovers import wait_until
+from tests.cluster.hanging import diagnosed, told_apart
 
 WAITING = (
     "collective that one rank does not enter",
@@ -75,27 +74,13 @@ def test_different_calls_end_with_both(lab: Lab) -> None:
 @pytest.mark.parametrize("name", ["ended", "asynchronous", "fewer batches"])
 def test_the_doctor_says_why_it_hangs(lab: Lab, name: str) -> None:
     """As with Gloo, down to the number of the collective."""
-    code, kind, words = HANGS[name]
-    with running(lab, code):
-        report = settled(lab, kind)
-    for some in words:
-        assert some in report.diagnosis.sentence, report
+    diagnosed(lab, name)
 
 
 @pytest.mark.parametrize("name", ["only one", "sends"])
 def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
     """They are told of while all run on, with the line that launched what another rank lacks."""
-    code, begins, words = APART[name]
-    board, lab.watch_seconds = Announced(), 0.6
-    try:
-        with running(lab, code, board=board):
-            wait_until(lambda: bool(board.said), 20, "the word")
-    finally:
-        lab.watch_seconds = None
-    [text] = [said for _, said in board.said if "`%cluster doctor`" in said]
-    assert text.startswith(begins)
-    for some in words:
-        assert some in text
+    told_apart(lab, name)
 
 
 def test_a_round_robin_group_is_freed_and_made_again(lab: Lab) -> None:

@@ -256,9 +256,18 @@ def shared_memory(rank: int) -> None:
     works = [dist.all_reduce(torch.ones(50_000), group=group, async_op=True) for _ in range(20)]
     for work in works:
         work.wait()
-    model = ddp_lab.DistributedDataParallel(nn.Linear(50, 50), process_group=group, bucket_cap_mb=0.001)
-    for _ in range(STEPS):
-        model(torch.ones(3, 50) * rank).sum().backward()
+    cpu = torch.device("cpu")
+    for count in (3, 400_001):
+        shared = group._get_backend(cpu).allocate_tensor(count, dtype=torch.float32, device=cpu).fill_(1)
+        dist.all_reduce(shared, group=group)
+        dist.all_reduce(shared if rank else torch.ones(count), group=group)
+    for views in (False, True):
+        model = ddp_lab.DistributedDataParallel(
+            nn.Linear(50, 50), process_group=group, bucket_cap_mb=0.001, gradient_as_bucket_view=views
+        )
+        for step in range(STEPS):
+            model.zero_grad(set_to_none=step % 2 == 0)
+            model(torch.ones(3, 50) * rank).sum().backward()
     with contextlib.suppress(RuntimeError):
         dist.all_reduce(torch.ones(1 + rank), group=group)  # a disagreement
     waiting = dist.new_group(backend="shm")

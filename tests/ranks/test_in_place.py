@@ -184,3 +184,38 @@ def _compare(rank: int, size: int, name: str) -> None:
 def test_gradients_are_those_of_gloo(ranks: Ranks, name: str) -> None:
     """To the bit: two ranks add in one order only."""
     ranks(2, _compare, name)
+
+
+class _Forgetful(nn.Module):
+    """A parameter without elements is there, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.empty = nn.Parameter(torch.zeros(0))
+
+    def forward(self, x: torch.Tensor, head: bool) -> torch.Tensor:
+        out: torch.Tensor = self.body(x)
+        return (self.head(out) if head else out) + self.empty.sum()
+
+
+def _forgets(rank: int, size: int) -> str:
+    ddp_lab.comm.register()
+    group = dist.new_group(backend="shm")
+    model = DistributedDataParallel(_Forgetful(), process_group=group)
+
+    def train() -> None:
+        for _ in range(2):
+            model(torch.ones(2, 8), head=rank == 0).sum().backward()
+
+    with pytest.raises(RuntimeError) as caught:
+        train()
+    dist.destroy_process_group(group)
+    return str(caught.value)
+
+
+def test_an_error_reaches_who_reduces_in_place(ranks: Ranks) -> None:
+    """One rank's backward leaves a layer out: the other one, which waits, is told which and where."""
+    for text in ranks(2, _forgets):
+        assert "rank 1" in text
+        assert "head.weight" in text
