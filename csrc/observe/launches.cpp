@@ -109,11 +109,12 @@ class WatchedHook final : public CommHookInterface {
 }  // namespace
 
 void note_reduced(const SeenLaunch& launch) {
-  if (launch.reduced->exchange(true)) return;
-  Event fact = launch.fact;
-  fact.kind = Kind::kBucketReduced;
-  fact.host_ns = now_ns();
-  recorder().record(fact);
+  std::call_once(*launch.reduced, [&] {
+    Event fact = launch.fact;
+    fact.kind = Kind::kBucketReduced;
+    fact.host_ns = now_ns();
+    recorder().record(fact);
+  });
 }
 
 void listen(const Listener& listener) {

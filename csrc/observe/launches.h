@@ -4,8 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "record/event.h"
@@ -20,12 +20,13 @@ namespace ddp_lab {
 // A bucket whose collective is being started.
 struct SeenLaunch {
   Event fact;
-  std::shared_ptr<DeviceSpans::Span> span;                                                  // null on a CPU
-  std::shared_ptr<std::atomic<bool>> reduced = std::make_shared<std::atomic<bool>>(false);  // has been recorded
+  std::shared_ptr<DeviceSpans::Span> span;                                       // null on a CPU
+  std::shared_ptr<std::once_flag> reduced = std::make_shared<std::once_flag>();  // called when it was recorded
 };
 
-// Records that the bucket is reduced, once. Who waits for a future can go on before its callbacks have run, so the end
-// of the backward says it for those that have not.
+// Records that the bucket is reduced, once; it is recorded when this returns, also where another thread does it at the
+// same time. Who waits for a future can go on before its callbacks have run, so the end of the backward says it for
+// those that have not.
 void note_reduced(const SeenLaunch& launch);
 
 class LaunchListener {

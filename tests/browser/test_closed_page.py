@@ -17,13 +17,13 @@ START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"
 TRAIN = """%%distributed --watch
 import os
 model, steps = ddp_lab.DistributedDataParallel(torch.nn.Linear(8, 8)), 0
-while not os.path.exists({gate!r}):
+while True:
     model(torch.randn(4, 8)).sum().backward()
     steps += 1
     open({begun!r}, "w").close()
-    go_on = torch.tensor(float(os.path.exists({gate!r})))
-    dist.all_reduce(go_on)
-    if go_on: break
+    stop = torch.tensor(float(os.path.exists({gate!r})))
+    dist.all_reduce(stop)
+    if stop: break
 """
 AFTER = """%%distributed
 total = torch.tensor([steps]); dist.all_reduce(total)
