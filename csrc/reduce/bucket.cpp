@@ -72,7 +72,7 @@ void Bucket::renew() {
     const bool written_to = in_place() && gradient.defined() && gradient.is_same(in_place_[i].target);
     if (written_to && !was_view[i]) gradient = gradient.clone();
   }
-  deferred_.clear();
+  forget_deferred();
   forget_in_place();
   allocate();
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -110,7 +110,7 @@ void Bucket::warn_of_graph(const Slot& slot) {
 
 void Bucket::fill_zero() {
   const at::NoGradGuard no_grad;
-  deferred_.clear();
+  forget_deferred();
   if (!sparse_) {
     hold();
     buffer_.zero_();

@@ -87,7 +87,8 @@ class Bucket {
   // that is the slot's own view is divided in place. With `as_view` the gradient becomes the view.
   // Returns true if `gradient` is another tensor now.
   bool copy_in(std::size_t slot, at::Tensor& gradient, int divisor, bool as_view);
-  // Call it when all gradients are in, before the launch. Does nothing but in a batched bucket.
+  // Call it when all gradients are in, before the launch: writes those that copy_in has put off. See [Note: fused
+  // copies].
   void flush(int divisor);
 
   // Which slots' gradients copy_out leaves alone; null: none.
@@ -155,6 +156,9 @@ class Bucket {
   void allocate();
   void forget_in_place() noexcept { in_place_.clear(); }
   bool copy_from_in_place(std::size_t slot, at::Tensor& gradient) const;
+  // Whether gradients of this slot are copied together with others.
+  bool fuses(const Slot& slot) const noexcept;
+  void forget_deferred();
   void write(const Slot& slot, const at::Tensor& gradient, int divisor);
   void warn_of_strides(const Slot& slot, const at::Tensor& gradient);
   void warn_of_graph(const Slot& slot);
@@ -175,8 +179,9 @@ class Bucket {
   MakeBuffer make_buffer_;
   std::int64_t numel_ = 0;
   std::int64_t bytes_ = 0;
-  std::vector<Deferred> deferred_;
-  std::vector<InPlace> in_place_;  // by slot; empty without any
+  std::vector<Deferred> deferred_;      // what flush copies in
+  std::vector<std::size_t> undivided_;  // these, and those that are views: what flush divides
+  std::vector<InPlace> in_place_;       // by slot; empty without any
   std::shared_ptr<Notices> notices_;
   at::Tensor known_rows_;
   at::Tensor scale_;  // 1 / scaled_by_, as torch multiplies by it
@@ -193,6 +198,7 @@ class Bucket {
   bool cpu_ = false;
   bool sparse_ = false;
   bool batched_ = false;
+  bool divided_some_ = false;  // of this backward, so that flush can't divide the whole buffer at once
   bool lazy_ = false;
 };
 

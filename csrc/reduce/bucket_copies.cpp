@@ -9,6 +9,23 @@
 
 namespace ddp_lab {
 
+// [Note: fused copies]
+// To launch a kernel takes the host of a device several microseconds, in which the device copies megabytes. So
+// gradients that are smaller than that wait until their bucket is ready: one launch copies a hundred of them, another
+// divides them. Larger ones are written at once, divided on the way in a single pass over their memory. The way back is
+// the same. With batched_grad_copy every gradient waits, on a CPU as well.
+constexpr std::int64_t kFusedBytes = std::int64_t{1} << 20;
+
+bool Bucket::fuses(const Slot& slot) const noexcept {
+  return batched_ || (!cpu_ && slot.numel * static_cast<std::int64_t>(options_.dtype().itemsize()) < kFusedBytes);
+}
+
+void Bucket::forget_deferred() {
+  deferred_.clear();
+  undivided_.clear();
+  divided_some_ = false;
+}
+
 bool Bucket::plain(const Slot& slot, const at::Tensor& gradient) const {
   return cpu_ && gradient.key_set() == slot.view.key_set() && gradient.dtype() == slot.view.dtype() &&
          gradient.sizes() == slot.view.sizes() &&
@@ -29,12 +46,15 @@ bool Bucket::copy_in(std::size_t index, at::Tensor& gradient, int divisor, bool 
     return false;
   }
   const bool already = is_view(index, gradient);
-  if (batched_) {
-    if (!already) deferred_.push_back({index, gradient});
-  } else if (already) {
-    divide(slot.view, slot.numel, divisor);
+  if (fuses(slot)) {
+    undivided_.push_back(index);
+    if (!already) {
+      warn_of_strides(slot, gradient);
+      deferred_.push_back({index, gradient});
+    }
   } else {
-    write(slot, gradient, divisor);
+    divided_some_ = true;
+    already ? divide(slot.view, slot.numel, divisor) : write(slot, gradient, divisor);
   }
   const bool graph = gradient.requires_grad();
   if (graph) warn_of_graph(slot);
@@ -79,16 +99,24 @@ void Bucket::write(const Slot& slot, const at::Tensor& gradient, int divisor) {
 }
 
 void Bucket::flush(int divisor) {
-  if (!batched_) return;
+  if (undivided_.empty()) return;
   const at::NoGradGuard no_grad;
+  // As torch rounds it: complex numbers are divided as pairs of real ones.
+  const auto real = [](const at::Tensor& data) { return data.is_complex() ? at::view_as_real(data) : data; };
   std::vector<at::Tensor> views, gradients;
   for (Deferred& deferred : deferred_) {
     views.push_back(slots_[deferred.slot].view);
     gradients.push_back(std::move(deferred.gradient));
   }
-  deferred_.clear();
   if (!views.empty()) at::_foreach_copy_(views, gradients);
-  divide(buffer_.is_complex() ? at::view_as_real(buffer_) : buffer_, numel_, divisor);  // as torch rounds it
+  if (!divided_some_) {
+    divide(real(buffer_), numel_, divisor);
+  } else if (divisor != 1) {
+    views.clear();
+    for (const std::size_t index : undivided_) views.push_back(real(slots_[index].view));
+    at::_foreach_mul_(views, 1.0 / divisor);
+  }
+  forget_deferred();
 }
 
 void Bucket::copy_out(const at::Tensor& reduced, bool as_view, const GradientAccess& access, Skip skip) {
@@ -179,7 +207,7 @@ void Bucket::copy_to_gradients(const at::Tensor& reduced, const GradientAccess& 
         copy_bytes(gradient.mutable_data_ptr(), source.const_data_ptr(),
                    slot.numel * static_cast<std::int64_t>(options_.dtype().itemsize()));
         gradient.unsafeGetTensorImpl()->bump_version();
-      } else if (!cpu_ && gradient.dtype() == source.dtype() && gradient.layout() == at::kStrided) {
+      } else if (!cpu_ && fuses(slot) && gradient.dtype() == source.dtype() && gradient.layout() == at::kStrided) {
         targets.push_back(gradient);
         sources.push_back(source);
       } else {

@@ -15,7 +15,7 @@ namespace ddp_lab {
 // Whoever looks at a buffer outside a backward calls hold() first: zeros of a rank that has joined, NaN for a shared
 // error. What a bucket is (numel, bytes, dtype, device) needs no buffer.
 void Bucket::release() {
-  deferred_.clear();
+  forget_deferred();
   forget_in_place();
   if (!lazy_ || !buffer_.defined()) return;
   if (!cpu_) {

@@ -208,7 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help=f"all, or some of {', '.join(OPERATIONS)} (default: all_reduce)",
     )
-    backends.add_backends(parser, _BACKENDS)
+    choices = backends.available()
+    parser.add_argument("--backends", nargs="+", choices=choices, default=list(_BACKENDS), help="(default: both)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="numbers (default: 2 4)")
     parser.add_argument("--bytes", type=int, nargs="+", default=list(_SIZES), metavar="B", help="sizes of the buffers")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")

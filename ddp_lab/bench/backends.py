@@ -1,8 +1,7 @@
-"""Which backends a benchmark can compare on CPU ranks, and a group of the ranks on each of them."""
+"""Which backends a benchmark can compare, and a group of the ranks on each of them."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,19 +10,14 @@ import torch.distributed as dist
 
 from .. import comm
 
-__all__ = ["add_backends", "available", "groups", "memory_of"]
+__all__ = ["available", "groups", "memory_of"]
 
 
-def available() -> list[str]:
-    """Names that `torch.distributed` knows, can use here, and takes for CPU tensors; ours among them."""
+def available(device: str = "cpu") -> list[str]:
+    """Names that `torch.distributed` knows, can use here, and takes for tensors of this device; ours among them."""
     comm.register()
-    names = [name for name, devices in dist.Backend.backend_capability.items() if "cpu" in devices]
+    names = [name for name, devices in dist.Backend.backend_capability.items() if device in devices]
     return sorted(name for name in names if name != "fake" and dist.is_backend_available(name))
-
-
-def add_backends(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
-    """Adds ``--backends``."""
-    parser.add_argument("--backends", nargs="+", choices=available(), default=list(default), help="(default: both)")
 
 
 def groups(names: Sequence[str]) -> dict[str, Any]:

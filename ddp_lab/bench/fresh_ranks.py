@@ -17,7 +17,14 @@ Prepare = Callable[[int], None]
 
 
 def _run_rank(
-    rank: int, size: int, folder: str, threads: int, prepare: Prepare | None, function: Callable[..., Any], args: Any
+    rank: int,
+    size: int,
+    folder: str,
+    threads: int,
+    device: str,
+    prepare: Prepare | None,
+    function: Callable[..., Any],
+    args: Any,
 ) -> None:
     if prepare is not None:
         prepare(rank)
@@ -27,6 +34,10 @@ def _run_rank(
 
     warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")  # what is measured is its cost
     torch.set_num_threads(threads)
+    if device == "cuda":
+        if size > torch.cuda.device_count():  # they share GPUs, which NCCL allows to processes of different hosts alone
+            os.environ["NCCL_HOSTID"] = f"rank {rank}"
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=FileStore(f"{folder}/store", size), rank=rank, world_size=size)
     found = function(*args)
@@ -37,7 +48,12 @@ def _run_rank(
 
 
 def run(
-    function: Callable[..., Any], *args: Any, ranks: int = 2, threads: int = 1, prepare: Prepare | None = None
+    function: Callable[..., Any],
+    *args: Any,
+    ranks: int = 2,
+    threads: int = 1,
+    device: str = "cpu",
+    prepare: Prepare | None = None,
 ) -> Any:
     """Calls ``function(*args)`` on each of `ranks` new processes that form one Gloo group.
 
@@ -46,6 +62,7 @@ def run(
         args: its arguments.
         ranks: processes.
         threads: intra-op threads of each.
+        device: ``"cuda"``: each has a GPU as its current device, in turns where there are fewer.
         prepare: is called with the rank before the process forms the group; a picklable object.
 
     Returns:
@@ -54,5 +71,5 @@ def run(
     from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_run_rank, (ranks, folder, threads, prepare, function, args), nprocs=ranks)
+        spawn(_run_rank, (ranks, folder, threads, device, prepare, function, args), nprocs=ranks)
         return json.loads(Path(folder, "result.json").read_text())

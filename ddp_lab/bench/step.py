@@ -7,10 +7,13 @@ is exposed communication. `ddp_lab.bench.ratios` says how ratios and bounds come
 the floor is taken off, `ddp_lab.bench.noise` which figures are too noisy to show. The four models in plain mode on both
 backends (5 sets) take about 9 minutes on 2 cores; `--models`, `--backends`, `--sets` and `--seconds` make less of it,
 `--modes` more. Run it on a quiet machine: the last two columns, torch's class against itself, say how quiet it was.
+``--device cuda`` does the same on GPUs with NCCL; a step then ends when its last kernel has. Ranks that have to share a
+GPU take turns on it: ratios of more ranks than GPUs say little about speed.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import gc
 import random
@@ -30,7 +33,7 @@ from .workloads import CONTESTANTS, MODES, WORKLOADS, Step, training_step, wrapp
 
 __all__ = ["main", "measure"]
 
-_BACKENDS = ("gloo", "shm")
+_BACKENDS = {"cpu": ("gloo", "shm"), "cuda": ("nccl",)}
 _BLOCK_S = 0.06  # a block is as many steps as fit, at least one
 _WARM_UP = 4  # steps: the first bucket assignment, the rebuild, and two as all others
 
@@ -95,11 +98,12 @@ def _compare(steps: dict[_Side, Step], until: float, shuffle: random.Random) -> 
 
 
 def _cell(
-    workload: str, mode: str, groups: dict[str, Any], seconds: float, builds: int, shuffle: random.Random
+    workload: str, mode: str, groups: dict[str, Any], device: str, seconds: float, builds: int, shuffle: random.Random
 ) -> list[_Contest]:
     """All builds of one model in one mode, in about this time. Runs on each rank."""
     torch.manual_seed(0)
     module, batch = WORKLOADS[workload]()
+    module, batch = module.to(device), batch.to(device)
     begin = time.monotonic()
     found = []
     for number in range(builds):
@@ -110,13 +114,15 @@ def _cell(
     return found
 
 
-def _set(cells: Sequence[Sequence[str]], names: Sequence[str], seconds: float, builds: int, seed: int) -> list[Any]:
+def _set(
+    cells: Sequence[Sequence[str]], names: Sequence[str], device: str, seconds: float, builds: int, seed: int
+) -> list[Any]:
     from ddp_lab import recording
 
     recording.enable()
     groups = backends.groups(names)
     return [
-        _cell(workload, mode, groups, seconds * len(groups), builds, random.Random(seed + i))
+        _cell(workload, mode, groups, device, seconds * len(groups), builds, random.Random(seed + i))
         for i, (workload, mode) in enumerate(cells)
     ]
 
@@ -125,7 +131,8 @@ def measure(
     workloads: Sequence[str] = tuple(WORKLOADS),
     modes: Sequence[str] = ("plain",),
     *,
-    compared: Sequence[str] = _BACKENDS,
+    compared: Sequence[str] | None = None,
+    device: str = "cpu",
     sets: int = 5,
     seconds: float = 12.0,
     builds: int = 2,
@@ -138,7 +145,8 @@ def measure(
     Args:
         workloads: of `WORKLOADS`.
         modes: of `MODES`.
-        compared: names of backends.
+        compared: names of backends (default: Gloo and ours on CPUs, NCCL on GPUs).
+        device: ``"cpu"`` or ``"cuda"``.
         sets: how many times all processes are started anew.
         seconds: for each workload, mode and backend in each set.
         builds: how many times the contestants are built anew in a set.
@@ -154,12 +162,13 @@ def measure(
         asked for.
     """
     asked = [(workload, mode) for workload in workloads for mode in modes]
+    compared = list(compared or _BACKENDS[device])
     measured: list[list[list[_Contest]]] = []
     others: list[float | None] = []
     for number in range(sets):
         with noise.Watch() as watch:
-            call = (asked, list(compared), seconds, builds, 1000 * number)
-            measured.append(fresh_ranks.run(_set, *call, ranks=ranks, threads=threads))
+            call = (asked, compared, device, seconds, builds, 1000 * number)
+            measured.append(fresh_ranks.run(_set, *call, ranks=ranks, threads=threads, device=device))
         others.append(watch.others)
     cells, left = [], []
     for i, (workload, mode) in enumerate(asked):
@@ -171,7 +180,8 @@ def measure(
         "torch": torch.__version__,
         "ranks": ranks,
         "threads": threads,
-        "backends": list(compared),
+        "device": device,
+        "backends": compared,
         "number of sets": sets,
         "seconds": seconds,
         "builds": builds,
@@ -230,7 +240,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=", ".join(names),
     )
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["plain"], help="(default: plain)")
-    backends.add_backends(parser, _BACKENDS)
+    parser.add_argument("--device", choices=list(_BACKENDS), default="cpu", help="what the ranks train on (cpu)")
+    parser.add_argument("--backends", nargs="+", metavar="NAME", help="(default: gloo shm; nccl on GPUs)")
     parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (%(default)s)")
     parser.add_argument("--seconds", type=float, default=12.0, help="for each row of the table in each set (12)")
     parser.add_argument("--builds", type=int, default=2, help="of each model in each set (%(default)s)")
@@ -240,10 +251,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_noise(parser)
     add_picture(parser)
     given = parser.parse_args(argv)
+    _check(parser, given)
     summary = measure(
         given.workloads,
         given.modes,
         compared=given.backends,
+        device=given.device,
         sets=given.sets,
         seconds=given.seconds,
         builds=given.builds,
@@ -257,6 +270,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         table += "\n\n" + recording_cost.table(summary["recording"])
     _draw(summary, given.picture, given.keep_noise)
     return show_sound(summary, table, given.json, given.keep_noise)
+
+
+def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    if given.device == "cuda":
+        if not torch.cuda.is_available():
+            parser.error("--device cuda: torch finds no GPU on this machine")
+        if given.recording:
+            parser.error("--recording is measured on CPUs: leave out --device cuda")
+    for name in given.backends or ():
+        if name not in backends.available(given.device):
+            usable = ", ".join(backends.available(given.device))
+            parser.error(f"--backends {name}: not for {given.device} tensors here; there are {usable}")
 
 
 def _draw(summary: dict[str, Any], path: Path | None, keep: bool) -> None:

@@ -95,6 +95,9 @@ def training_step(model: torch.nn.Module, batch: torch.Tensor, *, alone: bool = 
         model: wrapped or not.
         batch: its input.
         alone: under the wrapper's ``no_sync``: this rank's gradients, without communication.
+
+    Returns:
+        It; on a GPU it returns when the device has done all of it.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     context: Callable[[], AbstractContextManager[None]] = cast(Any, model).no_sync if alone else nullcontext
@@ -104,5 +107,7 @@ def training_step(model: torch.nn.Module, batch: torch.Tensor, *, alone: bool = 
         with context():
             model(batch).square().mean().backward()
         optimizer.step()
+        if batch.is_cuda:
+            torch.cuda.synchronize(batch.device)
 
     return step

@@ -114,6 +114,8 @@ class _Call:
             yield
         else:
             with torch.accelerator.device_index(self._device), self._stream:
+                # A new thread has no CUDA context before its first call that needs one; cuBLAS warns of that.
+                self._stream.query()
                 yield
 
     def result(self) -> Any:
