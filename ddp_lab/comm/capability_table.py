@@ -1,7 +1,8 @@
 """Which operation works with which backend on which device: found out by trying, on this machine.
 
 Two processes are started (`capability_trial.py`) that form a group of each backend and try each operation with tensors
-of each device. What they write is read here.
+of each device. What they write is read here. An operation can end a process (Gloo's does where it is given memory that
+it can't read): then two new ones go on with the next.
 """
 
 from __future__ import annotations
@@ -146,48 +147,65 @@ def capabilities(timeout_seconds: float = 180.0) -> Capabilities:
         >>> table.works("reduce_scatter", "gloo", "cpu")
         True
     """
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [_start(folder, rank) for rank in range(_RANKS)]
-        deadline = time.monotonic() + timeout_seconds
-        try:
-            for rank in ranks:
-                rank.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            stopped = f"no answer within {timeout_seconds:g} s"
-        else:
-            codes = [rank.returncode for rank in ranks]
-            stopped = "" if not any(codes) else f"the processes that tried it ended with codes {codes}"
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-        return Capabilities(_read(Path(folder), stopped))
+    deadline = time.monotonic() + timeout_seconds
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        while True:
+            tried = len(_lines(folder))
+            stopped = _run_ranks(folder, deadline)
+            if not stopped:
+                return Capabilities(_answers(folder))
+            lines = _lines(folder)
+            if len(lines) == tried and not _answers(folder):
+                raise RuntimeError(f"nothing could be tried: {stopped}")
+            if len(lines) > tried and "works" not in lines[-1]:
+                _write(folder, {**lines[-1], "works": False, "why_not": stopped})
+            if len(lines) == tried or time.monotonic() >= deadline:
+                return Capabilities(_answers(folder))
 
 
-def _start(folder: str, rank: int) -> subprocess.Popen[bytes]:
+def _run_ranks(folder: Path, deadline: float) -> str:
+    """Starts the ranks; returns ``""`` when they have tried everything, else why they did not."""
+    ranks = [_start(folder, rank) for rank in range(_RANKS)]
+    try:
+        while True:
+            codes = [rank.poll() for rank in ranks]
+            if not any(code is None for code in codes) or any(codes):
+                break
+            if time.monotonic() >= deadline:
+                return "no answer in the time that was given"
+            time.sleep(0.02)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if not any(codes):
+        return ""
+    first = next(rank for rank, code in enumerate(codes) if code)
+    said = (folder / f"log {first}").read_text(errors="replace").splitlines()
+    return f"it ended the process with code {codes[first]}" + (f": {said[-1]}" if said else "")
+
+
+def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment.pop("TORCH_DISTRIBUTED_DEBUG", None)
-    with open(f"{folder}/log {rank}", "wb") as log:
+    with (folder / f"log {rank}").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "ddp_lab.comm.capability_trial", folder, str(rank)],
+            [sys.executable, "-m", "ddp_lab.comm.capability_trial", str(folder), str(rank)],
             env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
 
 
-def _read(folder: Path, stopped: str) -> list[Capability]:
-    """The answers; if the trial `stopped`, what it was trying then is answered with that."""
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    """What rank 0 has written: a dict without ``works`` before it tries something, one with it after that."""
     answers = folder / "answers"
-    lines: list[dict[str, Any]] = (
-        [json.loads(line) for line in answers.read_text().splitlines()] if answers.exists() else []
-    )
-    found = [Capability(**line) for line in lines if "works" in line]
-    if not stopped:
-        return found
-    last = [
-        line for rank in range(_RANKS) for line in (folder / f"log {rank}").read_text(errors="replace").splitlines()
-    ]
-    why = f"{stopped}: {last[-1]}" if last else stopped
-    if not lines:
-        raise RuntimeError(f"nothing could be tried: {why}")
-    trying = {name: str(lines[-1][name]) for name in ("operation", "backend", "device")}
-    return [*found, Capability(**trying, works=False, why_not=why)]
+    return [json.loads(line) for line in answers.read_text().splitlines()] if answers.exists() else []
+
+
+def _write(folder: Path, line: dict[str, Any]) -> None:
+    with (folder / "answers").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _answers(folder: Path) -> list[Capability]:
+    return [Capability(**line) for line in _lines(folder) if "works" in line]

@@ -1,7 +1,8 @@
 """One of the two ranks that `capability_table.capabilities` starts: tries operations, writes down what came out.
 
 ``python -m ddp_lab.comm.capability_trial FOLDER RANK``: the ranks meet in the folder; rank 0 writes a line of JSON into
-``FOLDER/answers`` before it tries something, and one with what came out.
+``FOLDER/answers`` before it tries something, and one with what came out. What has been answered there is not tried
+again: where an operation has ended the ranks, new ones go on behind it.
 """
 
 from __future__ import annotations
@@ -194,9 +195,13 @@ class _Trial:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._rank = rank
-        self._store = FileStore(str(folder / "store"), _SIZE)
-        self._store.set_timeout(2 * _TIMEOUT)
         self._answers = folder / "answers"
+        self._answers.touch()
+        lines = self._answers.read_text().splitlines()  # rank 0 writes on when both are here
+        answered = [line for line in map(json.loads, lines) if "works" in line]
+        self._known = {(line["operation"], line["backend"], line["device"]) for line in answered}
+        self._store = FileStore(str(folder / f"store {len(lines)}"), _SIZE)
+        self._store.set_timeout(2 * _TIMEOUT)
         self._count = 0
         default = "gloo" if dist.is_gloo_available() else "nccl"
         dist.init_process_group(default, store=PrefixStore("groups", self._store), rank=rank, world_size=_SIZE)
@@ -207,6 +212,9 @@ class _Trial:
                 self._try_all(backend, device)
 
     def _try_all(self, backend: str, device: str) -> None:
+        left = [one for one in OPERATIONS if (one, backend, device) not in self._known]
+        if ("", backend, device) in self._known or not left:
+            return
         about = {"operation": "", "backend": backend, "device": device}
         missing = why_not(backend, device)
         group: Any = None
@@ -216,19 +224,22 @@ class _Trial:
         if missing:
             self._write({**about, "works": False, "why_not": missing})
             return
-        for operation, call in OPERATIONS.items():
+        for operation in left:
             about = {"operation": operation, "backend": backend, "device": device}
             self._write(about)
-            failed = self._agree(partial(self._call, call, group, device))
+            failed = ""
+            if group is None:
+                group, failed = self._make(backend, device)
+            failed = failed or self._agree(partial(self._call, OPERATIONS[operation], group, device))
             self._write({**about, "works": not failed, "why_not": failed})
-            if failed:  # a group may be of no use after that, and have something under way that never ends
+            if failed and group is not None:
+                # It may be of no use after that, and have something under way that never ends.
                 for kind in group._device_types:
                     group._get_backend(kind).abort()
                 dist.destroy_process_group(group)
-                group, missing = self._make(backend, device)
-                if missing:
-                    return
-        dist.destroy_process_group(group)
+                group = None
+        if group is not None:
+            dist.destroy_process_group(group)
 
     def _make(self, backend: str, device: str) -> tuple[Any, str]:
         """A new group, or why there is none."""

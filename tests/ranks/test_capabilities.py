@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_lab.comm import Capabilities, capabilities, capability_trial
+from tests.leftovers import processes, wait_until
 from tests.ranks.conftest import Ranks
 from tests.ranks.test_examples_distributed import outside
 
@@ -51,8 +55,47 @@ def test_what_is_not_there_says_why(table: Capabilities) -> None:
 
 def test_a_trial_that_is_too_slow_is_told() -> None:
     """Without time nothing is tried, and both processes are gone."""
-    with pytest.raises(RuntimeError, match="nothing could be tried: no answer within 0 s"):
+    with pytest.raises(RuntimeError, match="nothing could be tried: no answer in the time that was given"):
         capabilities(timeout_seconds=0)
+
+
+def _trial_processes() -> dict[int, list[str]]:
+    """Process id -> arguments of the ranks of a trial that this process has started."""
+    found = {}
+    for pid, command in processes().items():
+        words = command.split()
+        if "ddp_lab.comm.capability_trial" in words:
+            found[pid] = words[-2:]
+    return found
+
+
+def test_an_operation_that_ends_the_process_costs_itself_alone() -> None:
+    """A rank is killed in the middle of a trial: that operation does not work, all others are still tried."""
+    killed = threading.Event()
+
+    def kill_one() -> None:
+        def chance() -> bool:
+            for pid, (folder, rank) in _trial_processes().items():
+                answers = Path(folder, "answers")
+                if rank == "1" and answers.exists() and answers.read_text().count('"works"') > 5:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.set()
+            return killed.is_set()
+
+        wait_until(chance, 60, "a rank in the middle of its trial")
+
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    found = capabilities()
+    thread.join()
+    assert killed.is_set()
+    tried = [column for column in found.columns if column[1] == "cpu"]
+    assert tried == [("gloo", "cpu"), ("shm", "cpu"), ("round_robin", "cpu")]
+    told = [one for one in found if "ended the process with code -9" in one.why_not]
+    assert len(told) <= 1  # it may have been between two
+    for operation in capability_trial.OPERATIONS:
+        assert len([one for one in found if (one.operation, one.backend) == (operation, "shm")]) == 1
+        assert found.works(operation, "shm") or operation in [one.operation for one in told], str(found)
 
 
 def _refused(group: Any, rank: int, make: Any) -> None:
