@@ -168,8 +168,9 @@ void Progress::serve() {
   while (true) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock,
-                    [this] { return woken_ || stopping_ || !actions_.empty() || !given_.empty() || !flying_.empty(); });
+      changed_.wait(lock, [this] {
+        return woken_ || stopping_ || !actions_.empty() || !given_.empty() || !flying_.empty() || !lanes_.empty();
+      });
       woken_ = false;
       if (stopping_) {
         return;
