@@ -58,16 +58,16 @@ hosts:
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openssh-server openssh-client iproute2 >/dev/null; }; } || \
 	  echo "missing sshd or ip, with which the tests make hosts (Debian: apt install openssh-server iproute2)"
 
-# A Slurm of one host, and mpiexec, for the longer tests.
+# A Slurm of one host, and Open MPI, for the longer tests.
 batch:
-	@command -v srun mpiexec >/dev/null && { [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmd ] && [ -x /usr/sbin/munged ]; } || \
-	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin >/dev/null; }; } || \
-	  echo "missing slurmctld, slurmd, munged or mpiexec (Debian: apt install slurmctld slurmd slurm-client munge openmpi-bin)"
+	@command -v srun mpiexec mpicxx >/dev/null && [ -f "$$(mpicxx --showme:incdirs 2>/dev/null | cut -d' ' -f1)/mpi.h" ] && { [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmd ] && [ -x /usr/sbin/munged ]; } || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin libopenmpi-dev >/dev/null; }; } || \
+	  echo "missing slurmctld, slurmd, munged, mpiexec or mpi.h (Debian: apt install slurmctld slurmd slurm-client munge openmpi-bin libopenmpi-dev)"
 
 test: build browser hosts  ## the whole suite (at most 25 minutes on 2 cores)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-soak: build browser hosts batch  ## what is too long for `make test`
+soak: batch build browser hosts  ## what is too long for `make test`
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
 
 check: $(INSTALLED)  ## format, lint, types; changes nothing

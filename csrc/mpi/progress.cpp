@@ -146,12 +146,20 @@ bool Progress::end(std::chrono::milliseconds patience) {
   bool left = true;
   call([&] {
     step();
-    while (!(flying_.empty() && lanes_.empty()) && Clock::now() < deadline) {
+    const auto at_rest = [this] {
+      std::erase_if(abandoned_, [](const Pointer& one) {
+        int done = 0;
+        Requests& requests = one->requests;
+        const int count = static_cast<int>(requests.size());
+        return MPI_Testall(count, requests.data(), &done, MPI_STATUSES_IGNORE) != MPI_SUCCESS || done != 0;
+      });
+      return flying_.empty() && lanes_.empty() && abandoned_.empty();
+    };
+    while ((left = !at_rest()) && Clock::now() < deadline) {
       if (!step()) {
         pause();
       }
     }
-    left = !flying_.empty() || !lanes_.empty() || !abandoned_.empty();
     if (!left && ours_) {
       check(MPI_Finalize(), "MPI_Finalize");
     }

@@ -26,11 +26,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import TCPStore, distributed_c10d, register_rendezvous_handler
 
-__all__ = ["MPIEXEC_VARIABLES", "NAME", "register", "why_not"]
+__all__ = ["NAME", "check_started", "register", "why_not"]
 
 NAME = "mpi"
-MPIEXEC_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
-"""One of them is set where Open MPI's or MPICH's mpiexec (or srun) started the process."""
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI's and MPICH's mpiexec
 
 _EXTENSION = "ddp_lab._mpi"
 _REMEDY = (
@@ -61,6 +60,23 @@ def register() -> None:
     register_rendezvous_handler(NAME, _rendezvous)
 
 
+def check_started(world_size: int) -> None:
+    """Refuses the backend where MPI can't know of all ranks, before it begins.
+
+    Raises:
+        RuntimeError: there is no MPI, or these are not the ranks that mpiexec started; with the remedy.
+    """
+    missing = why_not()
+    if missing:
+        raise RuntimeError(f"there is no backend 'mpi': {missing}")
+    if world_size > 1 and str(world_size) not in (os.environ.get(name) for name in _SIZES):
+        raise RuntimeError(
+            f"backend 'mpi' needs {world_size} processes that one mpiexec started, and this rank is none of them "
+            f"(a cluster forks its ranks): run a script with `mpiexec -n {world_size} python ...`, or use the backend "
+            "'shm' or 'gloo'"
+        )
+
+
 class _Creator:
     """What torch calls to make a group of MPI."""
 
@@ -72,20 +88,24 @@ class _Creator:
             RuntimeError: MPI numbers the processes otherwise than torch does.
         """
         rank, size = _begin()
+        # torch hands over the ranks alone, but the caller knows more.
+        frame = inspect.currentframe()
+        asking = frame.f_back.f_locals if frame is not None and frame.f_back is not None else {}
         if dist.is_initialized():
             wanted = dist.get_rank(), dist.get_world_size()
-        else:  # torch asks for a default group; it tells us nothing, but knows (-1, -1: what MPI says)
-            frame = inspect.currentframe()
-            asking = frame.f_back.f_locals if frame is not None and frame.f_back is not None else {}
+        else:
             wanted = asking.get("group_rank", -1), asking.get("group_size", -1)
-        if wanted != (-1, -1):
+        if wanted != (-1, -1):  # else it is what MPI says
             _check_place((rank, size), wanted)
-        return _module.backend(list(ranks) or list(range(size)))
+        backend = _module.backend(list(ranks) or list(range(size)))
+        if isinstance(asking.get("timeout"), timedelta):
+            backend.set_timeout(asking["timeout"])
+        return backend
 
 
 def _check_place(found: tuple[int, int], wanted: tuple[int, int]) -> None:
     if found != wanted:
-        started = any(name in os.environ for name in MPIEXEC_VARIABLES)
+        started = any(name in os.environ for name in _SIZES)
         why = (
             "all ranks must be started by one mpiexec, in its order"
             if started

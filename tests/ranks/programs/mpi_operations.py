@@ -91,10 +91,10 @@ def _messages(group: Any, rank: int, size: int) -> list[torch.Tensor]:
     if rank == 0:
         for _ in range(size - 1):
             tensor = torch.empty(2)
-            source = dist.recv(tensor, None, group=group)
+            source = dist.recv(tensor, None, group=group, tag=3)
             assert tensor.tolist() == [float(source)] * 2
     else:
-        dist.send(torch.full((2,), float(rank)), 0, group=group)
+        dist.send(torch.full((2,), float(rank)), 0, group=group, tag=3)
     operations = [dist.P2POp(dist.isend, torch.full((2, 2), float(rank)), following, group=group)]
     operations.append(dist.P2POp(dist.irecv, received := torch.empty(2, 2), former, group=group))
     for work in dist.batch_isend_irecv(operations):
