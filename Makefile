@@ -7,7 +7,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_TAG := $(subst /,_,$(subst =,-,$(TORCH)))
 INSTALLED := $(VENV)/.installed-$(TORCH_TAG)
-BUILT := $(VENV)/.built-$(TORCH_TAG)
+# With MPI's compiler there is one extension more.
+MPICXX ?= mpicxx
+MPI_TAG := $(if $(MPICXX),$(if $(wildcard $(addsuffix /mpi.h,$(shell $(MPICXX) --showme:incdirs 2>/dev/null) /usr/include)),-mpi))
+BUILT := $(VENV)/.built-$(TORCH_TAG)$(MPI_TAG)
 SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
@@ -67,7 +70,8 @@ batch:
 test: build browser hosts  ## the whole suite (at most 25 minutes on 2 cores)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-soak: batch build browser hosts  ## what is too long for `make test`
+soak: browser hosts batch  ## what is too long for `make test`
+	$(MAKE) build  # anew: now MPI may be there
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
 
 check: $(INSTALLED)  ## format, lint, types; changes nothing

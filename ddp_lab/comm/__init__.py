@@ -34,7 +34,7 @@ __all__ = [
 
 
 def register() -> None:
-    """Makes ``"shm"``, ``"round_robin"`` and, where it was built, ``"mpi"`` known to torch.distributed; once is enough."""
+    """Makes ``"shm"``, ``"round_robin"`` and, if it was built, ``"mpi"`` known to torch.distributed; once is enough."""
     shared_memory.register()
     round_robin.register()
     mpi.register()

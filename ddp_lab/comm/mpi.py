@@ -1,9 +1,9 @@
-"""The backend "mpi" for a torch without one: `ddp_lab._mpi`, which is there if MPI's compiler was when ddp_lab was built.
+"""The backend "mpi" for a torch without one: `ddp_lab._mpi`, there if MPI's compiler was when ddp_lab was built.
 
 [Note: in torch's place for MPI]
 torch knows the name "mpi" and treats it apart: `init_process_group("mpi")` needs no rendezvous, since MPI itself says
 who is which rank; the group is made by `ProcessGroupMPI.create`. Wheels have no such class. `register` puts `_Creator`
-where torch looks for it, and lets `torch.distributed.is_mpi_available` say so. So all that torch documents of MPI holds:
+where torch looks for it, and lets `torch.distributed.is_mpi_available` say so. So what torch documents of MPI holds:
 processes that mpiexec started call `init_process_group("mpi")`, and nothing else.
 
 Such a group has no store. Who needs one (for groups of other backends beside it) uses ``"mpi://"`` as `init_method`
@@ -24,7 +24,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import TCPStore, distributed_c10d, register_rendezvous_handler
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import register_rendezvous_handler
 
 __all__ = ["NAME", "check_started", "register", "why_not"]
 

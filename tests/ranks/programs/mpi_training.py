@@ -1,4 +1,4 @@
-"""Run by mpiexec: `init_process_group("mpi")` as torch documents it; torch's DDP and ours train alike."""
+"""Run by mpiexec: `init_process_group("mpi")` as torch documents it; torch's DDP and ours train alike; time-outs, abort."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import ddp_lab.comm
 
 
 def main() -> None:
-    """Trains, then times out."""
+    """Trains, then lets operations fail."""
     torch.set_num_threads(1)
     dist.init_process_group("mpi")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -51,9 +51,16 @@ def main() -> None:
             dist.all_reduce(torch.ones(1), group=group)
         with pytest.raises(dist.DistBackendError, match="timed out after 200 ms"):
             dist.all_reduce(torch.ones(1), group=group)
+    aborted = dist.new_group()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), group=aborted, async_op=True)
+        aborted._get_backend(torch.device("cpu")).abort()
+        with pytest.raises(dist.DistBackendError, match="this group was aborted"):
+            work.wait()
     dist.barrier()
-    if rank:
-        dist.all_reduce(torch.ones(1), group=group)  # MPI's own part of it ends, which lets MPI end
+    if rank:  # MPI's own part of these ends, which lets MPI end
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.all_reduce(torch.ones(1), group=aborted)
     print("rank", rank, "of", size, "is done")
 
 
