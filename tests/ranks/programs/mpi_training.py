@@ -1,4 +1,4 @@
-"""Run by mpiexec: `init_process_group("mpi")` as torch documents it; torch's DDP and ours train alike; time-outs, abort."""
+"""Run by mpiexec: `init_process_group("mpi")`; torch's DDP and ours train alike; time-outs, abort."""
 
 from __future__ import annotations
 
