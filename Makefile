@@ -7,14 +7,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_TAG := $(subst /,_,$(subst =,-,$(TORCH)))
 INSTALLED := $(VENV)/.installed-$(TORCH_TAG)
-BUILT := $(VENV)/.built-$(TORCH_TAG)
+# With MPI's compiler there is one extension more.
+MPICXX ?= mpicxx
+MPI_TAG := $(if $(MPICXX),$(if $(wildcard $(addsuffix /mpi.h,$(shell $(MPICXX) --showme:incdirs 2>/dev/null) /usr/include)),-mpi))
+BUILT := $(VENV)/.built-$(TORCH_TAG)$(MPI_TAG)
 SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 # One ninja for all builds: another version would compile everything again.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test soak lab check format bench-record browser hosts clean
+.PHONY: build demo test soak lab check format bench-record browser hosts clean mpi
 
 build: $(BUILT)  ## set up .venv and compile the extensions
 
@@ -58,16 +61,24 @@ hosts:
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openssh-server openssh-client iproute2 >/dev/null; }; } || \
 	  echo "missing sshd or ip, with which the tests make hosts (Debian: apt install openssh-server iproute2)"
 
-# A Slurm of one host, and mpiexec, for the longer tests.
-batch:
-	@command -v srun mpiexec >/dev/null && { [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmd ] && [ -x /usr/sbin/munged ]; } || \
-	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge openmpi-bin >/dev/null; }; } || \
-	  echo "missing slurmctld, slurmd, munged or mpiexec (Debian: apt install slurmctld slurmd slurm-client munge openmpi-bin)"
+# With Open MPI's compiler ddp_lab is built with one backend more.
+mpi:
+	@command -v mpiexec >/dev/null && [ -n "$(MPI_TAG)" ] || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openmpi-bin libopenmpi-dev >/dev/null; }; } || \
+	  echo "missing mpiexec or mpi.h: the backend mpi is not tested (Debian: apt install openmpi-bin libopenmpi-dev)"
 
-test: build browser hosts  ## the whole suite (at most 25 minutes on 2 cores)
+# A Slurm of one host, for the longer tests.
+batch:
+	@command -v srun >/dev/null && { [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmd ] && [ -x /usr/sbin/munged ]; } || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null; }; } || \
+	  echo "missing slurmctld, slurmd or munged (Debian: apt install slurmctld slurmd slurm-client munge)"
+
+test: browser hosts mpi  ## the whole suite (at most 25 minutes on 2 cores)
+	$(MAKE) --no-print-directory build  # a make of its own: it sees that MPI has come
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-soak: build browser hosts batch  ## what is too long for `make test`
+soak: browser hosts mpi batch  ## what is too long for `make test`
+	$(MAKE) --no-print-directory build
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
 
 check: $(INSTALLED)  ## format, lint, types; changes nothing

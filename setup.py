@@ -1,5 +1,7 @@
 """Builds `ddp_lab._schedule` (standard library only) and `ddp_lab._C` (against the installed torch).
 
+Where there is an MPI compiler wrapper (`mpicxx`, or what ``MPICXX`` names; empty for none), also `ddp_lab._mpi`.
+
 Everything else about the package is in pyproject.toml.
 """
 
@@ -7,6 +9,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,7 +49,10 @@ PYBIND11 = ["-isystem", pybind11.get_include()]
 TORCH_INCLUDE = Path(torch.__file__).parent / "include"
 
 SCHEDULE_SOURCES = ["csrc/reduce/bucket_schedule.cpp", "csrc/reduce/replay.cpp", "csrc/schedule_bindings.cpp"]
-C_SOURCES = sorted(str(p) for p in Path("csrc").rglob("*.cpp") if str(p) not in SCHEDULE_SOURCES[1:])
+MPI_SOURCES = [*sorted(str(p) for p in Path("csrc/mpi").glob("*.cpp")), "csrc/comm/shared_memory/work.cpp"]
+_OTHERS = {*SCHEDULE_SOURCES[1:], *MPI_SOURCES[:-1]}
+C_SOURCES = sorted(str(p) for p in Path("csrc").rglob("*.cpp") if str(p) not in _OTHERS)
+MPI_NAME = "ddp_lab._mpi"
 
 
 class Build(BuildExtension):  # type: ignore[misc]
@@ -60,8 +68,15 @@ class Build(BuildExtension):  # type: ignore[misc]
             self.build_temp,
             str(Path(self.build_temp, ext.name)),
         )  # both compile bucket_schedule
-        super().build_extension(ext)
-        self.build_temp = base
+        try:
+            super().build_extension(ext)
+        except Exception as error:
+            if ext.name != MPI_NAME:
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            print(f'ddp_lab: built without the backend "mpi", everything else works: {reason}', file=sys.stderr)
+        finally:
+            self.build_temp = base
 
     def run(self) -> None:
         super().run()  # while it runs, `inplace` is off
@@ -89,6 +104,40 @@ def schedule_extension() -> CppExtension:
     return made
 
 
+def mpi_flags() -> tuple[list[str], list[str]] | None:
+    """What MPI's compiler wrapper adds for compiling and for linking; None without a wrapper."""
+    wrapper = shutil.which(os.environ.get("MPICXX", "mpicxx"))
+    if wrapper is None:
+        return None
+    # Open MPI's words, then MPICH's.
+    for questions in (("--showme:compile", "--showme:link"), ("-compile_info", "-link_info")):
+        answers = [subprocess.run([wrapper, question], capture_output=True, text=True) for question in questions]
+        if all(answer.returncode == 0 for answer in answers):
+            compiling, linking = (shlex.split(answer.stdout) for answer in answers)
+            # Its own libraries know what they need; those of the former C++ interface may be missing.
+            own = [flag for flag in linking if flag in ("-lmpi", "-lmpich")] or [f for f in linking if f[:2] == "-l"]
+            folders = [flag[2:] for flag in compiling if flag.startswith("-I")]
+            if any(Path(folder, "mpi.h").is_file() for folder in [*folders, "/usr/include"]):
+                return (
+                    [word for folder in folders for word in ("-isystem", folder)],
+                    [*(flag for flag in linking if flag.startswith(("-L", "-Wl,"))), *own],
+                )
+    missing = f"{wrapper} finds no mpi.h (Debian: apt install libopenmpi-dev)"
+    print(f'ddp_lab: building without the optional backend "mpi": {missing}', file=sys.stderr)
+    return None
+
+
+def mpi_extensions() -> list[CppExtension]:
+    """`_mpi`, if it can be built; it is optional: whatever goes wrong, the others are built."""
+    flags = None if SANITIZE else mpi_flags()
+    if flags is None:
+        return []
+    made = extension(MPI_NAME, MPI_SOURCES, flags[0])
+    made.extra_link_args = flags[1]
+    made.optional = True
+    return [made]
+
+
 REQUIREMENTS = [
     # An extension loads with the torch it was compiled against, no other.
     f"torch=={torch.__version__.split('+')[0]}",
@@ -106,7 +155,7 @@ REQUIREMENTS = [
 ]
 
 setup(
-    ext_modules=[schedule_extension(), extension("ddp_lab._C", C_SOURCES, [])],
+    ext_modules=[schedule_extension(), extension("ddp_lab._C", C_SOURCES, []), *mpi_extensions()],
     cmdclass={"build_ext": Build.with_options(use_ninja=True)},
     install_requires=REQUIREMENTS,
 )

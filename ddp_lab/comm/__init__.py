@@ -2,13 +2,14 @@
 
 After `import ddp_lab.comm`, ``"shm"`` is a name like ``"gloo"``: `torch.distributed.init_process_group("shm")`,
 `new_group(backend="shm")`, under torchrun or anywhere. `round_robin_process_group` makes one group of several.
+Where MPI was there when ddp_lab was built, ``"mpi"`` is one, too, for processes that mpiexec started.
 `all_reduce_multigpu` and its kin take several tensors of each process. `capabilities` tells which operation works with
 which backend on which device here.
 """
 
 from __future__ import annotations
 
-from . import round_robin, shared_memory
+from . import mpi, round_robin, shared_memory
 from .capability_table import Capabilities, capabilities
 from .multigpu import (
     all_gather_multigpu,
@@ -33,9 +34,10 @@ __all__ = [
 
 
 def register() -> None:
-    """Makes ``"shm"`` and ``"round_robin"`` known to torch.distributed; once is enough."""
+    """Makes ``"shm"``, ``"round_robin"`` and, if it was built, ``"mpi"`` known to torch.distributed; once is enough."""
     shared_memory.register()
     round_robin.register()
+    mpi.register()
 
 
 register()

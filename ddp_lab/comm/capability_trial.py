@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed import ReduceOp
 
+from .mpi import why_not as mpi_missing
 from .round_robin import register as register_round_robin
 from .round_robin import round_robin_process_group
 from .shared_memory import register as register_shared_memory
@@ -45,12 +46,11 @@ def why_not(backend: str, device: str) -> str:
         "gloo": not dist.is_gloo_available(),
         "nccl": not dist.is_nccl_available(),
         "ucc": not dist.is_ucc_available(),
-        "mpi": not dist.is_mpi_available(),
     }
     if missing.get(backend):
         return f"this torch was built without {backend.upper()}"
     if backend == "mpi":
-        return "torch's MPI groups only exist under mpiexec"
+        return mpi_missing() or "groups of MPI only exist in processes that mpiexec started"
     if backend == "nccl" and not torch.cuda.is_available():
         return _NO_GPU
     return ""

@@ -202,6 +202,8 @@ def _open_default_group(spec: Mapping[str, Any]) -> None:
     from .. import comm
 
     comm.register()
+    if "mpi" in spec["backend"]:
+        comm.mpi.check_started(spec["world_size"])
     groups.exclude_port(spec["port"])
     listener: dict[str, Any] = {}
     if _rank.listener is not None:

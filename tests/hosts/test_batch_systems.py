@@ -116,7 +116,7 @@ def test_slurm(slurm: dict[str, str]) -> None:
     assert done.stdout.endswith("step 0\n"), done.stdout
 
 
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec (make batch)")
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no mpiexec (make mpi)")
 def test_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that mpiexec starts, here on this machine, train and are interrupted."""
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -23,6 +24,19 @@ model(torch.ones(1, 3)).sum().backward()
 assert torch.equal(model.module.weight.grad, torch.ones(2, 3))
 dist.destroy_process_group()
 print("works with torch", torch.__version__)
+"""
+
+
+EXTENSIONS = """
+import os, runpy, sys, setuptools
+setuptools.setup = lambda **given: print([
+    (made.name, made.optional, [word for word in made.extra_compile_args if word.endswith("/mpi")],
+     made.extra_link_args, any("csrc/mpi" in source for source in made.sources))
+    for made in given["ext_modules"]
+][1:])
+for wrapper in sys.argv[1:]:
+    os.environ["MPICXX"] = wrapper
+    runpy.run_path("setup.py")
 """
 
 
@@ -62,6 +76,23 @@ def test_the_source_distribution_holds_what_a_build_needs(sdist: Path) -> None:
     expected |= {"pyproject.toml", "setup.py", "LICENSE", "README.md", "ddp_lab/py.typed"}
     assert expected - names == set()
     assert [name for name in names if name.endswith(".so")] == []
+
+
+def test_mpi_is_built_only_where_it_is(tmp_path: Path) -> None:
+    """No wrapper, one without mpi.h, MPICH's: an optional extension more or less, and no other source changes place."""
+    (tmp_path / "mpi").mkdir()
+    wrapper, without = tmp_path / "mpicxx", tmp_path / "broken"
+    include = tmp_path / "mpi"
+    (include / "mpi.h").touch()
+    told = f"g++ -I{include} -L/mpi/lib -lmpichcxx -lmpich"
+    wrapper.write_text(f'#!/bin/sh\ncase "$1" in -*_info) echo "{told}" ;; *) exit 1 ;; esac\n')
+    without.write_text("#!/bin/sh\necho -I/nowhere\n")
+    for each in (wrapper, without):
+        each.chmod(0o755)
+    printed = call(sys.executable, "-c", EXTENSIONS, "", without, wrapper, cwd=ROOT).splitlines()
+    always = [("ddp_lab._C", False, [], [], False)]
+    ours = ("ddp_lab._mpi", True, [str(include)], ["-L/mpi/lib", "-lmpich"], True)
+    assert [ast.literal_eval(line) for line in printed] == [always, always, [*always, ours]]
 
 
 @pytest.mark.soak

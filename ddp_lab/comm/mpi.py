@@ -1,0 +1,171 @@
+"""The backend "mpi" for a torch without one: `ddp_lab._mpi`, there if MPI's compiler was when ddp_lab was built.
+
+[Note: in torch's place for MPI]
+torch knows the name "mpi" and treats it apart: `init_process_group("mpi")` needs no rendezvous, since MPI itself says
+who is which rank; the group is made by `ProcessGroupMPI.create`. Wheels have no such class. `register` puts `_Creator`
+where torch looks for it, and lets `torch.distributed.is_mpi_available` say so. So what torch documents of MPI holds:
+processes that mpiexec started call `init_process_group("mpi")`, and nothing else.
+
+Such a group has no store. Who needs one (for groups of other backends beside it) uses ``"mpi://"`` as `init_method`
+with any backend, "cpu:mpi" among them: ranks are MPI's, and rank 0 tells the others through MPI where its store is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import importlib.util
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+__all__ = ["NAME", "check_started", "register", "why_not"]
+
+NAME = "mpi"
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI's and MPICH's mpiexec
+
+_EXTENSION = "ddp_lab._mpi"
+_REMEDY = (
+    "install MPI's compiler (Debian: apt install libopenmpi-dev openmpi-bin), then rebuild ddp_lab: `make build`, or "
+    "`pip install --no-build-isolation --force-reinstall --no-deps .`"
+)
+_ENDING_SECONDS = 10.0
+
+_module: Any = None
+_failed = False  # the program ends with an exception
+
+
+def why_not() -> str:
+    """Why there is no backend "mpi" here, with the remedy; ``""`` if there is one, torch's or ours."""
+    if dist.is_mpi_available() or importlib.util.find_spec(_EXTENSION) is not None:
+        return ""
+    return f"neither this torch nor ddp_lab was built with MPI: {_REMEDY}"
+
+
+def register() -> None:
+    """Makes ``"mpi"`` usable unless this torch has its own or there is no extension; once is enough."""
+    if dist.is_mpi_available() or why_not():
+        return
+    torchs: Any = distributed_c10d
+    torchs.ProcessGroupMPI = _Creator
+    torchs._MPI_AVAILABLE = True
+    dist.Backend.backend_capability[NAME] = ["cpu"]
+    register_rendezvous_handler(NAME, _rendezvous)
+
+
+def check_started(world_size: int) -> None:
+    """Refuses the backend where MPI can't know of all ranks, before it begins.
+
+    Raises:
+        RuntimeError: there is no MPI, or these are not the ranks that mpiexec started; with the remedy.
+    """
+    missing = why_not()
+    if missing:
+        raise RuntimeError(f"there is no backend 'mpi': {missing}")
+    if world_size > 1 and str(world_size) not in (os.environ.get(name) for name in _SIZES):
+        raise RuntimeError(
+            f"backend 'mpi' needs {world_size} processes that one mpiexec started, and this rank is none of them "
+            f"(a cluster forks its ranks): run a script with `mpiexec -n {world_size} python ...`, or use the backend "
+            "'shm' or 'gloo'"
+        )
+
+
+class _Creator:
+    """What torch calls to make a group of MPI."""
+
+    @staticmethod
+    def create(ranks: Sequence[int]) -> Any:
+        """The c10d backend on one of its ranks; no ranks: of all processes that mpiexec started together.
+
+        Raises:
+            RuntimeError: MPI numbers the processes otherwise than torch does.
+        """
+        rank, size = _begin()
+        # torch hands over the ranks alone, but the caller knows more.
+        frame = inspect.currentframe()
+        asking = frame.f_back.f_locals if frame is not None and frame.f_back is not None else {}
+        if dist.is_initialized():
+            wanted = dist.get_rank(), dist.get_world_size()
+        else:
+            wanted = asking.get("group_rank", -1), asking.get("group_size", -1)
+        if wanted != (-1, -1):  # else it is what MPI says
+            _check_place((rank, size), wanted)
+        backend = _module.backend(list(ranks) or list(range(size)))
+        if isinstance(asking.get("timeout"), timedelta):
+            backend.set_timeout(asking["timeout"])
+        return backend
+
+
+def _check_place(found: tuple[int, int], wanted: tuple[int, int]) -> None:
+    if found != wanted:
+        started = any(name in os.environ for name in _SIZES)
+        why = (
+            "all ranks must be started by one mpiexec, in its order"
+            if started
+            else f"start the program with `mpiexec -n {wanted[1]} python ...`, which is what tells MPI of the others"
+        )
+        raise RuntimeError(
+            f"MPI takes this process for rank {found[0]} of {found[1]}, torch.distributed for rank {wanted[0]} of "
+            f"{wanted[1]}: {why}"
+        )
+
+
+def _begin() -> tuple[int, int]:
+    """Begins MPI in this process; returns rank and number of processes."""
+    global _module
+    if _module is None:
+        try:
+            _module = importlib.import_module(_EXTENSION)
+        except ImportError as error:
+            raise RuntimeError(f"ddp_lab's MPI extension does not load ({error}): {_REMEDY}") from error
+        _end_with_process()
+    rank, size = _module.begin()
+    return int(rank), int(size)
+
+
+def _end_with_process() -> None:
+    """Lets MPI end when the program ends.
+
+    Not after an exception: MPI's end waits for all processes, and those that wait for this one would never come.
+    mpiexec ends them when it sees the exit code.
+    """
+    pid = os.getpid()
+    former = sys.excepthook
+
+    def hook(*args: Any) -> None:
+        global _failed
+        _failed = True
+        former(*args)
+
+    def end() -> None:
+        if not _failed and os.getpid() == pid and not _module.end(_ENDING_SECONDS):
+            print("ddp_lab: operations of MPI are still on their way at the program's end", file=sys.stderr)
+
+    sys.excepthook = hook
+    atexit.register(end)
+
+
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    """Serves ``init_method="mpi://"``: MPI's rank and number of processes, and a store of rank 0's."""
+    mine = _begin()
+    given = tuple(own if asked == -1 else asked for asked, own in zip((rank, world_size), mine, strict=True))
+    _check_place(mine, (int(given[0]), int(given[1])))
+    timeout = options.get("timeout", timedelta(minutes=30))
+    host = socket.gethostname()
+    if mine[0] == 0:
+        store = TCPStore("localhost", 0, mine[1], is_master=True, timeout=timeout, wait_for_workers=False)
+        _module.tell_all(f"{host} {store.port}")
+    else:
+        there, port = _module.tell_all("").split()
+        store = TCPStore("localhost" if there == host else there, int(port), mine[1], timeout=timeout)
+    yield store, mine[0], mine[1]
+    raise RuntimeError("the ranks of mpi:// can't meet again")

@@ -1,0 +1,199 @@
+"""Run by mpiexec: every operation of the backend "mpi" gives what Gloo gives, and says what it can't do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+import ddp_lab.comm  # noqa: F401 - registers "mpi"
+
+DTYPES = (torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64)
+BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+SHAPES = ((3, 2), (0,), ())
+
+
+def _tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    made = torch.randint(1, 5, shape, generator=torch.Generator().manual_seed(seed))
+    return made.to(dtype)
+
+
+def _reductions(group: Any, rank: int, size: int) -> list[torch.Tensor]:
+    found = []
+    for dtype in DTYPES:
+        operations = [ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
+        operations += [] if dtype.is_floating_point else BITWISE
+        for op in operations:
+            for shape in SHAPES:
+                tensor = _tensor(shape, dtype, rank)
+                dist.all_reduce(tensor, op, group=group)
+                found.append(tensor)
+            tensor = _tensor((4,), dtype, rank)
+            dist.reduce(tensor, size - 1, op, group=group)
+            found += [tensor] if rank == size - 1 else []
+    parts = [_tensor((2, 3), torch.float32, 10 * rank + peer) for peer in range(size)]
+    scattered = torch.empty(2, 3)
+    dist.reduce_scatter(scattered, parts, group=group)
+    whole = torch.empty(2, 3)
+    dist.reduce_scatter_tensor(whole, torch.cat(parts), op=ReduceOp.MAX, group=group)
+    average = _tensor((5,), torch.float64, rank)
+    dist.all_reduce(average, ReduceOp.AVG, group=group)
+    return [*found, scattered, whole, average]
+
+
+def _movements(group: Any, rank: int, size: int) -> list[torch.Tensor]:
+    found = []
+    for dtype in (*DTYPES, torch.bool, torch.bfloat16):
+        for shape in SHAPES:
+            mine = _tensor(shape, dtype, rank)
+            for root in range(size):
+                tensor = mine.clone()
+                dist.broadcast(tensor, root, group=group)
+                found.append(tensor)
+            lists = [[torch.empty(shape, dtype=dtype) for _ in range(size)] for _ in range(2)]
+            dist.all_gather(lists[0], mine, group=group)
+            dist.gather(mine, lists[1] if rank == 0 else None, 0, group=group)
+            found += lists[0] + (lists[1] if rank == 0 else [])
+            dist.scatter(mine, lists[0] if rank == size - 1 else None, size - 1, group=group)
+            found.append(mine)
+    whole = torch.empty(size * 2, 3)
+    dist.all_gather_into_tensor(whole, _tensor((2, 3), torch.float32, rank), group=group)
+    return [*found, whole, *_exchanges(group, rank, size)]
+
+
+def _exchanges(group: Any, rank: int, size: int) -> list[torch.Tensor]:
+    even = torch.empty(size * 2, 3)
+    dist.all_to_all_single(even, _tensor((size * 2, 3), torch.float32, rank), group=group)
+    # Rank r sends r + p rows to p.
+    rows = [rank + peer for peer in range(size)]
+    uneven = torch.empty(sum(rows), 2, dtype=torch.int64)
+    dist.all_to_all_single(uneven, _tensor((sum(rows), 2), torch.int64, rank), rows, rows, group=group)
+    lists = [torch.empty(2, 2) for _ in range(size)]
+    dist.all_to_all(lists, [_tensor((2, 2), torch.float32, 10 * rank + peer) for peer in range(size)], group=group)
+    return [even, uneven, *lists]
+
+
+def _messages(group: Any, rank: int, size: int) -> list[torch.Tensor]:
+    """All send to all at once, large and in an order that would block; tags are kept apart."""
+    following, former = (rank + 1) % size, (rank - 1) % size
+    big = [torch.empty(300_000) for _ in range(2)]
+    works = [dist.isend(torch.full((300_000,), float(rank + tag)), following, group=group, tag=tag) for tag in (1, 2)]
+    works += [dist.irecv(big[2 - tag], former, group=group, tag=tag) for tag in (2, 1)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    found = list(big)
+    if rank == 0:
+        for _ in range(size - 1):
+            tensor = torch.empty(2)
+            source = dist.recv(tensor, None, group=group, tag=3)
+            assert tensor.tolist() == [float(source)] * 2
+    else:
+        dist.send(torch.full((2,), float(rank)), 0, group=group, tag=3)
+    operations = [dist.P2POp(dist.isend, torch.full((2, 2), float(rank)), following, group=group)]
+    operations.append(dist.P2POp(dist.irecv, received := torch.empty(2, 2), former, group=group))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return [*found, received]
+
+
+def _compare(name: str, case: Callable[..., list[torch.Tensor]], groups: dict[str, Any], rank: int, size: int) -> None:
+    found = {backend: case(group, rank, size) for backend, group in groups.items()}
+    assert len(found["mpi"]) == len(found["gloo"])
+    for index, (ours, gloos) in enumerate(zip(found["mpi"], found["gloo"], strict=True)):
+        assert torch.equal(ours, gloos), f"{name} {index}: {ours} instead of {gloos}"
+
+
+def _asynchronous(group: Any, rank: int, size: int) -> None:
+    """Many at once, in two groups in opposite order; callbacks that communicate; large ones in several messages."""
+    other = dist.new_group(backend="mpi")
+    tensors = [[torch.full((1000,), float(rank + 10 * which + i)) for i in range(10)] for which in range(2)]
+    works = []
+    for which in (0, 1) if rank % 2 else (1, 0):
+        for tensor in tensors[which]:
+            works.append(dist.all_reduce(tensor, group=(group, other)[which], async_op=True))
+    for work in works:
+        work.wait()
+    for which in range(2):
+        expected = [size * (size - 1) / 2 + size * (10.0 * which + i) for i in range(10)]
+        assert [tensor[-1].item() for tensor in tensors[which]] == expected
+
+    def again(future: Any) -> torch.Tensor:
+        (tensor,) = future.value()
+        return dist.all_reduce(tensor, group=group, async_op=True).get_future().wait()[0] * 2
+
+    chained = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().then(again)
+    after = torch.ones(1)
+    dist.all_reduce(after, group=group)
+    assert chained.wait().tolist() == [2.0 * size * size] * 3
+    assert after.item() == size
+    large = torch.ones((1 << 24) + 5, dtype=torch.int8)
+    dist.all_reduce(large, group=group)
+    assert bool((large == size).all())
+
+
+def _sub_groups(rank: int, size: int) -> None:
+    """Groups of some ranks, in an order of their own, and of one rank."""
+    pair = dist.new_group([size - 1, 0], backend="mpi", sort_ranks=False)
+    alone = [dist.new_group([one], backend="mpi") for one in range(size)][rank]
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=alone)
+    assert tensor.item() == 1
+    if rank in (0, size - 1):
+        assert dist.get_group_rank(pair, size - 1) == 0
+        got = [torch.empty(1) for _ in range(2)]
+        dist.all_gather(got, torch.tensor([float(rank)]), group=pair)
+        assert [one.item() for one in got] == [size - 1, 0]
+
+
+def _turned(group: Any, rank: int, size: int) -> None:
+    """Outputs whose elements lie in another order."""
+    part = torch.arange(6.0).view(2, 3)
+    summed = torch.empty(3, 2).t()
+    dist.reduce_scatter(summed, [part + rank] * size, group=group)
+    assert torch.equal(summed, part * size + size * (size - 1) / 2)
+    gathered = [torch.empty(3, 2).t() for _ in range(size)]
+    dist.all_gather(gathered, part + rank, group=group)
+    assert all(torch.equal(one, part + peer) for peer, one in enumerate(gathered))
+
+
+def _refusals(group: Any) -> None:
+    with pytest.raises(ValueError, match="mpi can't reduce tensors of Half: convert them"):
+        dist.all_reduce(torch.ones(1, dtype=torch.half), group=group)
+    with pytest.raises(ValueError, match="bitwise ReduceOp with tensors of Float"):
+        dist.all_reduce(torch.ones(1), ReduceOp.BAND, group=group)
+    with pytest.raises(ValueError, match=r"ReduceOp\.AVG with tensors of Int"):
+        dist.all_reduce(torch.ones(1, dtype=torch.int32), ReduceOp.AVG, group=group)
+    with pytest.raises(ValueError, match="Tensors must be contiguous"):
+        dist.broadcast(torch.ones(4)[::2], 0, group=group)
+    with pytest.raises(ValueError, match="one dtype and size"):
+        dist.all_gather([torch.empty(3)] * dist.get_world_size(group), torch.ones(2), group=group)
+
+
+def main() -> None:
+    """All of it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="mpi://")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert dist.is_mpi_available()
+    groups = {"gloo": dist.group.WORLD, "mpi": dist.new_group(backend="mpi")}
+    assert dist.get_backend(groups["mpi"]) == "mpi"
+    for name, case in (("reductions", _reductions), ("movements", _movements), ("messages", _messages)):
+        _compare(name, case, groups, rank, size)
+    dist.barrier(group=groups["mpi"])
+    _asynchronous(groups["mpi"], rank, size)
+    _turned(groups["mpi"], rank, size)
+    _sub_groups(rank, size)
+    _refusals(groups["mpi"])
+    dist.destroy_process_group()
+    print("rank", rank, "of", size, "is done")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", FutureWarning)  # newer torch gives some operations new names
+    main()

@@ -1,0 +1,104 @@
+"""The backend "mpi" on processes that mpiexec started, against Gloo; and what is said where it can't work."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from ddp_lab.comm import mpi
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = importlib.util.find_spec("ddp_lab._mpi") is not None
+
+with_mpi = pytest.mark.skipif(
+    not BUILT or shutil.which("mpiexec") is None or shutil.which("ompi_info") is None,
+    reason="no Open MPI, or ddp_lab was built without it (make mpi, then make build)",
+)
+
+
+def _run(words: list[str], code: int = 0) -> str:
+    """What a program printed, errors included."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_"))},
+        "PYTHONPATH": str(ROOT),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    done = subprocess.run(
+        words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == (code == 0), done.stdout
+    return done.stdout
+
+
+def _mpiexec(size: int, *arguments: str, code: int = 0) -> str:
+    words = ["mpiexec", "-n", str(size), "--oversubscribe", "--bind-to", "none", sys.executable, *arguments]
+    return _run(words, code)
+
+
+def _program(name: str) -> str:
+    return str(ROOT / "tests/ranks/programs" / name)
+
+
+@with_mpi
+def test_every_operation_as_gloo() -> None:
+    """Reductions, movements, messages, asynchronous ones, sub-groups, and what is refused, on two ranks."""
+    assert _mpiexec(2, _program("mpi_operations.py")).count("done") == 2
+
+
+@with_mpi
+@pytest.mark.soak
+@pytest.mark.parametrize("size", [3, 4])
+def test_every_operation_on_other_numbers_of_ranks(size: int) -> None:
+    assert _mpiexec(size, _program("mpi_operations.py")).count("done") == size
+
+
+@with_mpi
+def test_training_and_time_outs() -> None:
+    """torch's DDP and ours give the same model; who waits too long is told so, and MPI still ends well."""
+    printed = _mpiexec(2, _program("mpi_training.py"))
+    assert printed.count("done") == 2
+    assert "exited" not in printed
+
+
+@with_mpi
+def test_an_exception_ends_all_processes() -> None:
+    """One rank raises while the other waits for it: mpiexec ends both."""
+    program = (
+        "import torch, torch.distributed as dist, ddp_lab.comm\n"
+        "dist.init_process_group('mpi')\n"
+        "if dist.get_rank(): raise ValueError('rank 1 has enough')\n"
+        "dist.all_reduce(torch.ones(1))"
+    )
+    assert "rank 1 has enough" in _mpiexec(2, "-c", program, code=1)
+
+
+@with_mpi
+def test_processes_that_mpi_knows_nothing_of() -> None:
+    """Without mpiexec MPI sees one process; that is told instead of training alone."""
+    program = (
+        "import torch.distributed as dist, ddp_lab.comm\n"
+        "store = dist.HashStore()\n"
+        "dist.init_process_group('cpu:mpi', store=store, rank=1, world_size=2)"
+    )
+    printed = _run([sys.executable, "-c", program], code=1)
+    assert "MPI takes this process for rank 0 of 1, torch.distributed for rank 1 of 2" in printed
+    assert "mpiexec -n 2 python" in printed
+
+
+def test_without_mpi_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No extension and no MPI in torch: how to get it; with one of them there is nothing to say."""
+    if dist.is_mpi_available():
+        assert mpi.why_not() == ""
+    monkeypatch.setattr(dist, "is_mpi_available", lambda: False)
+    monkeypatch.setattr(mpi, "_EXTENSION", "ddp_lab._nowhere")
+    assert "apt install libopenmpi-dev openmpi-bin" in mpi.why_not()
+    assert "make build" in mpi.why_not()
