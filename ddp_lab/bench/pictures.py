@@ -16,7 +16,7 @@ from .operations import LIMITS, SHARED, sides_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["collectives", "steps", "write"]
+__all__ = ["collectives", "steps", "variants", "write"]
 
 _GREY, _LINE = "#808080", "rgba(128, 128, 128, 0.3)"
 _LIMIT_COLOURS = dict(zip(LIMITS, ("#808080", "#b58a5a"), strict=True))
@@ -305,3 +305,42 @@ def _bars(made: go.Figure, cells: Sequence[dict[str, Any]], keep: bool, **place:
             hovertemplate=f"%{{x}}: %{{y:.4~g}} ms {name}<extra></extra>",
             **place,
         )
+
+
+def variants(found: dict[str, Any], *, keep: bool = False) -> go.Figure:
+    """Bars of a figure of the paper: the step of each variant, for each model.
+
+    Args:
+        found: what `paper.measure` returned.
+        keep: draw figures that are too noisy, too, but faint.
+    """
+    from plotly.subplots import make_subplots
+
+    models = list(dict.fromkeys(row["model"] for row in found["rows"]))
+    made = make_subplots(rows=1, cols=len(models), subplot_titles=models, horizontal_spacing=0.06)
+    for number, model in enumerate(models):
+        rows = [row for row in found["rows"] if row["model"] == model and (keep or not row["ms"]["noisy"])]
+        if not rows:
+            continue
+        values = [(row["ms"]["median"], row["ms"]["low"], row["ms"]["high"]) for row in rows]
+        reference = [row["variant"] == row["reference"] for row in rows]
+        made.add_bar(
+            x=[row["variant"] for row in rows],
+            y=[middle for middle, _, _ in values],
+            showlegend=False,
+            marker={
+                "color": [_GREY if one else RANK_COLOURS[0] for one in reference],
+                "opacity": [0.4 if row["ms"]["noisy"] else 1.0 for row in rows],
+            },
+            error_y={**_error_bars(values), "color": _GREY},
+            customdata=[[row["ratio"]["median"], row["reference"]] for row in rows],
+            hovertemplate="%{x}: %{y:.4~g} ms, %{customdata[0]:.3f} of %{customdata[1]}<extra></extra>",
+            row=1,
+            col=number + 1,
+        )
+    made.update_xaxes(tickangle=-40)
+    made.update_yaxes(rangemode="tozero")
+    made.update_yaxes(title="ms a step", col=1)
+    link = f", links of {found['mbit']:g} Mbit/s" if found["mbit"] else ""
+    about = _about(found, f"{found['ranks']} ranks{link}", [row["ms"] for row in found["rows"]], keep)
+    return _dress(made, f"Figure {found['figure']} of the DDP paper, on this machine", about, 520)

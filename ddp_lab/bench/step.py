@@ -17,7 +17,6 @@ import argparse
 import copy
 import gc
 import random
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -25,38 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from . import backends, exposed, fresh_ranks, noise, ratios, recording_cost, step_tables
 from .command import add_noise, add_picture, new_parser, show_sound
+from .turns import take_turns
 from .workloads import CONTESTANTS, MODES, WORKLOADS, Step, training_step, wrappers
 
 __all__ = ["main", "measure"]
 
 _BACKENDS = {"cpu": ("gloo", "shm"), "cuda": ("nccl",)}
-_BLOCK_S = 0.06  # a block is as many steps as fit, at least one
 _WARM_UP = 4  # steps: the first bucket assignment, the rebuild, and two as all others
 
 _Side = tuple[str, str, bool]  # backend, contestant, under no_sync
 _Contest = dict[str, dict[str, ratios.Build]]  # backend -> "build" and "floor"
-
-
-def _block(step: Step, count: int) -> float:
-    """Median of `count` steps in ms."""
-    dist.barrier()
-    times = []
-    for _ in range(count):
-        begin = time.perf_counter()
-        step()
-        times.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(times)
-
-
-def rank_zeros(value: int) -> int:
-    """Rank 0's number, on all ranks: what depends on a clock must not differ between them."""
-    told = torch.tensor([value])
-    dist.broadcast(told, 0)
-    return int(told.item())
 
 
 def _build(
@@ -77,20 +57,9 @@ def _build(
 
 def _compare(steps: dict[_Side, Step], until: float, shuffle: random.Random) -> _Contest:
     """Lets all sides take turns until about this time (of `time.monotonic`)."""
-    sides = sorted(steps, key=lambda side: side[2])  # no model's first step may be one without communication
-    warm = [[_block(steps[side], 1) for _ in range(2 if side[2] else _WARM_UP)] for side in sides]
-    usual = statistics.median(times[-1] for times in warm) / 1e3
-    count = rank_zeros(max(1, int(_BLOCK_S / usual)))
-    times: dict[_Side, list[float]] = {side: [] for side in sides}
-    begin, turn, turns = time.monotonic(), 0, 2
-    while turn < turns:
-        shuffle.shuffle(sides)
-        for side in sides:
-            times[side].append(_block(steps[side], count))
-        turn += 1
-        if turn == 2:
-            a_turn = (time.monotonic() - begin) / turn
-            turns = rank_zeros(max(3, round((until - begin) / a_turn)))
+    # No model's first step may be one without communication.
+    sides = {side: steps[side] for side in sorted(steps, key=lambda side: side[2])}
+    times = take_turns(sides, {side: 2 if side[2] else _WARM_UP for side in sides}, until, shuffle)
     found: _Contest = {}
     for (backend, who, alone), taken in sorted(times.items()):
         found.setdefault(backend, {"build": {}, "floor": {}})["floor" if alone else "build"][who] = taken

@@ -1,8 +1,8 @@
 """Which operation works with which backend on which device: found out by trying, on this machine.
 
-Two processes are started (`capability_trial.py`) that form a group of each backend and try each operation with tensors
-of each device. What they write is read here. An operation can end a process (Gloo's does where it is given memory that
-it can't read): then two new ones go on with the next.
+Two processes are started (`capability_trial.py`), and two more by mpiexec where there is MPI. They form a group of each
+backend and try each operation with tensors of each device. What they write is read here. An operation can end a process
+(Gloo's does where it is given memory that it can't read): then two new ones go on with the next.
 """
 
 from __future__ import annotations
@@ -10,18 +10,32 @@ from __future__ import annotations
 import html
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import mpi
+from .capability_trial import BACKENDS
+
 __all__ = ["Capabilities", "Capability", "capabilities"]
 
 _RANKS = 2
+_PYTHON = "the program of the trial, with its folder"
+# Two processes on this host whatever it has, root's too; of Open MPI 4 and 5.
+_MPI_ON_ONE_HOST = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
 _MARKS = {True: "✓", False: "✘"}
 
 
@@ -150,50 +164,59 @@ def capabilities(timeout_seconds: float = 180.0) -> Capabilities:
     deadline = time.monotonic() + timeout_seconds
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        while True:
-            tried = len(_lines(folder))
-            stopped = _run_ranks(folder, deadline)
-            if not stopped:
-                return Capabilities(_answers(folder))
-            lines = _lines(folder)
-            if len(lines) == tried and not _answers(folder):
-                raise RuntimeError(f"nothing could be tried: {stopped}")
-            if len(lines) > tried and "works" not in lines[-1]:
-                _write(folder, {**lines[-1], "works": False, "why_not": stopped})
-            if len(lines) == tried or time.monotonic() >= deadline:
-                return Capabilities(_answers(folder))
+        mpiexec = shutil.which("mpiexec") if mpi.ours() else None
+        plain = [backend for backend in BACKENDS if backend != mpi.NAME or mpiexec is None]
+        _try(folder, [[_PYTHON, str(rank), *plain] for rank in range(_RANKS)], deadline)
+        if mpiexec is not None:
+            _try(folder, [[mpiexec, "-n", str(_RANKS), _PYTHON, "mpi", mpi.NAME]], deadline)
+        return Capabilities(_answers(folder))
 
 
-def _run_ranks(folder: Path, deadline: float) -> str:
-    """Starts the ranks; returns ``""`` when they have tried everything, else why they did not."""
-    ranks = [_start(folder, rank) for rank in range(_RANKS)]
+def _try(folder: Path, commands: Sequence[Sequence[str]], deadline: float) -> None:
+    """Runs these commands until everything is answered, anew behind an operation that has ended them."""
+    while True:
+        tried = len(_lines(folder))
+        stopped = _run_ranks(folder, commands, deadline)
+        lines = _lines(folder)
+        if not stopped:
+            return
+        if not lines:
+            raise RuntimeError(f"nothing could be tried: {stopped}")
+        if "works" not in lines[-1]:
+            _write(folder, {**lines[-1], "works": False, "why_not": stopped})
+        if len(lines) == tried or time.monotonic() >= deadline:
+            return
+
+
+def _run_ranks(folder: Path, commands: Sequence[Sequence[str]], deadline: float) -> str:
+    """Runs the commands; returns ``""`` when everything has been tried, else why it was not."""
+    running = [_start(folder, number, command) for number, command in enumerate(commands)]
     try:
         while True:
-            codes = [rank.poll() for rank in ranks]
+            codes = [one.poll() for one in running]
             if not any(code is None for code in codes) or any(codes):
                 break
             if time.monotonic() >= deadline:
                 return "no answer in the time that was given"
             time.sleep(0.02)
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        for one in running:
+            one.kill()
+            one.wait()
     if not any(codes):
         return ""
-    first = next(rank for rank, code in enumerate(codes) if code)
+    first = next(number for number, code in enumerate(codes) if code)
     said = (folder / f"log {first}").read_text(errors="replace").splitlines()
     return f"it ended the process with code {codes[first]}" + (f": {said[-1]}" if said else "")
 
 
-def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+def _start(folder: Path, number: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **_MPI_ON_ONE_HOST, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment.pop("TORCH_DISTRIBUTED_DEBUG", None)
-    with (folder / f"log {rank}").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "ddp_lab.comm.capability_trial", str(folder), str(rank)],
-            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+    trial = [sys.executable, "-m", "ddp_lab.comm.capability_trial", str(folder)]
+    words = [word for given in command for word in (trial if given == _PYTHON else [given])]
+    with (folder / f"log {number}").open("wb") as log:
+        return subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:

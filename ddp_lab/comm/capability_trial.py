@@ -1,8 +1,8 @@
 """One of the two ranks that `capability_table.capabilities` starts: tries operations, writes down what came out.
 
-``python -m ddp_lab.comm.capability_trial FOLDER RANK``: the ranks meet in the folder; rank 0 writes a line of JSON into
-``FOLDER/answers`` before it tries something, and one with what came out. What has been answered there is not tried
-again: where an operation has ended the ranks, new ones go on behind it.
+``python -m ddp_lab.comm.capability_trial FOLDER RANK BACKEND ...``; RANK is ``mpi`` under mpiexec. The ranks meet in
+the folder; rank 0 writes a line of JSON into ``FOLDER/answers`` before it tries something, and one with what came out.
+What has been answered there is not tried again: where an operation has ended the ranks, new ones go on behind it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed import ReduceOp
 
+from .mpi import register as register_mpi
+from .mpi import started_by
 from .mpi import why_not as mpi_missing
 from .round_robin import register as register_round_robin
 from .round_robin import round_robin_process_group
@@ -50,7 +52,11 @@ def why_not(backend: str, device: str) -> str:
     if missing.get(backend):
         return f"this torch was built without {backend.upper()}"
     if backend == "mpi":
-        return mpi_missing() or "groups of MPI only exist in processes that mpiexec started"
+        if mpi_missing():
+            return mpi_missing()
+        if started_by(_SIZE):
+            return "" if device == "cpu" else "MPI is used for CPU tensors alone"
+        return "groups of MPI only exist in processes that mpiexec started, and there is no mpiexec"
     if backend == "nccl" and not torch.cuda.is_available():
         return _NO_GPU
     return ""
@@ -193,8 +199,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 class _Trial:
     """One rank's part."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, folder: Path, rank: int | None, backends: Sequence[str]) -> None:
+        """`rank`: None under mpiexec, which tells it."""
+        self._backends = backends
         self._answers = folder / "answers"
         self._answers.touch()
         lines = self._answers.read_text().splitlines()  # rank 0 writes on when both are here
@@ -204,10 +211,17 @@ class _Trial:
         self._store.set_timeout(2 * _TIMEOUT)
         self._count = 0
         default = "gloo" if dist.is_gloo_available() else "nccl"
-        dist.init_process_group(default, store=PrefixStore("groups", self._store), rank=rank, world_size=_SIZE)
+        if rank is None:
+            dist.init_process_group(default, init_method="mpi://")
+        else:
+            dist.init_process_group(default, store=PrefixStore("groups", self._store), rank=rank, world_size=_SIZE)
+        self._rank = dist.get_rank()
+        os.environ["NCCL_HOSTID"] = f"rank {self._rank}"  # with one GPU both use it, which NCCL allows to hosts alone
+        if torch.cuda.is_available():
+            torch.cuda.set_device(self._rank % torch.cuda.device_count())
 
     def run(self) -> None:
-        for backend in BACKENDS:
+        for backend in self._backends:
             for device in DEVICES:
                 self._try_all(backend, device)
 
@@ -283,17 +297,16 @@ class _Trial:
                 file.write(json.dumps(line) + "\n")
 
 
-def main(folder: str, rank: int) -> None:
-    """Tries everything, as rank `rank` of two."""
+def main(folder: str, rank: str, *backends: str) -> None:
+    """Tries everything with these backends, as rank `rank` of two (``"mpi"``: as the one that mpiexec says)."""
     warnings.simplefilter("ignore")
-    os.environ["NCCL_HOSTID"] = f"rank {rank}"  # with one GPU both ranks use it, which NCCL allows to hosts alone
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank % torch.cuda.device_count())
     register_shared_memory()
     register_round_robin()
-    _Trial(Path(folder), rank).run()
+    register_mpi()
+    trial = _Trial(Path(folder), None if rank == "mpi" else int(rank), backends)
+    trial.run()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(*sys.argv[1:])

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-__all__ = ["NAME", "check_started", "register", "why_not"]
+__all__ = ["NAME", "check_started", "ours", "register", "started_by", "why_not"]
 
 NAME = "mpi"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI's and MPICH's mpiexec
@@ -62,6 +62,17 @@ def register() -> None:
     register_rendezvous_handler(NAME, _rendezvous)
 
 
+def ours() -> bool:
+    """Whether ``"mpi"`` is this package's, not torch's own."""
+    torchs: Any = distributed_c10d
+    return getattr(torchs, "ProcessGroupMPI", None) is _Creator
+
+
+def started_by(size: int) -> bool:
+    """Whether mpiexec started this process as one of `size`."""
+    return str(size) in (os.environ.get(name) for name in _SIZES)
+
+
 def check_started(world_size: int) -> None:
     """Refuses the backend where MPI can't know of all ranks, before it begins.
 
@@ -71,7 +82,7 @@ def check_started(world_size: int) -> None:
     missing = why_not()
     if missing:
         raise RuntimeError(f"there is no backend 'mpi': {missing}")
-    if world_size > 1 and str(world_size) not in (os.environ.get(name) for name in _SIZES):
+    if world_size > 1 and not started_by(world_size):
         raise RuntimeError(
             f"backend 'mpi' needs {world_size} processes that one mpiexec started, and this rank is none of them "
             f"(a cluster forks its ranks): run a script with `mpiexec -n {world_size} python ...`, or use the backend "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench import all_reduce, construct, memory, observe, recording_cost, step
+from ddp_lab.bench import all_reduce, construct, memory, observe, paper, recording_cost, step
 from ddp_lab.bench.operations import OPERATIONS, lacks
 
 
@@ -39,6 +39,23 @@ def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{cell['classes']['ours']['exposed']['median']:.2f}" in table
     assert [(one["ours on"], one["torch on"]) for one in found["exposed"]] == [("gloo", "gloo"), ("shm", "gloo")]
     assert "exposed communication" in (tmp_path / "step.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("figure", "variants"), [(7, 14), (12, 3)])
+def test_paper(figure: int, variants: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench paper` times every variant of a figure in turns, against the one that it names."""
+    path, picture = tmp_path / "paper.json", tmp_path / "paper.html"
+    asked = f"--figure {figure} --models conv_net --sets 1 --seconds 0.02 --mbit 0 --keep-noise"
+    assert paper.main([*asked.split(), "--json", str(path), "--picture", str(picture)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == variants
+    table = capsys.readouterr().out
+    for row in rows:
+        assert row["ms"]["median"] > 0
+        assert row["variant"] in table
+        if row["variant"] == row["reference"]:
+            assert row["ratio"]["median"] == 1
+    assert f"Figure {figure} of the DDP paper" in picture.read_text(encoding="utf-8")
 
 
 def test_recording() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -11,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from ddp_lab.comm import Capabilities, capabilities, capability_trial
+from ddp_lab.comm import Capabilities, capabilities, capability_trial, mpi
 from tests.leftovers import processes, wait_until
 from tests.ranks.conftest import Ranks
 from tests.ranks.test_examples_distributed import outside
@@ -45,8 +45,12 @@ def test_what_is_not_there_says_why(table: Capabilities) -> None:
     for backend in ("gloo", "shm", "round_robin", "nccl", "mpi", "ucc"):
         for device in ("cpu", "cuda"):
             assert ((backend, device) in tried) != ((backend, device) in table.unavailable)
-    if not dist.is_mpi_available():
+    if mpi.why_not():
         assert "apt install libopenmpi-dev" in table.unavailable["mpi", "cpu"]
+    elif shutil.which("mpiexec") and mpi.ours():
+        assert table.unavailable["mpi", "cuda"] == "MPI is used for CPU tensors alone" or not torch.cuda.is_available()
+        for operation in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send, recv"):
+            assert table.works(operation, "mpi", "cpu"), str(table)
     if not torch.cuda.is_available():
         assert "shm on cuda" in str(table)
         assert table.unavailable["gloo", "cuda"] == "torch finds no GPU on this machine"
@@ -65,7 +69,8 @@ def _trial_processes() -> dict[int, list[str]]:
     for pid, command in processes().items():
         words = command.split()
         if "ddp_lab.comm.capability_trial" in words:
-            found[pid] = words[-2:]
+            at = words.index("ddp_lab.comm.capability_trial")
+            found[pid] = words[at + 1 : at + 3]
     return found
 
 
@@ -90,7 +95,7 @@ def test_an_operation_that_ends_the_process_costs_itself_alone() -> None:
     thread.join()
     assert killed.is_set()
     tried = [column for column in found.columns if column[1] == "cpu"]
-    assert tried == [("gloo", "cpu"), ("shm", "cpu"), ("round_robin", "cpu")]
+    assert tried[:3] == [("gloo", "cpu"), ("shm", "cpu"), ("round_robin", "cpu")]
     told = [one for one in found if "ended the process with code -9" in one.why_not]
     assert len(told) <= 1  # it may have been between two
     for operation in capability_trial.OPERATIONS:
@@ -108,14 +113,13 @@ def _wrong(group: Any, rank: int, make: Any) -> Any:
 
 
 def _trial(rank: int, size: int, folder: str) -> None:
-    operations, backends = capability_trial.OPERATIONS, capability_trial.BACKENDS
+    operations = capability_trial.OPERATIONS
     capability_trial.OPERATIONS = {"refused": _refused, "wrong": _wrong, "all_reduce": operations["all_reduce"]}
-    capability_trial.BACKENDS = ("shm", "round_robin")
     try:
         with outside(rank, size, folder):
-            capability_trial._Trial(Path(folder), rank).run()
+            capability_trial._Trial(Path(folder), rank, ("shm", "round_robin")).run()
     finally:
-        capability_trial.OPERATIONS, capability_trial.BACKENDS = operations, backends
+        capability_trial.OPERATIONS = operations
 
 
 def test_what_one_rank_refuses_does_not_work(ranks: Ranks, tmp_path: Path) -> None:
