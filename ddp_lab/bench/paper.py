@@ -1,8 +1,9 @@
 """`ddp-lab bench paper --figure N`: a figure of the DDP paper (Li et al., VLDB 2020), measured on this machine.
 
 - 7: the step against the size of the buckets (figures 7 and 8: 16 and 32 GPUs), on each backend.
-- 12: the step with collectives that go to 1, 3 and 5 groups in turn, over a link of `--mbit` megabits a second (figure
-  12; needs root, ``--mbit 0`` leaves the ranks on loopback).
+- 12: the step with collectives that go to 1, 3 and 5 groups in turn, over a link of `--mbit` megabits a second on which
+  everything arrives `--delay-ms` later (needs root; ``--mbit 0`` leaves the ranks on loopback). One group waits for
+  that delay after each round of a collective; several use the link meanwhile.
 
 Our `DistributedDataParallel` trains models of `bench step` in all variants of a figure; they take turns within fresh
 sets of processes, and ratios to one of them come from the same turn.
@@ -109,6 +110,7 @@ def measure(
     ranks: int = 2,
     threads: int = 1,
     mbit: float = 1000.0,
+    delay_ms: float = 5.0,
     tolerance: float = noise.TOLERANCE,
 ) -> dict[str, Any]:
     """Measures a figure.
@@ -121,6 +123,7 @@ def measure(
         ranks: processes.
         threads: intra-op threads of each.
         mbit: figure 12: what each rank may send, megabits a second; 0: loopback.
+        delay_ms: figure 12: how much later it arrives.
         tolerance: see `noise.figure`.
 
     Returns:
@@ -135,7 +138,7 @@ def measure(
     for series in FIGURES[figure]:
         taken, others = [], []
         for number in range(sets):
-            with ShapedLink(ranks, mbit) if shaped else nullcontext() as enter, noise.Watch() as watch:
+            with noise.Watch() as watch, ShapedLink(ranks, mbit, delay_ms) if shaped else nullcontext() as enter:
                 call = (list(workloads), series.variants, seconds, 1000 * number)
                 taken.append(fresh_ranks.run(_set, *call, ranks=ranks, threads=threads, prepare=enter))
             others.append(watch.others)
@@ -147,6 +150,7 @@ def measure(
         "ranks": ranks,
         "threads": threads,
         "mbit": mbit if shaped else None,
+        "delay_ms": delay_ms if shaped else None,
         "number of sets": sets,
         "seconds": seconds,
         "rows": rows,
@@ -179,7 +183,7 @@ def _rows(
 
 
 def _table(found: Mapping[str, Any], keep: bool) -> str:
-    link = f", links of {found['mbit']:g} Mbit/s" if found["mbit"] else ""
+    link = f", links of {found['mbit']:g} Mbit/s, {found['delay_ms']:g} ms away" if found["mbit"] else ""
     about = (
         f"figure {found['figure']}: torch {found['torch']}, {found['ranks']} ranks with {found['threads']} thread each"
         f"{link}; medians (from .. to) over {fresh_sets(found['number of sets'])}"
@@ -217,6 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=_positive, default=2)
     parser.add_argument("--threads", type=_positive, default=1, help="intra-op threads of each rank")
     parser.add_argument("--mbit", type=float, default=1000.0, help="figure 12: of each rank's link; 0: loopback (1000)")
+    parser.add_argument("--delay-ms", type=float, default=5.0, help="figure 12: of what is sent over it (5)")
     add_noise(parser)
     add_picture(parser)
     given = parser.parse_args(argv)
@@ -228,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ranks=given.ranks,
         threads=given.threads,
         mbit=given.mbit,
+        delay_ms=given.delay_ms,
         tolerance=given.tolerance,
     )
     if given.picture is not None:

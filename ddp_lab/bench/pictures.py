@@ -341,6 +341,6 @@ def variants(found: dict[str, Any], *, keep: bool = False) -> go.Figure:
     made.update_xaxes(tickangle=-40)
     made.update_yaxes(rangemode="tozero")
     made.update_yaxes(title="ms a step", col=1)
-    link = f", links of {found['mbit']:g} Mbit/s" if found["mbit"] else ""
+    link = f", links of {found['mbit']:g} Mbit/s, {found['delay_ms']:g} ms away" if found["mbit"] else ""
     about = _about(found, f"{found['ranks']} ranks{link}", [row["ms"] for row in found["rows"]], keep)
     return _dress(made, f"Figure {found['figure']} of the DDP paper, on this machine", about, 520)
