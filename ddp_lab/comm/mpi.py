@@ -33,6 +33,9 @@ __all__ = ["NAME", "check_started", "ours", "register", "started_by", "why_not"]
 NAME = "mpi"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI's and MPICH's mpiexec
 
+_LAUNCHED = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCALNRANKS")  # what any mpiexec, or srun with MPI, tells its processes
+_START = "start the program with `mpiexec -n {} python ...`, which is what tells MPI of the others"
+
 _EXTENSION = "ddp_lab._mpi"
 _REMEDY = (
     "install MPI's compiler (Debian: apt install libopenmpi-dev openmpi-bin), then rebuild ddp_lab: `make build`, or "
@@ -100,7 +103,6 @@ class _Creator:
         Raises:
             RuntimeError: MPI numbers the processes otherwise than torch does.
         """
-        rank, size = _begin()
         # torch hands over the ranks alone, but the caller knows more.
         frame = inspect.currentframe()
         asking = frame.f_back.f_locals if frame is not None and frame.f_back is not None else {}
@@ -108,6 +110,13 @@ class _Creator:
             wanted = dist.get_rank(), dist.get_world_size()
         else:
             wanted = asking.get("group_rank", -1), asking.get("group_size", -1)
+        if wanted[1] > 1 and not any(name.startswith(_LAUNCHED) for name in os.environ):
+            # Begun nevertheless, MPI would start a daemon for this process alone.
+            raise RuntimeError(
+                f"no mpiexec started this process, which torch.distributed takes for rank {wanted[0]} of {wanted[1]}: "
+                + _START.format(wanted[1])
+            )
+        rank, size = _begin()
         if wanted != (-1, -1):  # else it is what MPI says
             _check_place((rank, size), wanted)
         backend = _module.backend(list(ranks) or list(range(size)))
@@ -119,11 +128,7 @@ class _Creator:
 def _check_place(found: tuple[int, int], wanted: tuple[int, int]) -> None:
     if found != wanted:
         started = any(name in os.environ for name in _SIZES)
-        why = (
-            "all ranks must be started by one mpiexec, in its order"
-            if started
-            else f"start the program with `mpiexec -n {wanted[1]} python ...`, which is what tells MPI of the others"
-        )
+        why = "all ranks must be started by one mpiexec, in its order" if started else _START.format(wanted[1])
         raise RuntimeError(
             f"MPI takes this process for rank {found[0]} of {found[1]}, torch.distributed for rank {wanted[0]} of "
             f"{wanted[1]}: {why}"

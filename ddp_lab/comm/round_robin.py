@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,12 @@ from torch.distributed import ProcessGroup
 
 from .. import native
 
-__all__ = ["NAME", "register", "round_robin_process_group"]
+__all__ = ["NAME", "members", "register", "round_robin_process_group"]
 
 NAME = "round_robin"
 
 _C = native.load()
+_members: weakref.WeakKeyDictionary[ProcessGroup, list[str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,13 @@ def round_robin_process_group(groups: Sequence[ProcessGroup]) -> ProcessGroup:
     # Named by its members alone: no other process takes part.
     group = dist.new_group(ranks, backend=NAME, pg_options=options, use_local_synchronization=True, **unsorted)
     assert isinstance(group, ProcessGroup)
+    _members[group] = [one.group_name for one in given]
     return group
+
+
+def members(group: Any) -> list[str]:
+    """c10d's names of the groups that take turns in a group; none if it is no such group."""
+    return _members.get(group, [])
 
 
 def _check(groups: Sequence[Any]) -> list[int]:

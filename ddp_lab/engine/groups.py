@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from ..comm.shared_memory import NAME as SHM
 from ..comm.shared_memory import is_broken
 
 __all__ = ["GroupRecord", "alive", "broken", "forget", "free", "free_store", "install", "sequences", "uninstall"]
@@ -70,12 +69,16 @@ class GroupRecord:
     @property
     def sequence(self) -> int | None:
         """How many collectives this rank has entered on it; None if it is gone or its backend does not count."""
-        counting = self.group
-        if counting is not None and self.backend == SHM:  # the group asks only torch's own backends
-            counting = counting._get_backend(torch.device("cpu"))
+        group = self.group
+        if group is None:
+            return None
         try:
-            return None if counting is None else int(counting._get_sequence_number_for_group())
-        except RuntimeError:
+            return int(group._get_sequence_number_for_group())
+        except RuntimeError:  # a group asks only torch's own backends
+            pass
+        try:
+            return int(_backends(group)[0]._get_sequence_number_for_group())
+        except (RuntimeError, IndexError):
             return None
 
 

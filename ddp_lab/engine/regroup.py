@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ..comm.round_robin import members, round_robin_process_group
 from ..errors import ClusterError
 from . import groups
 
@@ -41,7 +42,11 @@ class LostGroup:
 
 
 def inventory() -> dict[str, Any]:
-    """This rank's groups besides the default one in plain data, how many names c10d has given, broken backwards."""
+    """This rank's groups besides the default one in plain data, how many names c10d has given, broken backwards.
+
+    ``members`` of a group: the names of those that take turns in it (`comm.round_robin_process_group`).
+    """
+    default = dist.group.WORLD.group_name if dist.group.WORLD is not None else None
     found = [
         {
             "name": record.name,
@@ -49,6 +54,7 @@ def inventory() -> dict[str, Any]:
             "backend": record.backend,
             "timeout_seconds": record.timeout_seconds,
             "description": record.description,
+            "members": [_DEFAULT if name == default else name for name in members(record.group)],
         }
         for record in groups.alive()
         if record.ranks
@@ -123,13 +129,22 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
     """
     new: dict[str, Any] = {_DEFAULT: dist.group.WORLD}
     lost = {}
-    for group in wanted:
+    # c10d names a group that its members make without the others by how many groups they have: as many on all ranks,
+    # with one for each that a rank is not in.
+    stand_ins: list[object] = []
+    names: Any = c10d._world.pg_names
+    for group in sorted(wanted, key=lambda one: bool(one["members"])):  # those that are made of others are last
         name = group["name"]
         try:
-            new[name] = _build(group)
-        except (RuntimeError, ValueError) as error:
+            new[name] = _build(group, new)
+        except (RuntimeError, ValueError, TypeError) as error:
             lost[name] = str(error).splitlines()[0]
             new[name] = LostGroup(name, group["ranks"], lost[name])
+        if not isinstance(new[name], dist.ProcessGroup):
+            stand_ins.append(object())
+            names[stand_ins[-1]] = f"not on this rank: {name}"
+    for stand_in in stand_ins:
+        del names[stand_in]
     c10d._world.group_count = max(group_count, c10d._world.group_count)
     if old:
         _repoint([(group, new[name]) for name, group in old.items() if name in new], keep=old)
@@ -159,7 +174,12 @@ def _let_go(old: dict[str, Any]) -> None:
     threading.Thread(target=release, name="ddp_lab-let-go", daemon=True).start()
 
 
-def _build(group: Mapping[str, Any]) -> Any:
+def _build(group: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
+    if group["members"]:
+        gone = [name for name in group["members"] if name not in others]
+        if gone:
+            raise RuntimeError(f"of the groups that it is made of, {', '.join(gone)} had been destroyed")
+        return round_robin_process_group([others[name] for name in group["members"]])
     numbered = group["name"].isdigit()
     if numbered:
         c10d._world.group_count = int(group["name"])  # c10d names groups by counting

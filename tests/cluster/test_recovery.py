@@ -312,14 +312,40 @@ def test_groups_made_otherwise_are_rebuilt(steady: Lab) -> None:
     """Groups of some ranks only, made without the others, and device meshes work after a rejoin."""
     steady.run(
         "alone = dist.new_group([rank], use_local_synchronization=True)\n"
-        "both = dist.new_group([0, 1], use_local_synchronization=True)\n"
+        "both, *more = [dist.new_group([0, 1], use_local_synchronization=True) for _ in range(4)]\n"
         "mesh = dist.init_device_mesh('cpu', (2, 1), mesh_dim_names=('outer', 'inner'))"
     )
     raise_while_peers_wait(steady)
     code = "g = torch.ones(1); dist.all_reduce(g, group={}); g.item()"
-    for group, expected in (("alone", 1.0), ("both", 2.0), ("mesh['outer'].get_group()", 2.0)):
+    for group, expected in (("alone", 1.0), ("both", 2.0), ("more[2]", 2.0), ("mesh['outer'].get_group()", 2.0)):
         assert steady.values(code.format(group)) == {0: expected, 1: expected}
-    steady.run("del alone, both, mesh")
+    steady.run("del alone, both, more, mesh")
+
+
+def test_groups_that_take_turns_are_rebuilt(steady: Lab) -> None:
+    """A round robin group, one with the default group in it, and a model on one work after each of two rejoins."""
+    steady.run(
+        "from ddp_lab.comm import round_robin_process_group\n"
+        "inner = [dist.new_group() for _ in range(2)]\n"
+        "turns = round_robin_process_group(inner)\n"
+        "model = ddp_lab.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=turns, bucket_cap_mb=1e-6)\n"
+        "mixed = round_robin_process_group([dist.group.WORLD, dist.new_group()])"
+    )
+    step = "model(torch.ones(1, 2) * (rank + 1)).sum().backward(); float(model.module.weight.grad[0, 0])"
+    for _ in range(2):
+        raise_while_peers_wait(steady)
+        steady.run("model.zero_grad()")
+        assert steady.values(step) == {0: 1.5, 1: 1.5}
+        assert steady.values("model.process_group is turns") == {0: True, 1: True}
+        for group in ("mixed", "turns"):
+            assert steady.values(f"g = torch.ones(1); dist.all_reduce(g, group={group}); g.item()") == {0: 2.0, 1: 2.0}
+        counted = steady.values("from ddp_lab.engine import groups as g_; g_.sequences()[turns.group_name]")
+        assert counted[0] == counted[1] >= 3  # two buckets and a tensor
+    steady.run("dist.destroy_process_group(inner[0])\ndel inner")
+    raise_while_peers_wait(steady)
+    with pytest.raises(CellError, match=r"is gone: of the groups that it is made of, .* had been destroyed"):
+        steady.run("turns.size()")
+    steady.run("del model, turns, mixed")
 
 
 def test_workers_of_a_data_loader(steady: Lab) -> None:

@@ -83,15 +83,28 @@ def test_an_exception_ends_all_processes() -> None:
 
 @with_mpi
 def test_processes_that_mpi_knows_nothing_of() -> None:
-    """Without mpiexec MPI sees one process; that is told instead of training alone."""
+    """Without mpiexec MPI would see one process; that is told instead of training alone."""
     program = (
         "import torch.distributed as dist, ddp_lab.comm\n"
         "store = dist.HashStore()\n"
         "dist.init_process_group('cpu:mpi', store=store, rank=1, world_size=2)"
     )
     printed = _run([sys.executable, "-c", program], code=1)
-    assert "MPI takes this process for rank 0 of 1, torch.distributed for rank 1 of 2" in printed
+    assert "no mpiexec started this process, which torch.distributed takes for rank 1 of 2" in printed
     assert "mpiexec -n 2 python" in printed
+
+
+@with_mpi
+def test_ranks_that_mpi_numbers_otherwise() -> None:
+    """Ranks that torch is told of in another order than mpiexec's are refused, with both."""
+    program = (
+        "import os, torch.distributed as dist, ddp_lab.comm\n"
+        "mine = 1 - int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        "dist.init_process_group('cpu:mpi', store=dist.HashStore(), rank=mine, world_size=2)"
+    )
+    assert "MPI takes this process for rank 0 of 2, torch.distributed for rank 1 of 2" in _mpiexec(
+        2, "-c", program, code=1
+    )
 
 
 def test_without_mpi_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
