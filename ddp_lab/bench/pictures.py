@@ -343,4 +343,6 @@ def variants(found: dict[str, Any], *, keep: bool = False) -> go.Figure:
     made.update_yaxes(title="ms a step", col=1)
     link = f", links of {found['mbit']:g} Mbit/s, {found['delay_ms']:g} ms away" if found["mbit"] else ""
     about = _about(found, f"{found['ranks']} ranks{link}", [row["ms"] for row in found["rows"]], keep)
-    return _dress(made, f"Figure {found['figure']} of the DDP paper, on this machine", about, 520)
+    title = f"Figure {found['figure']} of the DDP paper, on this machine"
+    dressed = _dress(made, title, f"{about}; grey: what the others are compared with", 520)
+    return dressed.update_xaxes(showgrid=False)

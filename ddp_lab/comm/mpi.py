@@ -33,7 +33,12 @@ __all__ = ["NAME", "check_started", "ours", "register", "started_by", "why_not"]
 NAME = "mpi"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI's and MPICH's mpiexec
 
-_LAUNCHED = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCALNRANKS")  # what any mpiexec, or srun with MPI, tells its processes
+_LAUNCHED = (
+    "OMPI_COMM_WORLD_",
+    "PMI_",
+    "PMIX_",
+    "MPI_LOCALNRANKS",
+)  # what any mpiexec, or srun with MPI, tells its processes
 _START = "start the program with `mpiexec -n {} python ...`, which is what tells MPI of the others"
 
 _EXTENSION = "ddp_lab._mpi"
