@@ -252,7 +252,7 @@ def test_all_kinds_of_errors_fail_the_cell(lab: Lab, code: str, name: str) -> No
     """Whatever a cell raises, and however early, the cell fails with its name, and the next cell runs."""
     lab.run("import asyncio")
     error = failure(lab, code)
-    assert {each.name for each in error.failures.values()} == {name}
+    assert {each.name for each in error.failures.values()} == {name}, error.report
     assert lab.values("1") == {0: 1, 1: 1}
 
 

@@ -84,7 +84,7 @@ def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
 
 
 def test_a_round_robin_group_is_freed_and_made_again(lab: Lab) -> None:
-    """Who waits in one of its groups is freed; after the rejoin it says that it is gone; its groups are new ones."""
+    """Who waits in one of its groups is freed; after the rejoin it and its groups are new ones."""
     lab.run("""
 from ddp_lab.comm import round_robin_process_group
 inner = [dist.new_group(backend="gloo"), dist.new_group(backend="shm")]
@@ -95,9 +95,6 @@ for _ in range(2):
     for _ in range(2):  # a Gloo group's turn, and one in shared memory
         with pytest.raises(CellError, match="rank 1 failed: ValueError: on purpose"):
             lab.run("if rank == 1: raise ValueError('on purpose')\ndist.all_reduce(torch.ones(1), group=robin)")
-        with pytest.raises(CellError, match=r"is gone: .*round_robin_process_group\(groups\) makes it; make it again"):
-            lab.run("robin.size()")
-        lab.run("robin = round_robin_process_group(inner)")
         lab.run("x = torch.ones(1); dist.all_reduce(x, group=robin)")
         assert lab.values("x.item(), dist.get_backend(robin)") == dict.fromkeys((0, 1), (2.0, "round_robin"))
     lab.run("for one in (robin, *inner): dist.destroy_process_group(one)\ndel robin, inner")

@@ -41,7 +41,7 @@ def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "exposed communication" in (tmp_path / "step.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("figure", "variants"), [(7, 14), (12, 3)])
+@pytest.mark.parametrize(("figure", "variants"), [pytest.param(7, 14, marks=pytest.mark.soak), (12, 3)])
 def test_paper(figure: int, variants: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench paper` times every variant of a figure in turns, against the one that it names."""
     path, picture = tmp_path / "paper.json", tmp_path / "paper.html"
