@@ -18,8 +18,7 @@ import torch
 
 from . import fresh_ranks, ratios
 from .command import new_parser, show
-from .recording_cost import block
-from .turns import rank_zeros
+from .turns import block, rank_zeros
 from .workloads import MODES, WORKLOADS, Step, training_step, wrappers
 
 __all__ = ["main", "measure"]

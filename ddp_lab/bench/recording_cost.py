@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from . import fresh_ranks
-from .workloads import WORKLOADS, Step, training_step
+from .turns import block
+from .workloads import WORKLOADS, training_step
 
-__all__ = ["BLOCK", "block", "in_turns", "measure", "paired", "table"]
+__all__ = ["BLOCK", "in_turns", "measure", "paired", "table"]
 
 # Steps of a block, by workload.
 BLOCK = {"mlp": 4, "transformer": 4, "conv_net": 12, "small_tensors": 20}
 _KINDS = ("on", "off", "on again")
-
-
-def block(step: Step, count: int) -> list[float]:
-    """The times of `count` steps in ms, begun together on all ranks."""
-    dist.barrier()
-    times = []
-    for _ in range(count):
-        begin = time.perf_counter()
-        step()
-        times.append((time.perf_counter() - begin) * 1e3)
-    return times
 
 
 def in_turns(name: str, rounds: int) -> dict[str, float]:

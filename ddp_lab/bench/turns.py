@@ -13,22 +13,22 @@ import torch.distributed as dist
 
 from .workloads import Step
 
-__all__ = ["rank_zeros", "take_turns"]
+__all__ = ["block", "rank_zeros", "take_turns"]
 
 _BLOCK_S = 0.06  # a block is as many steps as fit, at least one
 
 Side = TypeVar("Side")
 
 
-def _block(step: Step, count: int) -> float:
-    """Median of `count` steps in ms."""
+def block(step: Step, count: int) -> list[float]:
+    """The times of `count` steps in ms, begun together on all ranks."""
     dist.barrier()
     times = []
     for _ in range(count):
         begin = time.perf_counter()
         step()
         times.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(times)
+    return times
 
 
 def rank_zeros(value: int) -> int:
@@ -53,7 +53,7 @@ def take_turns(
         For each side its median step in each turn (at least three), ms.
     """
     sides = list(steps)
-    warm = [[_block(steps[side], 1) for _ in range(warm_up[side])] for side in sides]
+    warm = [[statistics.median(block(steps[side], 1)) for _ in range(warm_up[side])] for side in sides]
     usual = statistics.median(times[-1] for times in warm) / 1e3
     count = rank_zeros(max(1, int(_BLOCK_S / usual)))
     times: dict[Side, list[float]] = {side: [] for side in sides}
@@ -61,7 +61,7 @@ def take_turns(
     while turn < turns:
         shuffle.shuffle(sides)
         for side in sides:
-            times[side].append(_block(steps[side], count))
+            times[side].append(statistics.median(block(steps[side], count)))
         turn += 1
         if turn == 2:
             a_turn = (time.monotonic() - begin) / turn

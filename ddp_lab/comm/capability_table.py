@@ -211,7 +211,9 @@ def _run_ranks(folder: Path, commands: Sequence[Sequence[str]], deadline: float)
 
 
 def _start(folder: Path, number: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **_MPI_ON_ONE_HOST, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # Apart from any mpiexec that has started the caller.
+    own = {name: value for name, value in os.environ.items() if not name.startswith(mpi.LAUNCHED)}
+    environment = {**own, **_MPI_ON_ONE_HOST, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment.pop("TORCH_DISTRIBUTED_DEBUG", None)
     trial = [sys.executable, "-m", "ddp_lab.comm.capability_trial", str(folder)]
     words = [word for given in command for word in (trial if given == _PYTHON else [given])]

@@ -28,12 +28,12 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-__all__ = ["NAME", "check_started", "ours", "register", "started_by", "why_not"]
+__all__ = ["LAUNCHED", "NAME", "check_started", "ours", "register", "started_by", "why_not"]
 
 NAME = "mpi"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI's and MPICH's mpiexec
 
-_LAUNCHED = (
+LAUNCHED = (
     "OMPI_COMM_WORLD_",
     "PMI_",
     "PMIX_",
@@ -115,7 +115,7 @@ class _Creator:
             wanted = dist.get_rank(), dist.get_world_size()
         else:
             wanted = asking.get("group_rank", -1), asking.get("group_size", -1)
-        if wanted[1] > 1 and not any(name.startswith(_LAUNCHED) for name in os.environ):
+        if wanted[1] > 1 and not any(name.startswith(LAUNCHED) for name in os.environ):
             # Begun nevertheless, MPI would start a daemon for this process alone.
             raise RuntimeError(
                 f"no mpiexec started this process, which torch.distributed takes for rank {wanted[0]} of {wanted[1]}: "

@@ -60,6 +60,7 @@ class GroupRecord:
     reference: weakref.ref[Any] = field(repr=False)
     made_ns: int = 0
     freed: bool = False
+    asks_backend: bool = field(default=False, repr=False)  # for its count: a group asks only torch's own backends
 
     @property
     def group(self) -> Any:
@@ -72,10 +73,11 @@ class GroupRecord:
         group = self.group
         if group is None:
             return None
-        try:
-            return int(group._get_sequence_number_for_group())
-        except RuntimeError:  # a group asks only torch's own backends
-            pass
+        if not self.asks_backend:
+            try:
+                return int(group._get_sequence_number_for_group())
+            except RuntimeError:
+                self.asks_backend = True
         try:
             return int(_backends(group)[0]._get_sequence_number_for_group())
         except (RuntimeError, IndexError):
