@@ -48,6 +48,7 @@ _SIGNAL_SECONDS = 0.025
 _REPEAT_SECONDS = 0.1
 _CHILD_SECONDS = 1.0
 _FORK_TIMES = 3
+_NEWS_SECONDS = 0.1
 _GRACE_SECONDS = 0.05
 _STORE_SECONDS = 0.3
 _RELEASED = "the cell is to end on this rank"
@@ -82,6 +83,7 @@ class Agent:
         self._left = threading.Event()  # the running cell's own code has ended
         self._left.set()
         self._settled = threading.Event()
+        self._told = threading.Event()  # that the cell is interrupted, or another rank has failed
         self._gate = threading.Lock()  # guards the next four: no thread frees groups for a cell that is settled
         self._at_risk: str | None = None  # the cell for which this rank's groups may be shut down
         self._doomed: deque[str] = deque(maxlen=_DOOMED)  # cells that were interrupted, begun or not
@@ -141,6 +143,7 @@ class Agent:
         self._raised, self._entering = False, None
         regroup.note_backwards()
         self._settled.clear()
+        self._told.clear()
         with self._gate:
             self._at_risk = cell_id
             self._began = (cell_id, time.monotonic_ns())
@@ -159,6 +162,8 @@ class Agent:
         end.broke_backward = bool(regroup.broken_backwards())
         if isinstance(error, RuntimeError):
             end.waited_in = self._waited_in(error)
+            if end.waited_in:  # a closed connection may be here before the word that says why
+                self._told.wait(_NEWS_SECONDS)
         if self._interrupted == end.cell_id:
             if isinstance(error, RuntimeError | KeyboardInterrupt | bdb.BdbQuit | EOFError):
                 end.error = KeyboardInterrupt().with_traceback(_users_steps(error))
@@ -275,6 +280,7 @@ class Agent:
 
     def _begin_interrupt(self, cell_id: str) -> None:
         self._interrupted = cell_id
+        self._told.set()
         if self._asking is not None:
             self._asking.interrupt(cell_id)
         threading.Thread(target=self._interrupt, args=(cell_id,), name="ddp_lab-interrupt", daemon=True).start()
@@ -314,6 +320,7 @@ class Agent:
             first = self._freed is None
             if first:
                 self._freed, self._freed_by = cell_id, by
+                self._told.set()
             groups.free()
             breakpoints.release(_RELEASED)
         self._report()
