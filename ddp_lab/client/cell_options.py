@@ -27,6 +27,7 @@ class CellOptions:
         kwargs: its keyword arguments.
         board: shows the outputs; None for the one that fits this process.
         interrupt: given ranks and this run's cell id, makes the ranks end the cell, or not begin it; returns at once.
+        ended: given a rank, this run's cell id and whether it failed: the rank has said how the cell ended.
         lost_ranks: rank -> why, for ranks whose process is gone; cheap.
         end_silent: ends those of these ranks that answer nobody, so that they are lost; takes a second.
         last_words: the last lines that a rank whose process is gone wrote outside cells.
@@ -44,6 +45,7 @@ class CellOptions:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     board: Board | None = None
     interrupt: Callable[[Sequence[int], str], None] | None = None
+    ended: Callable[[int, str, bool], None] | None = None
     lost_ranks: Callable[[], Mapping[int, str]] | None = None
     end_silent: Callable[[Sequence[int]], None] | None = None
     last_words: Callable[[int], str] | None = None

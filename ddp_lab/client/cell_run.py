@@ -309,6 +309,8 @@ class CellRun:
                     state.report = content
                 elif not state.ended:
                     self._take_error(rank, content)
+                if self.options.ended is not None:
+                    self.options.ended(rank, self.cell_id, state.word != "done")
             elif kind == QUESTION:
                 self._answers.take(rank, content)
             else:

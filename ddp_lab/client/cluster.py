@@ -342,6 +342,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             kwargs=kwargs,
             board=board,
             interrupt=members.interrupt,
+            ended=members.note_end,
             lost_ranks=members.lost,
             end_silent=members.end_silent,
             last_words=members.last_words,

@@ -185,6 +185,27 @@ class Membership:
             self._open[cell] = set(ranks)
             self._given[cell] = set(self._open[cell])
 
+    def note_end(self, rank: int, cell: str, failed: bool) -> None:
+        """Notes that a cell's code has ended on a rank: whoever hears it first says so, its status or its reply.
+
+        Once a cell has failed and has ended on all its ranks, nobody waits: no group has to be freed.
+        """
+        with self._lock:
+            missing = self._open.get(cell)
+            if missing is None:
+                return
+            missing.discard(rank)
+            if failed:
+                self._failed.add(cell)
+                self.suspect = True
+            if missing:
+                return
+            del self._open[cell], self._given[cell]
+            if cell not in self._failed:
+                return
+            self._failed.discard(cell)
+        self._wire.send(None, {"op": "settle", "cell": cell})
+
     def interrupt(self, ranks: Iterable[int] | None = None, cell: str | None = None) -> None:
         """Makes ranks (None: all) end a cell (None: each they were given), or not begin it; returns at once."""
         self.suspect = True
@@ -390,7 +411,7 @@ class Membership:
         if not status.get("whole", True):
             self.suspect = True
         if status.get("ended"):
-            self._note_end(rank, *status["ended"])
+            self.note_end(rank, *status["ended"])
         cell = status.get("freed")
         if cell is None:
             return
@@ -400,24 +421,6 @@ class Membership:
         if new:
             self._free_others(rank, cell)
 
-    def _note_end(self, rank: int, cell: str, failed: bool) -> None:
-        """Once a cell has failed and its code has ended on all its ranks, nobody waits: no group has to be freed."""
-        with self._lock:
-            missing = self._open.get(cell)
-            if missing is None:
-                return
-            missing.discard(rank)
-            if failed:
-                self._failed.add(cell)
-                self.suspect = True
-            if missing:
-                return
-            del self._open[cell], self._given[cell]
-            if cell not in self._failed:
-                return
-            self._failed.discard(cell)
-        self._wire.send(None, {"op": "settle", "cell": cell})
-
     def _on_exit(self, rank: int) -> None:
         """On the fork server's reader thread: a rank's process has ended."""
         self.suspect = True
@@ -425,7 +428,7 @@ class Membership:
         with self._lock:
             cells = list(self._open)
         for cell in cells:
-            self._note_end(rank, cell, failed=True)
+            self.note_end(rank, cell, failed=True)
         engine = self._processes.engine_of_rank.get(rank)
         if engine is not None:
             self._processes.unregister(engine)

@@ -110,10 +110,12 @@ def test_a_prediction_is_run(shown: BarePage, lab: Cluster, tmp_path: Path) -> N
     path = tmp_path / "stop"
     running = lab.run(LOOP.format(path=str(path)), wait=False, board=SilentBoard(), timeout=240)
     try:
+        shown.until(lambda: lab.timeline.reducers()[0].last_step > 20, "steps of that cell", 60)
         _move(shown, "bucket cap", "End")
         shown.page.get_by_role("button", name="Run it").click()
         scores = shown.page.locator(".ddp-what-if-scores tbody tr")
-        shown.until(lambda: scores.count() == 1, "the score", 180)
+        shown.until(lambda: scores.count() == 1 or shown.dashboard.trial["state"] == "failed", "the score", 180)
+        assert shown.dashboard.trial["state"] != "failed", shown.dashboard.trial["text"]
     finally:
         path.touch()
         running.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,21 @@ def test_a_running_cell_can_be_asked(lab: Lab, gate: Path) -> None:
     assert run.wait().values == {0: 0, 1: 1}
     assert run.result().text(1) == "begun 1\n1\n"
     assert repr(run).startswith("<CellRun asked: ranks 0–1 done, ")
+
+
+def test_ranks_are_idle_once_the_cell_has_been_waited_for(lab: Lab, gate: Path) -> None:
+    """Also while what they say of themselves on the other channel is not read."""
+    entered, go_on = threading.Event(), threading.Event()
+    run = lab.run(held(gate), wait=False)
+    until(lambda: lab.busy_ranks() == {0, 1})
+    lab.wire.on_status(lambda rank, status: (entered.set(), go_on.wait(30)))
+    try:
+        gate.touch()
+        run.wait()
+        assert lab.busy_ranks() == set()
+    finally:
+        go_on.set()
+    until(entered.is_set)
 
 
 def test_cells_wait_in_order(lab: Lab, gate: Path) -> None:

@@ -33,8 +33,11 @@ class Remote(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(11)
         self.table = nn.Linear(10, 8)
+        # Both trainers' parts are made at once, by threads of one process: not from the generator that they share.
+        own = torch.Generator().manual_seed(11)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.3, 0.3, generator=own)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.table(x))
