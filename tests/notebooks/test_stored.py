@@ -70,6 +70,12 @@ def test_quickstart_explains_each_cell() -> None:
     assert kinds == ["markdown", "code"] * (len(kinds) // 2)
 
 
+def test_every_lesson_is_run() -> None:
+    """Each lesson has a module of tests, `test_lesson_NN.py`."""
+    here = {path.stem.removeprefix("test_lesson_") for path in Path(__file__).parent.glob("test_lesson_*.py")}
+    assert here == {path.stem.split("_")[0] for path in running.LESSONS}
+
+
 @each_lesson
 def test_exercises_are_whole(path: Path) -> None:
     """An exercise has one cell to write in, one check after it, and one folded solution after that."""

@@ -1,0 +1,53 @@
+"""Runs a lesson with wrong and right answers, and asks what its checks say to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from . import running
+
+LESSONS = running.PROJECT / "tutorials"
+
+Wrong = Mapping[str, Mapping[str, str]]
+"""Exercise's number -> wrong answer -> what the check says to it."""
+
+
+def executed(lesson: str, wrong: Wrong) -> running.Notebook:
+    """The lesson after "Run all"; the untouched exercises are followed by wrong answers and the solution.
+
+    Args:
+        lesson: the file's stem.
+        wrong: answers to try.
+    """
+    notebook = running.read(LESSONS / f"{lesson}.ipynb")
+    for number, answers in wrong.items():
+        exercise, check, solution = (
+            running.tagged(notebook, f"{part}-{number}") for part in ("exercise", "check", "solution")
+        )
+        tried = []
+        for index, answer in enumerate([*answers, solution.source]):
+            name = f"{number}-{index}"
+            tried += [
+                running.copy_of(exercise, answer, f"answer-{name}"),
+                running.copy_of(check, name=f"verdict-{name}"),
+            ]
+        after = notebook.cells.index(check) + 1
+        notebook.cells[after:after] = tried
+    return running.execute(notebook, LESSONS)
+
+
+def judge(notebook: running.Notebook, wrong: Wrong) -> None:
+    """Asserts what each check says to the untouched exercise, to each wrong answer and to the solution.
+
+    Every exercise of the lesson must have wrong answers.
+    """
+    exercises = [tag for cell in notebook.cells for tag in running.tags(cell) if tag.startswith("check-")]
+    assert {tag.removeprefix("check-") for tag in exercises} == set(wrong)
+    for number, answers in wrong.items():
+        assert "Not yet: " in running.text(running.cell(notebook, f"check-{number}"))
+        for index, (answer, expected) in enumerate(answers.items()):
+            verdict = running.text(running.cell(notebook, f"verdict-{number}-{index}"))
+            assert "Not yet: " in verdict, answer
+            assert expected in verdict, answer
+        last = running.text(running.cell(notebook, f"verdict-{number}-{len(answers)}"))
+        assert "Right: " in last, last

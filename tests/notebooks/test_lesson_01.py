@@ -1,0 +1,40 @@
+"""Lesson 1, run on real ranks: its claims hold, and its checks know right answers from wrong ones."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from . import running
+from .judging import executed, judge
+
+WRONG = {
+    "1": {"%%distributed\npart = sum(numbers[:100])": "together"},
+    "2": {
+        "%%distributed\nmean = mine.mean()\ndist.all_reduce(mean)\nmean = mean.item() / 2": "mean of the two means",
+        "%%distributed\nmean = 1.0": "should be",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def lesson() -> running.Notebook:
+    return executed("01_ranks_and_cells", WRONG)
+
+
+def test_checks(lesson: running.Notebook) -> None:
+    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
+    judge(lesson, WRONG)
+
+
+def test_errors_cost_nothing(lesson: running.Notebook) -> None:
+    """After one rank's error, and after a time-out, the ranks still have their variables and work together."""
+    failed = running.text(running.cell(lesson, "one-rank-fails"))
+    assert "rank 1 trips over its shoelaces" in failed
+    assert "rank 0 waited for rank 1 in all_reduce #" in failed
+    works = running.text(running.cell(lesson, "works-again"))
+    assert "rank 0 still has part = 250000" in works
+    assert "ranks 0–1 → 500500" in works
+    assert "did not end within 2 s" in running.text(running.cell(lesson, "timeout"))
+    assert re.search(r"\{0: \d+, 1: \d+\}", running.text(running.cell(lesson, "after-timeout")))

@@ -1,0 +1,46 @@
+"""Lesson 11, run on real ranks: its claims hold, and its checks know right answers from wrong ones."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from . import running
+from .judging import executed, judge
+
+_COUNT = (
+    "%%distributed\ntotal = torch.zeros(1)\nfor batch in {}:\n    counted = torch.ones(1){}\n    total += counted\n"
+)
+
+WRONG = {
+    "1": {
+        _COUNT.format("range(3)", "\n    dist.all_reduce(counted)"): "was left out",
+        _COUNT.format("range(3 + rank)", ""): "Both ranks should come to 7",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def lesson() -> running.Notebook:
+    return executed("11_why_does_my_cell_hang", WRONG)
+
+
+def test_checks(lesson: running.Notebook) -> None:
+    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
+    judge(lesson, WRONG)
+
+
+def test_the_doctor_explains_hangs(lesson: running.Notebook) -> None:
+    """Each hang of lesson 11 gets its sentence, and calls that differ are told of while nobody waits."""
+    told = {
+        name: running.text(running.cell(lesson, name))
+        for name in ("busy-doctor", "ended-doctor", "different-doctor", "apart-cell", "gone-cell", "gone-after")
+    }
+    assert "rank 0 waits in all_reduce" in told["busy-doctor"]
+    assert "rank 1 is in `time.sleep(600)`" in told["busy-doctor"]
+    assert "rank 1 has ended the cell; rank 0 still waits in all_reduce" in told["ended-doctor"]
+    assert re.search(r"rank 0 entered all_reduce #\d+ of 4 MiB .*, rank 1 broadcast #", told["different-doctor"])
+    assert "the ranks make different calls: rank 0 entered all_reduce" in told["apart-cell"]
+    assert "rank 1 was killed by SIGKILL" in told["gone-cell"]
+    assert told["gone-after"].split("\n") == ["rank 0 → True", "rank 1 → False"]
