@@ -17,7 +17,7 @@ CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 # One ninja for all builds: another version would compile everything again.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test soak lab check format bench-record browser hosts clean mpi
+.PHONY: build demo test soak lab check format bench-record browser hosts clean mpi wheel
 
 build: $(BUILT)  ## set up .venv and compile the extensions
 
@@ -80,6 +80,11 @@ test: browser hosts mpi  ## the whole suite (at most 25 minutes on 2 cores)
 soak: browser hosts mpi batch  ## what is too long for `make test`
 	$(MAKE) --no-print-directory build
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
+
+wheel: build  ## dist/ddp_lab-*.whl, for this Python and this torch: installs where there is no compiler
+	@rm -rf dist
+	DDP_LAB_BUILD_DIR=build $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 check: $(INSTALLED)  ## format, lint, types; changes nothing
 	$(BIN)/ruff format --check .

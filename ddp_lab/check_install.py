@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -70,6 +71,14 @@ model = ddp_lab.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False).to(dev
 model(torch.full((1, 2), rank + 1.0, device=device)).sum().backward()
 average = model.module.weight.grad.flatten().tolist()
 """
+# tool -> its programs, and what it is for
+_TOOLS = {
+    "g++": (("g++",), "compiles the extension (Debian: apt install g++)"),
+    "Chromium": (
+        ("chromium", "chromium-browser", "google-chrome"),
+        "runs the browser tests (Debian: apt install chromium)",
+    ),
+}
 _WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "anywidget")
 
 
@@ -168,6 +177,17 @@ def jupyterlab() -> Check:
     return Check("JupyterLab", OK, f"{asked['version']}; its server sees {', '.join(_WIDGETS)}")
 
 
+def tools() -> Check:
+    """What builds and tests a clone; whoever installed a wheel needs none of it."""
+    found = {name: next(filter(None, map(shutil.which, programs)), "") for name, (programs, _) in _TOOLS.items()}
+    told = ", ".join(f"{name} {path or 'not here'}" for name, path in found.items())
+    missing = [name for name, path in found.items() if not path]
+    if not missing or not Path(__file__).parents[1].joinpath("csrc").is_dir():
+        return Check("tools", OK, f"{told} (to build and test a clone)")
+    remedies = [f"{name} {_TOOLS[name][1]}" for name in missing]
+    return Check("tools", WARNING, told, f"Only to build and test: {'; '.join(remedies)}.")
+
+
 def shared_memory() -> Check:
     """/dev/shm, which data loaders and some backends use."""
     folder = Path("/dev/shm")
@@ -246,7 +266,7 @@ def _gradient(name: str, ranks: int, backend: str) -> Check:
 
 
 CHECKS: tuple[Callable[[], Check | None], ...] = (
-    *(python, packages, torch, extension, jupyterlab, shared_memory, loopback, open_files, cluster, gpu_cluster),
+    *(python, packages, torch, extension, jupyterlab, tools, shared_memory, loopback, open_files, cluster, gpu_cluster),
 )
 
 

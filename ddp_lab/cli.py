@@ -16,13 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import __version__
+from . import __version__, shipped
 from .errors import DdpLabError
 
 __all__ = ["main"]
-
-ROOT = Path(__file__).resolve().parent.parent
-QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
 
 _NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
 _SLOWER = 3  # exit code of `compare`
@@ -52,22 +49,13 @@ BENCHMARKS = {
 }
 
 
-def _source_tree(needed: Path) -> Path:
-    if not needed.exists():
-        raise DdpLabError(
-            f"{needed.name} is not beside this installation ({ROOT}): "
-            "clone the project and use `make demo` or `make lab`"
-        )
-    return needed
-
-
 def demo(arguments: argparse.Namespace) -> int:
     """Runs the quickstart notebook on a cluster; writes the executed notebook and one HTML page."""
     import nbformat
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
-    source = _source_tree(QUICKSTART)
+    source = shipped.home() / shipped.QUICKSTART
     folder = Path(arguments.output)
     folder.mkdir(parents=True, exist_ok=True)
     notebook = nbformat.read(source, as_version=4)
@@ -127,16 +115,10 @@ def lab(arguments: argparse.Namespace) -> int:
     """Opens JupyterLab on the notebooks and tutorials; never returns."""
     if shutil.which("jupyter-lab", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") is None:
         raise DdpLabError("JupyterLab is not installed: `pip install 'ddp_lab[notebooks]'`")
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        f"--ServerApp.root_dir={_source_tree(QUICKSTART).parent.parent}",
-    ]
-    os.execv(
-        sys.executable,
-        [*command, "--LabApp.default_url=/lab/tree/notebooks/quickstart.ipynb", *arguments.options],
-    )
+    folder = shipped.working_copy(Path.cwd())
+    print(f"notebooks and lessons are in {folder}", flush=True)
+    first = f"--LabApp.default_url=/lab/tree/{shipped.QUICKSTART.as_posix()}"
+    os.execv(sys.executable, shipped.lab_command(folder, [first, *arguments.options]))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import psutil
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from ..errors import DdpLabError
+from ..shipped import lab_command
 
 __all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "printed", "until"]
 
@@ -92,10 +92,10 @@ def jupyterlab(root: Path) -> Iterator[Lab]:
     notebooks.mkdir()
     arguments = [
         *("--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0", f"--IdentityProvider.token={token}"),
-        *("--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={notebooks}"),
+        "--LabApp.expose_app_in_browser=True",
     ]
     with (root / "jupyterlab.log").open("w") as log:
-        command = [sys.executable, "-m", "jupyterlab", *arguments]
+        command = lab_command(notebooks, arguments)
         server = subprocess.Popen(command, env=environment, cwd=notebooks, stdout=log, stderr=log)
         family: list[psutil.Process] = []
         try:

@@ -84,6 +84,7 @@ def test_a_restart_brings_new_models() -> None:
         assert lab.wire.error is None
 
 
+@pytest.mark.soak
 def test_benchmark() -> None:
     """The events benchmark measures on a cluster of its own: all events arrive, none is dropped."""
     found: dict[str, Any] = bench_events.measure(ranks=2, rounds=1, models=["conv_net"])

@@ -461,6 +461,7 @@ def test_functions_that_are_refused(lab: Lab, notebook: Notebook) -> None:
     assert descriptors() == []
 
 
+@pytest.mark.soak
 def test_the_benchmark(lab: Lab) -> None:
     """`bench push` measures every side; a pushed array is in memory once for both ranks."""
     sides = push.measure(lab, megabytes=20, rounds=1)["sides"]

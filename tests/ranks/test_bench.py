@@ -58,6 +58,7 @@ def test_paper(figure: int, variants: int, tmp_path: Path, capsys: pytest.Captur
     assert f"Figure {figure} of the DDP paper" in picture.read_text(encoding="utf-8")
 
 
+@pytest.mark.soak
 def test_recording() -> None:
     """`bench step --recording` counts the events of a step: a few for each gradient, none of them free."""
     found = recording_cost.measure(["conv_net"], rounds=1)
@@ -82,6 +83,7 @@ def test_observe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{cell['ours / torch']:.3f}" in table
 
 
+@pytest.mark.soak
 def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench memory` sees what is surely there: buckets and gradients (2) without views, one of both with views."""
     path = tmp_path / "memory.json"

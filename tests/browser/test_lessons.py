@@ -1,0 +1,83 @@
+"""Lessons in a real JupyterLab: found in the launcher, and gone through from the first cell to the last."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ddp_lab.bench.browser import PROJECT, NotebookPage, jupyterlab, until
+from tests.notebooks import running
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from ddp_lab.bench.browser import Lab
+
+_SCREENSHOTS = "DDP_LAB_SCREENSHOTS"  # folder that pictures of the lessons are written to
+_CARD = ".jp-LauncherCard[title^='Lesson']"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """JupyterLab on a copy of the notebooks and lessons."""
+    with jupyterlab(tmp_path_factory.mktemp("jupyterlab")) as started:
+        for folder in ("notebooks", "tutorials"):
+            shutil.copytree(
+                PROJECT / folder, started.notebooks / folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints")
+            )
+        yield started
+
+
+def _picture(page: Page, tmp_path: Path, name: str) -> None:
+    folder = Path(os.environ.get(_SCREENSHOTS) or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=folder / f"{name}.png")
+
+
+def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> None:
+    """A card for the quickstart and for each lesson, in order; a click opens the notebook itself."""
+    page.goto(f"{lab.url}lab?reset&token={lab.token}")
+    cards = page.locator(_CARD)
+    until(lambda: cards.count() == len(running.LESSONS), 90, "a card for each lesson")
+    titles = [str(card.get_attribute("title")) for card in cards.all()]
+    assert [int(title.split(":")[0].removeprefix("Lesson ")) for title in titles] == [
+        int(path.stem.split("_")[0]) for path in running.LESSONS
+    ]
+    assert page.locator(".jp-LauncherCard[title='The whole path once']").count() == 1
+    cards.first.scroll_into_view_if_needed()
+    _picture(page, tmp_path, "launcher")
+    cards.first.click()
+    opened = "() => window.jupyterapp.shell.currentWidget?.context?.path"
+    until(lambda: page.evaluate(opened) == f"tutorials/{running.LESSONS[0].name}", 60, "the lesson")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "01_ranks_and_cells",
+        pytest.param("06_buckets_and_overlap", marks=pytest.mark.soak),
+        pytest.param("11_why_does_my_cell_hang", marks=pytest.mark.soak),
+    ],
+)
+def test_a_lesson_from_start_to_end(page: Page, lab: Lab, tmp_path: Path, name: str) -> None:
+    """Every cell runs; those that fail do so on purpose; each check waits for the reader."""
+    notebook = NotebookPage(page, lab, f"tutorials/{name}.ipynb")
+    notebook.start_kernel()
+    try:
+        for index in notebook.code_cells():
+            notebook.run_cell(index, seconds=200)
+            _picture(page, tmp_path, f"{name}-{index:02}")
+        after = notebook.save()
+        for cell in after.cells:
+            if cell.cell_type == "code" and "raises-exception" not in running.tags(cell):
+                assert "error" not in {output.output_type for output in cell.outputs}, running.text(cell)
+            if any(tag.startswith("check-") for tag in running.tags(cell)):
+                assert "Not yet: " in running.text(cell)
+        assert not notebook.errors
+    finally:
+        notebook.shut_down()
