@@ -27,6 +27,25 @@ print("works with torch", torch.__version__)
 """
 
 
+CLUSTER = """
+import sys
+from pathlib import Path
+import ddp_lab
+from ddp_lab import shipped
+
+TRAIN = "model = ddp_lab.DistributedDataParallel(torch.nn.Linear(3, 2))\\n"
+TRAIN += "model(torch.ones(1, 3) * (rank + 1)).sum().backward()\\n"
+TRAIN += "float(model.module.weight.grad.mean())"
+if __name__ == "__main__":
+    with ddp_lab.Cluster(2) as lab:
+        assert lab.run(TRAIN).values == {0: 1.5, 1: 1.5}
+    assert not (Path(ddp_lab.__file__).parents[1] / "csrc").exists()
+    assert (shipped.working_copy(Path.cwd()) / "tutorials" / "01_ranks_and_cells.ipynb").exists()
+    assert (Path(sys.prefix) / "share/jupyter/labextensions/ddp_lab/package.json").exists()
+    print("averaged on two ranks")
+"""
+
+
 EXTENSIONS = """
 import os, runpy, sys, setuptools
 setuptools.setup = lambda **given: print([
@@ -40,9 +59,11 @@ for wrapper in sys.argv[1:]:
 """
 
 
-def call(*command: str | Path, cwd: Path) -> str:
-    """Runs a command that must succeed and returns what it printed."""
+def call(*command: str | Path, cwd: Path, path: Path | None = None) -> str:
+    """Runs a command that must succeed, returns what it printed; `path`: the one folder that programs are found in."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "TORCH"))}
+    if path is not None:
+        environment["PATH"] = str(path)
     done = subprocess.run(
         [str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=1500
     )
@@ -130,3 +151,20 @@ def test_installs_without_build_isolation(sdist: Path, tmp_path: Path) -> None:
     )
     call(python, "-m", "pip", "install", "--quiet", "--no-build-isolation", sdist, cwd=tmp_path)
     assert "works with torch" in call(python, "-c", SMOKE, cwd=tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
+    """`make wheel`'s file, where no program but Python is found: ranks train, and the lessons are there."""
+    import torch
+
+    call("make", "wheel", cwd=ROOT)
+    (wheel,) = (ROOT / "dist").glob("*.whl")
+    python = clean_environment(tmp_path / "venv")
+    alone = python.parent
+    release = torch.__version__.split("+")[0]
+    call(python, "-m", "pip", "install", "--quiet", f"torch=={release}", wheel, cwd=tmp_path, path=alone)
+    assert "works with torch" in call(python, "-c", SMOKE, cwd=tmp_path, path=alone)
+    (tmp_path / "smoke.py").write_text(CLUSTER)
+    assert "averaged on two ranks" in call(python, "smoke.py", cwd=tmp_path, path=alone)
