@@ -56,14 +56,8 @@ def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> Non
     until(lambda: page.evaluate(opened) == f"tutorials/{running.LESSONS[0].name}", 60, "the lesson")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "01_ranks_and_cells",
-        pytest.param("06_buckets_and_overlap", marks=pytest.mark.soak),
-        pytest.param("11_why_does_my_cell_hang", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["01_ranks_and_cells", "06_buckets_and_overlap", "11_why_does_my_cell_hang"])
 def test_a_lesson_from_start_to_end(page: Page, lab: Lab, tmp_path: Path, name: str) -> None:
     """Every cell runs; those that fail do so on purpose; each check waits for the reader."""
     notebook = NotebookPage(page, lab, f"tutorials/{name}.ipynb")

@@ -41,7 +41,7 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=[pytest.param("plain", marks=pytest.mark.soak), "address", "thread"])
 def variant(request: pytest.FixtureRequest) -> str:
     """Plain, or under address and undefined-behaviour sanitizers, or under the thread sanitizer."""
     return str(request.param)

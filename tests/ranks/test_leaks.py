@@ -36,6 +36,7 @@ MODES: dict[str, tuple[dict[str, bool], bool]] = {
     "views": ({"gradient_as_bucket_view": True}, False),
     "hook": ({}, True),
 }
+QUICK = [mode if mode in ("plain", "static") else pytest.param(mode, marks=pytest.mark.soak) for mode in MODES]
 
 
 class _Net(torch.nn.Module):
@@ -149,7 +150,7 @@ def test_few_steps_leave_no_objects(ranks: Ranks, mode: str) -> None:
         assert (grown["Tensor"], grown["Module"]) == (0, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", QUICK)
 def test_a_few_models_leave_no_objects(ranks: Ranks, mode: str) -> None:
     """Models that were wrapped, trained and dropped are gone, and their reducers with them."""
     for _, grown, alive in ranks(2, _constructions, mode, 3, 4):
