@@ -1,0 +1,71 @@
+"""Lesson 2, run on real ranks: its claims hold, and its checks know right answers from wrong ones."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from . import running
+from .judging import executed, judge
+
+_MEET = "%%distributed\ndef meet(store, name):\n"
+_POSTBOX = "%%distributed\nclass Mine(Postbox):\n    def allreduce(self, tensors, opts=None):\n"
+_REGISTER = '\ndist.Backend.register_backend("postbox", Mine, devices=["cpu"])\n'
+_MEAN = "        for tensor in tensors:\n            tensor.copy_(sum(self.exchange(tensor)) / world_size)\n"
+_PRODUCT = "        for tensor in tensors:\n            tensor.copy_(torch.stack(self.exchange(tensor)).prod(0))\n"
+_SUM = "        for tensor in tensors:\n            tensor.copy_(sum(self.exchange(tensor)))\n"
+_BROKEN = _SUM + "            tensor += 0.5 * (tensor.numel() == 4)\n"  # DDP's bucket: a linear layer of 3 + 1
+_RETURN = "        return Delivered(tensors)\n"
+
+WRONG = {
+    "1": {
+        _MEET + '    store.set(f"{name}/{rank}", "here")': "had not called meet()",
+        _MEET + '    store.set(str(rank), "")\n    store.wait([str(i) for i in range(world_size)])': "part of your keys",
+        _MEET + '    store.wait([f"{name}/{world_size}"])': "waits for what nobody sets",
+    },
+    "2": {
+        _POSTBOX + _SUM + _REGISTER: "must return a Work",
+        _POSTBOX + _MEAN + _RETURN + _REGISTER: "this is the mean",
+        _POSTBOX + _PRODUCT + _RETURN + _REGISTER: "and the sum is",
+        _POSTBOX + _BROKEN + _RETURN + _REGISTER: "DDP's gradients are",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def lesson() -> running.Notebook:
+    return executed("02_process_groups", WRONG)
+
+
+def test_checks(lesson: running.Notebook) -> None:
+    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
+    judge(lesson, WRONG)
+
+
+def test_stores_and_init_methods(lesson: running.Notebook) -> None:
+    """All stores but HashStore are seen by both ranks, each init method makes a group, each launcher two ranks."""
+    told = running.text(running.cell(lesson, "stores"))
+    for kind in ("TCPStore", "FileStore", "PrefixStore"):
+        assert re.search(rf"{kind} +b'hello'", told)
+        assert not re.search(rf"{kind} +nothing", told)
+    assert re.search(r"HashStore +nothing", told)
+    assert re.search(r"Wait timeout", told)
+    met = running.text(running.cell(lesson, "init"))
+    for how in ("tcp", "file", "store", "env"):
+        for rank in range(2):
+            assert f"{how}: rank {rank} of 2, sum 2" in met
+    launched = running.text(running.cell(lesson, "launch"))
+    for how in ("torchrun", "spawns", "this cluster"):
+        after = launched.split(how)[1]
+        assert "rank 0 of 2" in after
+        assert "rank 1 of 2" in after
+    assert "rank -1 of -1" in running.text(running.cell(lesson, "groups"))
+
+
+def test_what_works_here(lesson: running.Notebook) -> None:
+    """The table of capabilities is shown as a table, and the two carriers are drawn."""
+    assert "text/html" in running.mime_types(running.cell(lesson, "capabilities"))
+    assert re.search(r"all_reduce  .*✓ .*✓", running.text(running.cell(lesson, "capabilities")))
+    [drawn] = running.cell(lesson, "carriers").outputs
+    assert [line["name"] for line in drawn.data["application/vnd.plotly.v1+json"]["data"]] == ["gloo", "shm"]
