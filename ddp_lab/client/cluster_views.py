@@ -99,9 +99,10 @@ class ClusterViews(LiveControl):
         that arrived, and each step is timed (median of five runs). The widget runs others on demand.
 
         Args:
-            collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"`` or ``"broadcast"``.
-            algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"`` or ``"doubling"``, where the collective has
-                it; None for its first one.
+            collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"``, ``"reduce"``,
+                ``"gather"`` or ``"scatter"``; the root is rank 0.
+            algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"``, ``"doubling"`` or ``"direct"``, where the
+                collective has it; None for its first one.
             bytes: of the buffer on each rank, up to 64 MiB; rounded up to whole numbers in as many parts as ranks.
 
         Raises:

@@ -83,6 +83,29 @@ def _tree_broadcast(n: int) -> list[Step]:
     return [[Transfer(t.target, t.source, t.parts, False) for t in step] for step in reversed(_tree_reduce(n))]
 
 
+def _tree_gather(n: int) -> list[Step]:
+    """Up the same tree, each with what it has got so far."""
+    return [
+        [Transfer(t.source, t.target, _block(t.source, 2**s, n), False) for t in step]
+        for s, step in enumerate(_tree_reduce(n))
+    ]
+
+
+def _tree_scatter(n: int) -> list[Step]:
+    """The same way down."""
+    return [[Transfer(t.target, t.source, t.parts, False) for t in step] for step in reversed(_tree_gather(n))]
+
+
+def _direct_gather(n: int) -> list[Step]:
+    """All to rank 0 at once."""
+    return [[Transfer(r, 0, (r,), False) for r in range(1, n)]] if n > 1 else []
+
+
+def _direct_scatter(n: int) -> list[Step]:
+    """Rank 0 to all at once."""
+    return [[Transfer(0, r, (r,), False) for r in range(1, n)]] if n > 1 else []
+
+
 def _chain_broadcast(n: int) -> list[Step]:
     """Part after part along the ranks: a pipeline."""
     return [[Transfer(r, r + 1, (s - r,), False) for r in range(n - 1) if 0 <= s - r < n] for s in range(2 * n - 2)]
@@ -97,6 +120,9 @@ ALGORITHMS: Final[dict[str, dict[str, Callable[[int], list[Step]]]]] = {
     "all_gather": {"ring": _ring_all_gather, "doubling": _doubling_all_gather},
     "reduce_scatter": {"ring": _ring_reduce_scatter, "halving": _halving_reduce_scatter},
     "broadcast": {"tree": _tree_broadcast, "chain": _chain_broadcast},
+    "reduce": {"tree": _tree_reduce},
+    "gather": {"direct": _direct_gather, "tree": _tree_gather},
+    "scatter": {"direct": _direct_scatter, "tree": _tree_scatter},
 }
 _POWERS_OF_TWO: Final = {"halving", "doubling"}
 

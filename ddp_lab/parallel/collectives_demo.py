@@ -34,8 +34,10 @@ def demonstrate(
     """Runs a collective by sends and receives between the ranks. All ranks of the group call it.
 
     Args:
-        collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"`` or ``"broadcast"`` (from rank 0).
-        algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"`` or ``"doubling"``, where the collective has it.
+        collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"``, ``"reduce"``,
+            ``"gather"`` or ``"scatter"``; the root is rank 0.
+        algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"``, ``"doubling"`` or ``"direct"``, where the
+            collective has it.
         part_numel: elements of a part; a buffer has as many parts as there are ranks, float64.
         repeats: how often it is run; of more than one the first is not timed: connections are made in it.
         process_group: the ranks; None for the default group. Numbers of ranks are places in it.
@@ -87,7 +89,8 @@ def _slowest(everyone: list[Any], step: int) -> float:
 
 def _first_parts(collective: str, rank: int, ranks: int, numel: int, device: torch.device) -> list[torch.Tensor]:
     def contributes(part: int) -> bool:
-        return {"all_gather": part == rank, "broadcast": rank == 0}.get(collective, True)
+        own, root = part == rank, rank == 0
+        return {"all_gather": own, "gather": own, "broadcast": root, "scatter": root}.get(collective, True)
 
     mine = [float(2**rank) if contributes(part) else 0.0 for part in range(ranks)]
     return [torch.full((numel,), value, dtype=torch.float64, device=device) for value in mine]

@@ -253,7 +253,10 @@ function describe(shown, number) {
   const step = shown.steps[number - 1];
   const size = bytes(busiest(shown, step));
   const [[source, target]] = step.transfers;
-  const messages = step.transfers.length === 1 ? `rank ${source} sends ${size} to rank ${target}` : `${step.transfers.length} ranks send at once, ${size} each`;
+  const senders = new Set(step.transfers.map(([from]) => from)).size;
+  const each = new Set(step.bytes).size > 1 ? `up to ${size}` : `${size} each`;
+  const targets = step.transfers.length > 1 ? `${step.transfers.length} ranks` : `rank ${target}`;
+  const messages = senders === 1 ? `rank ${source} sends ${size} to ${targets}` : `${senders} ranks send at once, ${each}`;
   return `Step ${number} of ${shown.steps.length}: ${messages}; what arrives ${step.adds ? "is added" : "replaces what was there"}. It took ${milliseconds(step.ms)} ms.`;
 }
 

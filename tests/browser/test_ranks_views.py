@@ -119,6 +119,16 @@ def test_without_motion_steps_are_jumps(shown: Shown) -> None:
     shown.page.emulate_media(reduced_motion="no-preference")
 
 
+def test_one_sender_is_named(shown: Shown) -> None:
+    """Where one rank sends to several, a step's sentence says so; the others get their own part alone."""
+    shown.run("scatter", "direct")
+    shown.stage.focus()
+    shown.page.keyboard.press("End")
+    shown.until(lambda: shown.now().startswith("Step 1 of 1: rank 0 sends 42.7 KiB to 2 ranks"), "the only step")
+    assert [shown.fills(rank, rank) for rank in range(RANKS)] == [1] * RANKS
+    assert shown.fills(1, 2) == 0
+
+
 def test_nothing_is_wider_than_the_page(shown: Shown) -> None:
     """At 600 pixels nothing is cut off."""
     width: Any = shown.page.evaluate("() => document.documentElement.scrollWidth")

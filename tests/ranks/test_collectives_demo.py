@@ -29,6 +29,11 @@ def _ends_well(shown: Any) -> None:
             assert last[rank] == tuple((part,) for part in range(n))
         elif shown.collective == "reduce_scatter":
             assert last[rank][rank] == everyone
+        elif shown.collective == "scatter":
+            assert last[rank][rank] == (0,)
+        elif shown.collective in ("reduce", "gather"):
+            if rank == 0:
+                assert last[0] == ((everyone,) * n if shown.collective == "reduce" else tuple((r,) for r in range(n)))
         else:
             assert last[rank] == ((0,),) * n
 
@@ -51,6 +56,9 @@ def test_bytes_are_the_algorithms(ranks: Ranks) -> None:
     shown = ranks(4, _demonstrate, "all_reduce", "tree")[0]
     assert [shown.sent(rank) // PART for rank in range(4)] == [8, 4, 8, 4]
     assert len(shown.steps) == 4
+    for collective, root, inner in (("gather", 0, [PART, 2 * PART, PART]), ("scatter", 3 * PART, [0, PART, 0])):
+        shown = ranks(4, _demonstrate, collective, "tree")[0]
+        assert [shown.sent(rank) for rank in range(4)] == [root, *inner]
 
 
 def test_what_does_not_exist_is_refused() -> None:
