@@ -1,0 +1,78 @@
+"""Lesson 7, run on real ranks: its claims hold, and its checks know right answers from wrong ones."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from . import running
+from .judging import executed, judge
+
+_MAKE = "%%distributed\ndef make_model():\n    heads = TwoHeads()\n    {}\n    return {}"
+_DIRECT = (
+    "%%distributed\nclass Direct(Repeated):\n    def forward(self, x):\n        x = self.first(x)\n"
+    "        for _ in range(3):\n            x = self.block(torch.tanh(x))\n        return self.last(x)\n"
+    "repeated = wrap(Direct())"
+)
+_ALONE = (  # a wrapper that averages nothing
+    "%%distributed\nclass Alone(torch.nn.Module):\n    def __init__(self, module):\n        super().__init__()\n"
+    "        self.module = module\n    def forward(self, x):\n        return self.module(x)\n"
+)
+_FREEZE = "[head.requires_grad_(False) for head in (heads.digit, heads.odd)]"
+
+WRONG = {
+    "1": {
+        _MAKE.format("", "wrap(heads, static_graph=True)"): "the heads take turns",
+        _MAKE.format(_FREEZE, "wrap(heads)"): "is frozen",
+        _ALONE + "def make_model():\n    return Alone(TwoHeads())": "is not the average",
+    },
+    "2": {
+        "%%distributed\nrepeated = wrap(Repeated(), find_unused_parameters=True)": "ready only once",
+        _ALONE + "repeated = Alone(Repeated())": "is not the average",
+        _DIRECT: "block ran 3 times a step",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def lesson() -> running.Notebook:
+    return executed("07_unused_parameters_and_static_graph", WRONG)
+
+
+def test_checks(lesson: running.Notebook) -> None:
+    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
+    judge(lesson, WRONG)
+
+
+def test_errors_name_the_culprit(lesson: running.Notebook) -> None:
+    """Each provoked error is the one that the lesson explains, and names parameters, step and rank."""
+    told = {name: running.text(running.cell(lesson, name)) for name in ("unused", "one-rank", "static", "exercise-2")}
+    assert "the first step is over" in told["unused"]
+    assert "the second step is over" not in told["unused"]
+    for name in ("unused", "one-rank"):
+        assert "Expected to have finished reduction in the prior iteration" in told[name]
+        assert re.search(r"did not receive grad for rank \d: extra.weight, extra.bias", told[name])
+    assert "did not receive grad for rank 0" not in told["one-rank"]
+    assert told["static"].count("a step with extra=False is over") == 2
+    assert re.search(r"graph has changed in this iteration.*'extra\.\w+' got a gradient more often", told["static"])
+    assert re.search(r"ready only once. The gradient of 'block\.\w+'", told["exercise-2"])
+
+
+def test_who_has_a_gradient(lesson: running.Notebook) -> None:
+    """A parameter that somebody used has the same gradient on all ranks, one that nobody used has none."""
+    told = running.text(running.cell(lesson, "find"))
+    assert "rank 0 uses it: no gradient" not in told
+    assert len(set(re.findall(r"rank 0 uses it: gradient, norm ([\d.]+)", told))) == 1
+    assert "both skip it: no gradient" in told
+    assert "did not find any unused parameters" in told
+    assert running.text(running.cell(lesson, "solution-2")).count("three steps are over") == 2
+
+
+def test_several_forwards(lesson: running.Notebook) -> None:
+    """Ours averages in whatever order forwards and backwards come; the recommended ways suit torch's class too."""
+    told = running.text(running.cell(lesson, "several"))
+    for way in ("sum_of_losses", "two_backwards", "no_sync"):
+        assert re.search(rf"ddp_lab +{way} +averaged: True", told)
+    for way in ("sum_of_losses", "no_sync"):
+        assert re.search(rf"torch +{way} +averaged: True", told)
