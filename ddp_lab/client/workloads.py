@@ -97,7 +97,7 @@ def workload(
         forward_ns=np.median(begin - steps.field("forward_begin"), axis=1),
         other_ns=np.median(steps.field("forward_begin") - steps.before, axis=1),
         busy_ns=_busy(steps, begin, len(members)),
-        write_back_ns=(0.0, _write_back(steps, np.array([one["bytes"] for one in description["buckets"]]))),
+        write_back_ns=(0.0, _write_back(steps, np.array(_bucket_sizes(description)))),
         order=tuple(index for bucket in members for index in bucket) if description["rebuilt"] else (),
         caps=tuple(int(cap * _MEBIBYTE) for cap in caps),
         world_size=len(description["group_ranks"]),
@@ -109,6 +109,12 @@ def step_times(timeline: TimelineModel, reducer: int | None = None, *, generatio
     """Measured ns of each step of one generation, mean over the ranks, ``[steps]``; those that `workload` takes."""
     _, steps = _chosen(timeline, reducer, generation, 1 << 30)
     return np.asarray((steps.field("backward_end") - steps.before).mean(axis=0))
+
+
+def _bucket_sizes(description: Any) -> list[int]:
+    """Bytes of the parameters in each bucket, as a workload counts them; with mixed precision less travels."""
+    parameters = description["parameters"]
+    return [sum(parameters[index]["bytes"] for index in one["parameters"]) for one in description["buckets"]]
 
 
 def _ready(since_begin: npt.NDArray[np.int64], members: Sequence[Sequence[int]]) -> _Floats:
@@ -172,7 +178,7 @@ def all_reduces(
     """
     description, steps = _chosen(timeline, reducer, generation, last_steps)
     ranks = len(description["group_ranks"])
-    size = [one["bytes"] for one in description["buckets"]]
+    size = _bucket_sizes(description)
     if steps.on_device:
         duration = (steps.bucket("device_end") - steps.bucket("device_begin")).min(axis=0)[:, : len(size)]
         return [(size[b], float(ns), ranks) for row in duration for b, ns in enumerate(row) if ns > 0]

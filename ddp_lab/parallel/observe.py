@@ -112,6 +112,7 @@ class Observation:
             self._assignment,
             dict(zip(self._names, self._parameters, strict=True)),
             model.process_group,
+            model.mixed_precision,
             reducer=self.reducer_id,
             generation=self.reducer.generation(),
             first_step=self.reducer.step(),

@@ -45,7 +45,7 @@ class BucketInfo:
         index: its place in the order of launch, the same on all ranks.
         parameters: qualified names of the parameters whose gradients travel in it, in buffer order.
         bytes: size of its buffer.
-        dtype: e.g. ``"float32"``.
+        dtype: of its buffer, e.g. ``"float32"``; with mixed precision not that of the parameters.
         device: e.g. ``"cuda:0"``.
         rebuilt: whether the order of readiness (after the first backward) decided the assignment.
         generation: number of the assignment, 0 for the first; events carry it.
@@ -70,15 +70,25 @@ def buckets(model: ModelState) -> tuple[BucketInfo, ...]:
         BucketInfo(
             index=index,
             parameters=tuple(model._names[i] for i in members),
-            bytes=sum(model._sizes[i] for i in members),
-            dtype=str(model._keys[members[0]][0]).removeprefix("torch."),
-            device=str(model._keys[members[0]][1]),
+            **_buffer([model._trained[i] for i in members], model.mixed_precision),
             rebuilt=model._has_rebuilt_buckets,
             generation=generation,
             times=_bucket_times(times[index]),
         )
         for index, members in enumerate(model._assignment)
     )
+
+
+def _buffer(tensors: Sequence[torch.Tensor], mixed_precision: Any) -> dict[str, Any]:
+    """Bytes, dtype and device of a bucket's buffer."""
+    dtype = tensors[0].dtype
+    if mixed_precision is not None:
+        dtype = mixed_precision.reduce_dtype or mixed_precision.param_dtype or dtype
+    return {
+        "bytes": sum(tensor.numel() for tensor in tensors) * dtype.itemsize,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": str(tensors[0].device),
+    }
 
 
 def _bucket_times(times: tuple[int, ...]) -> BucketTimes | None:
@@ -92,6 +102,7 @@ def assignment(model: ModelState) -> dict[str, Any]:
         model._assignment,
         dict(zip(model._names, model._trained, strict=True)),
         model.process_group,
+        model.mixed_precision,
         reducer=model.reducer_id,
         generation=model.reducer.generation(),
         first_step=model.reducer.step(),
@@ -105,6 +116,7 @@ def describe(
     buckets: Sequence[Sequence[int]],
     parameters: Mapping[str, torch.Tensor],
     group: dist.ProcessGroup,
+    mixed_precision: Any = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """The description of an assignment (see ARCHITECTURE.md).
@@ -113,6 +125,7 @@ def describe(
         buckets: for each bucket the indices of its parameters.
         parameters: by qualified name, in the order of registration.
         group: the model's process group.
+        mixed_precision: the model's, None without.
         facts: what else it says.
     """
     tensors = list(parameters.values())
@@ -137,9 +150,7 @@ def describe(
         "buckets": [
             {
                 "bucket": bucket,
-                "bytes": sum(sizes[index] for index in members),
-                "dtype": str(tensors[members[0]].dtype).removeprefix("torch."),
-                "device": str(tensors[members[0]].device),
+                **_buffer([tensors[index] for index in members], mixed_precision),
                 "parameters": list(members),
             }
             for bucket, members in enumerate(buckets)

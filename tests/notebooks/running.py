@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import os
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 from nbclient import NotebookClient
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -76,3 +78,10 @@ def text(of: Cell) -> str:
 
 def mime_types(of: Cell) -> set[str]:
     return {kind for output in of.outputs for kind in output.get("data", {})}
+
+
+def numbers(values: Any) -> list[float]:
+    """A trace's numbers as plotly writes them: a list, or an array in base 64."""
+    if isinstance(values, list):
+        return [float(value) for value in values]
+    return list(map(float, np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])))

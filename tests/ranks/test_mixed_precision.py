@@ -57,6 +57,7 @@ def _averaged(gradients: dict[str, torch.Tensor], dtype: torch.dtype, size: int)
 
 def _exact_on_rank(rank: int, size: int, reduce_dtype: torch.dtype | None, as_view: bool, to_none: bool) -> None:
     from ddp_lab import DistributedDataParallel
+    from ddp_lab.parallel import records
 
     config = _MixedPrecision(param_dtype=LOW, reduce_dtype=reduce_dtype, buffer_dtype=LOW)
     net = Net()
@@ -75,12 +76,19 @@ def _exact_on_rank(rank: int, size: int, reduce_dtype: torch.dtype | None, as_vi
         assert {p._mp_param.untyped_storage().size() for p in model.parameters()} == {0}
         optimizer.step()
         assert_same_on_all_ranks(state_of(model))
+    travelling = reduce_dtype or LOW
+    assert {bucket.dtype for bucket in model.buckets()} == {str(travelling).removeprefix("torch.")}
+    numbers = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    assert sum(bucket.bytes for bucket in model.buckets()) == numbers * travelling.itemsize
+    described = records.assignment(model)["buckets"]
+    assert [(one["bytes"], one["dtype"]) for one in described] == [(one.bytes, one.dtype) for one in model.buckets()]
 
 
 @pytest.mark.parametrize("reduce_dtype", [LOW, torch.float32, None])
 @pytest.mark.parametrize(("as_view", "to_none"), [(False, True), (True, True), (True, False), (False, False)])
 def test_gradients(ranks: Ranks, reduce_dtype: torch.dtype | None, as_view: bool, to_none: bool) -> None:
-    """Computes in `param_dtype`, averages in `reduce_dtype`, and leaves full-precision gradients, bit by bit."""
+    """Computes in `param_dtype`, averages in `reduce_dtype` (and says so of its buckets), leaves gradients of full
+    precision, bit by bit."""
     ranks(2, _exact_on_rank, reduce_dtype, as_view, to_none)
 
 

@@ -122,6 +122,20 @@ def test_all_reduces_that_had_the_link_to_themselves() -> None:
     assert float(what_if.fit_link(timeline).time_ns(MIB, 2)) == pytest.approx(2e6)
 
 
+def test_mixed_precision_counts_the_parameters_bytes() -> None:
+    """Buckets that travel in half as many bytes: the link counts the parameters' bytes, as the workload does."""
+    made = recorded()
+    plain = workloads.all_reduces(made)
+    buckets = [
+        {"bucket": 0, "bytes": MIB, "parameters": [3, 2]},
+        {"bucket": 1, "bytes": MIB // 2, "parameters": [1, 0]},
+    ]
+    for rank in range(2):
+        made.describe(rank, described() | {"buckets": buckets})
+    assert [one["bytes"] for one in made.assignment(0)["buckets"]] == [MIB, MIB // 2]
+    assert workloads.all_reduces(made) == plain
+
+
 def test_an_unused_parameter_is_ready_with_its_bucket() -> None:
     """A parameter without a single gradient does not hold up the workload."""
     timeline = Timeline()

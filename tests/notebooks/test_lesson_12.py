@@ -1,0 +1,82 @@
+"""Lesson 12, run on real ranks: its claims hold, and its checks know right answers from wrong ones."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from . import running
+from .judging import executed, judge
+
+_EFFICIENCY = "def efficiency(n):\n    step = {m: lab.simulate(world_size=m).step_ms for m in (1, 2, n)}\n    return "
+_TURN = """%%distributed
+def in_turn(groups, bucket):
+    buffer = bucket.buffer(){}
+    group = {}
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+"""
+_AVERAGE = ".div_(world_size)"
+
+WRONG = {
+    "1": {
+        _EFFICIENCY + "step[n] / step[1]": "upside down",
+        _EFFICIENCY + "step[1] / step[n] / n": "don't divide by n",
+        _EFFICIENCY + "step[1] / step[n] * n": "how many times as fast",
+        _EFFICIENCY + "0.5": "efficiency(1) should be 1",
+    },
+    "2": {
+        _TURN.format(_AVERAGE, "groups[bucket.index()]"): "the hook failed with",
+        _TURN.format(_AVERAGE, "groups[rank]"): "no meeting",
+        _TURN.format(_AVERAGE, "groups[bucket.index() % 2]"): "never had a turn: [2]",
+        _TURN.format("", "groups[bucket.index() % 3]"): "no longer the averages",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def lesson() -> running.Notebook:
+    return executed("12_scaling", WRONG)
+
+
+def test_checks(lesson: running.Notebook) -> None:
+    """A check says "Not yet" to the untouched exercise, names what is wrong with an answer, accepts the solution."""
+    judge(lesson, WRONG)
+
+
+def test_what_grows_with_the_ranks(lesson: running.Notebook) -> None:
+    """Simulated on more ranks only exposed communication grows; buckets should, and latency is what matters."""
+    bars = {bar["name"]: running.numbers(bar["y"]) for bar in _drawn(lesson, "scale")}
+    assert set(bars) == {"forward", "compute", "exposed", "other"}
+    assert max(bars["forward"]) == pytest.approx(min(bars["forward"]))
+    assert bars["exposed"][0] < bars["exposed"][-2] < bars["exposed"][-1]
+    growth = {name: values[-1] - values[0] for name, values in bars.items()}
+    assert growth["exposed"] > 0.9 * sum(growth.values())
+    told = running.text(running.cell(lesson, "what-if"))
+    [best] = re.findall(r"with 2 ranks, (\S+) with 256", told)
+    assert float(best) >= 1  # where 2 ranks are best off depends on the machine
+    plain, wide, near = (float(step) for step in re.findall(r"µs: ([\d.]+) ms a step", told))
+    assert near < wide < plain
+    assert "application/vnd.jupyter.widget-view+json" in running.mime_types(running.cell(lesson, "what-if"))
+
+
+def test_the_papers_figures(lesson: running.Notebook) -> None:
+    """Figure 5's table is square, 9's lines are there, and of 12 the simulated side gains from more groups."""
+    [table] = _drawn(lesson, "topology")
+    assert all(row[index] == "itself" for index, row in enumerate(table["text"]))
+    names = [line["name"] for line in _drawn(lesson, "figure-9")]
+    assert sum("(simulated)" in name for name in names) == 4
+    assert "the paper" in names[-1]
+    groups = _drawn(lesson, "figure-12")
+    assert [len(running.numbers(box["y"])) for box in groups if box["type"] == "box"] == [8, 8, 8]
+    one, three, five = (running.numbers(bar["y"])[0] for bar in groups if bar["type"] == "bar")
+    assert one > 1.05 * three >= five
+
+
+def _drawn(lesson: running.Notebook, name: str) -> list[dict[str, Any]]:
+    """The traces of a cell's figure."""
+    kind = "application/vnd.plotly.v1+json"
+    [figure] = [one.data[kind] for one in running.cell(lesson, name).outputs if kind in one.get("data", {})]
+    return list(figure["data"])
