@@ -54,7 +54,7 @@ class Panels:
     def star(self, x: Any, y: float, point: Mapping[str, Any], *, row: int, col: int) -> None:
         """Marks what was published."""
         name = "published" + (" (approximate)" if point["approximate"] else "")
-        values = " to ".join(f"{value:g}" for value in point["values"])
+        values = " to ".join(f"{value:,.9g}" for value in point["values"])
         words = f"{point['model']}, {point['backend']}: {point['what']} {values} {point['unit']}<br>{point['source']}"
         look = {**_STAR, "symbol": "star-open" if point["approximate"] else "star"}
         look["line"] = {"color": _STAR["color"], "width": 2} if point["approximate"] else _STAR["line"]
@@ -72,11 +72,14 @@ class Panels:
 
     def dressed(self, found: Mapping[str, Any], keep: bool) -> go.Figure:
         """The figure with its title."""
-        seeds = found["number of sets"]
+        sets = found["number of sets"]
         link = f", links of {found['mbit']:g} Mbit/s, {found['delay_ms']:g} ms away" if found.get("mbit") else ""
-        below = about(found, f"{found['ranks']} ranks{link}", found["rows"], keep)
+        ranks = f"{found['ranks']} ranks{link}"
+        below = about(found, ranks, found["rows"], keep)
         if found["figure"] == 11:
-            below = f"{found['ranks']} ranks, median of {seeds} seed{'' if seeds == 1 else 's'}"
+            below = f"{ranks}, median of {sets} seed{'' if sets == 1 else 's'}"
+        elif "torch" not in found:  # not of fresh processes
+            below = f"{ranks}, medians of one run"
         made = dress(self.made, f"Figure {found['figure']} of the DDP paper: {found['title']}", below, self._height)
         return made.update_layout(legend={"orientation": "h", "y": -0.22 if self._height < 600 else -0.12, "x": 0})
 

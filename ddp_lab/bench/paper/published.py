@@ -44,17 +44,17 @@ _GAINS = [
     for (model, backend), gain in GAINS.items()
 ]
 POINTS = [
-    Point(2, "", "gloo", "as fast as it gets from so many parameters in a call on", (5e5,), "parameters"),
-    Point(2, "", "nccl", "larger calls are still faster at", (2e7,), "parameters"),
+    Point(2, "", "gloo", "larger calls gain nothing more from", (5e5,), "parameters in a call"),
+    Point(2, "", "nccl", "larger calls still gain at", (2e7,), "parameters in a call"),
     *_GAINS,
-    Point(7, "ResNet50", "nccl", "the best size of buckets lies between", (10, 25), "MB"),
-    Point(7, "ResNet50", "gloo", "the best size of buckets is about", (5,), "MB"),
-    Point(7, "BERT", "nccl", "the best size of buckets is about", (50,), "MB"),
-    Point(9, "ResNet50", "nccl", "256 GPUs: a step takes so many times as long as on one", (2.0,), "x"),
-    Point(9, "BERT", "nccl", "256 GPUs: a step takes so many times as long as on one", (1.65,), "x"),
+    Point(7, "ResNet50", "nccl", "the best size of buckets is", (10, 25), "MB"),
+    Point(7, "ResNet50", "gloo", "the best size of buckets is", (5,), "MB"),
+    Point(7, "BERT", "nccl", "the best size of buckets is", (50,), "MB"),
+    Point(9, "ResNet50", "nccl", "256 GPUs: a step takes", (2.0,), "x as long as on one"),
+    Point(9, "BERT", "nccl", "256 GPUs: a step takes", (1.65,), "x as long as on one"),
     Point(10, "ResNet50", "nccl", "256 GPUs, averaged every 8: saves", (38,), "% of the time"),
     Point(10, "ResNet50", "gloo", "256 GPUs, averaged every 8: saves", (57,), "% of the time"),
-    Point(12, "BERT", "nccl", "16 GPUs: three groups are so much faster than one", (33,), "%"),
+    Point(12, "BERT", "nccl", "16 GPUs: three groups are faster than one by", (33,), "%"),
 ]
 """Figure 7's hold for figure 8, too. Figure 11 is about curves: `no_sync` harms convergence with the large batch."""
 

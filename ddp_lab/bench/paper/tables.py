@@ -26,30 +26,23 @@ def table(found: Mapping[str, Any], keep: bool) -> str:
 
 def _about(found: Mapping[str, Any]) -> str:
     sets = found["number of sets"]
-    over = f"{sets} seed{'' if sets == 1 else 's'}" if found["figure"] == 11 else fresh_sets(sets)
+    over = f"over {sets} seed{'' if sets == 1 else 's'}" if found["figure"] == 11 else f"over {fresh_sets(sets)}"
+    if "torch" not in found and found["figure"] != 11:  # not of fresh processes
+        over = "of one run"
     link = f", links of {found['mbit']:g} Mbit/s, {found['delay_ms']:g} ms away" if found.get("mbit") else ""
     torch = f"torch {found['torch']}, " if "torch" in found else ""
     threads = f" with {found['threads']} thread each" if "threads" in found else ""
     return (
         f"figure {found['figure']}, {found['title']}: {torch}{found['ranks']} ranks{threads}{link}; "
-        f"medians (from .. to) over {over}"
+        f"medians{'' if sets == 1 else ' (from .. to)'} {over}"
     )
 
 
 def _steps(found: Mapping[str, Any], keep: bool) -> list[list[str]]:
-    lines = [["model", "variant", "step ms", "against", "ratio", "(from .. to)"]]
+    lines = [["model", "variant", "step ms", "against", "ratio"]]
     for row in found["rows"]:
-        ms, ratio = row["ms"], row["ratio"]
-        lines.append(
-            [
-                row["model"],
-                row["variant"],
-                noise.shown(ms, f"{ms['median']:.2f} ({ms['low']:.2f} .. {ms['high']:.2f})", keep),
-                row["reference"],
-                noise.shown(ratio, f"{ratio['median']:.3f}", keep),
-                f"({ratio['low']:.3f} .. {ratio['high']:.3f})" if keep or not ratio["noisy"] else "-",
-            ]
-        )
+        told = [noise.shown(row["ms"], _spread(row["ms"], 2), keep), row["reference"]]
+        lines.append([row["model"], row["variant"], *told, noise.shown(row["ratio"], _spread(row["ratio"], 3), keep)])
     return [aligned(lines, left=2)]
 
 
@@ -57,27 +50,24 @@ def _breakdown(found: Mapping[str, Any], keep: bool) -> list[list[str]]:
     lines = [["model", "backend", "overlap", *(f"{part} ms" for part in PARTS), "overlap saves"]]
     for one in found["breakdown"]:
         gain, parts = one["gain"], one["parts"]
-        saved = f"{gain['median']:.1f} % ({gain['low']:.1f} .. {gain['high']:.1f})"
         lines.append(
             [
                 one["model"],
                 one["backend"],
                 "yes" if one["overlap"] else "no",
                 *("-" if gain["noisy"] and not keep else f"{parts[part]:.2f}" for part in PARTS),
-                noise.shown(gain, saved, keep) if one["overlap"] else "-",
+                noise.shown(gain, f"{_spread(gain, 1)} %", keep) if one["overlap"] else "-",
             ]
         )
     return [*_steps(found, keep), aligned(lines, left=3)]
 
 
 def _communication(found: Mapping[str, Any], keep: bool) -> list[list[str]]:
-    lines = [["backend", "parameters of a call", "seconds for all", "(from .. to)"]]
+    lines = [["backend", "parameters of a call", "seconds for all"]]
     for row in found["rows"]:
         if "seconds" in row:
-            one = row["seconds"]
-            told = noise.shown(one, f"{one['median']:.3f}", keep)
-            spread = f"({one['low']:.3f} .. {one['high']:.3f})" if keep or not one["noisy"] else "-"
-            lines.append([row["backend"], f"{row['size']:,}", told, spread])
+            told = noise.shown(row["seconds"], _spread(row["seconds"], 3), keep)
+            lines.append([row["backend"], f"{row['size']:,}", told])
     ready = [["model", "parameters", "forward ms", "backward ms", "half of the gradients ready after"]]
     for row in found["rows"]:
         if "backward" in row:
@@ -89,19 +79,25 @@ def _communication(found: Mapping[str, Any], keep: bool) -> list[list[str]]:
 
 
 def _convergence(found: Mapping[str, Any], keep: bool) -> list[list[str]]:
-    lines = [["data", "batch", "lr", "averaged every", "held-out loss", "(from .. to)", "accuracy"]]
+    lines = [["data", "batch", "lr", "averaged every", "held-out loss", "accuracy"]]
     for row in found["rows"]:
         low, high = row["held_out_range"]
-        told = [f"{row['held_out']:.3f}", f"({low:.3f} .. {high:.3f})", f"{100 * row['accuracy']:.1f} %"]
+        told = [_spread({"median": row["held_out"], "low": low, "high": high}, 3), f"{100 * row['accuracy']:.1f} %"]
         lines.append([row["data"], f"{row['batch']}", f"{row['lr']:g}", f"{row['every']}", *told])
     return [aligned(lines, left=1)]
+
+
+def _spread(figure: Mapping[str, Any], digits: int) -> str:
+    """The median, and the interval where there is one."""
+    middle, low, high = (f"{figure[end]:.{digits}f}" for end in ("median", "low", "high"))
+    return middle if low == high else f"{middle} ({low} .. {high})"
 
 
 def _published(found: Mapping[str, Any]) -> list[str]:
     lines = []
     for point in found["published"]:
         about = ", ".join(filter(None, (point["model"], point["backend"])))
-        values = " to ".join(f"{value:,g}" for value in point["values"])
+        values = " to ".join(f"{value:,.9g}" for value in point["values"])
         unit = point["unit"] if point["unit"].startswith(("%", "x")) else f" {point['unit']}"
         lines.append(f"  {about}: {point['what']} {values}{unit}  [{point['source']}]")
     return ["\n".join(["the paper:", *lines])] if lines else []
