@@ -43,7 +43,7 @@ def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("figure", "variants"),
-    [(6, 6), pytest.param(7, 14, marks=pytest.mark.soak), (9, 4), pytest.param(10, 8, marks=pytest.mark.soak), (12, 3)],
+    [(6, 6), *(pytest.param(*one, marks=pytest.mark.soak) for one in ((7, 14), (9, 4), (10, 8))), (12, 3)],
 )
 def test_paper(figure: int, variants: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench paper` times every variant of a figure in turns, against the one that it names."""
@@ -59,9 +59,8 @@ def test_paper(figure: int, variants: int, tmp_path: Path, capsys: pytest.Captur
         assert row["variant"] in table
         if row["variant"] == row["reference"]:
             assert row["ratio"]["median"] == 1
-        sums_up = sum(row["parts"].values())
         assert (row["parts"]["communication"] > 0) == (not row["overlap"])
-        assert sums_up > 0
+        assert min(row["parts"][part] for part in ("forward", "backward", "optimizer")) > 0
     assert f"Figure {figure} of the DDP paper" in page.read_text(encoding="utf-8")
 
 

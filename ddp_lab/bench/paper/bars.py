@@ -79,6 +79,7 @@ def _boxes(panels: Panels, rows: Sequence[Mapping[str, Any]], what: str, **place
             boxpoints="outliers",
             marker={"color": COLOURS.get(backend, GREY), "size": 3, "opacity": 0.6},
             line={"width": 1.5},
+            opacity=0.4 if any(row["ms"]["noisy"] for row in rows if what == "measured") else 1.0,
             fillcolor="rgba(0,0,0,0)" if what == "simulated" else None,
             offsetgroup=backend,
             **panels.named(f"{backend}, {what}"),

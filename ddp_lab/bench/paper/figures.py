@@ -29,26 +29,22 @@ class Figure:
     """
 
     title: str
-    simulated: Callable[[Settings], rows.Rows]
+    simulated: _Simulated
     series: Callable[[Settings, int], list[Series]] | None = None
-
-
-def _beside(rows_of: _Simulated) -> Callable[[Settings], rows.Rows]:
-    return lambda _: rows_of()
 
 
 FIGURES: dict[int, Figure] = {
     2: Figure(
         "how long an all-reduce takes, and when gradients are ready",
-        lambda asked: simulated.communication(asked.parameters) + simulated.readiness(),
+        lambda: simulated.communication() + simulated.readiness(),
     ),
-    6: Figure("what a step consists of", _beside(simulated.breakdown), series.breakdown),
-    7: Figure("sizes of buckets, 16 GPUs", lambda _: simulated.buckets(16), series.buckets),
-    8: Figure("sizes of buckets, 32 GPUs", lambda _: simulated.buckets(32), series.buckets),
-    9: Figure("scalability", _beside(simulated.scaling), series.scaling),
-    10: Figure("averaging every n-th backward", _beside(simulated.skipping), series.skipping),
-    11: Figure("convergence with no_sync", lambda _: []),
-    12: Figure("groups that take turns", _beside(simulated.round_robin), series.round_robin),
+    6: Figure("what a step consists of", simulated.breakdown, series.breakdown),
+    7: Figure("sizes of buckets (the paper: 16 GPUs)", lambda: simulated.buckets(16), series.buckets),
+    8: Figure("sizes of buckets (the paper: 32 GPUs)", lambda: simulated.buckets(32), series.buckets),
+    9: Figure("scalability", simulated.scaling, series.scaling),
+    10: Figure("averaging every n-th backward", simulated.skipping, series.skipping),
+    11: Figure("convergence with no_sync", lambda: []),
+    12: Figure("groups that take turns", simulated.round_robin, series.round_robin),
 }
 
 
@@ -122,7 +118,7 @@ def result(
         "number of sets": len(raws),
         "settings": asdict(asked),
         "rows": measured,
-        "simulated": FIGURES[figure].simulated(asked),
+        "simulated": FIGURES[figure].simulated(),
         "published": [asdict(point) | {"source": point.source} for point in published.of_figure(figure)],
     }
     return found | ({"breakdown": rows.breakdown(measured)} if figure == 6 else {})

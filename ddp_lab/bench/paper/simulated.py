@@ -21,7 +21,18 @@ from ...insight.simulate import Configuration, simulate
 from .series import EVERY, GROUPS
 from .settings import PARTS
 
-__all__ = ["LATE", "LATE_BY", "breakdown", "buckets", "communication", "round_robin", "scaling", "skipping", "steps_of"]
+__all__ = [
+    "LATE",
+    "LATE_BY",
+    "breakdown",
+    "buckets",
+    "communication",
+    "readiness",
+    "round_robin",
+    "scaling",
+    "skipping",
+    "steps_of",
+]
 
 Rows = list[dict[str, Any]]
 
@@ -29,15 +40,15 @@ LATE, LATE_BY = 0.003, 0.15
 _STEPS = 400  # of a distribution
 _CAPS_MB = (0, 1, 2, 5, 10, 25, 50, 100, 200)
 _WORLDS = (16, 32, 64, 128, 256)
-_CALLS = tuple(10**power for power in range(3, 8))  # parameters
+_CALLS = (*(10**power for power in range(3, 8)), 20_000_000, 60_000_000)  # parameters
 
 
-def communication(parameters: int, ranks: int = 32) -> Rows:
+def communication(parameters: int = 60_000_000, ranks: int = 32) -> Rows:
     """Figure 2: ``seconds`` to all-reduce so many float32 in calls of ``size`` parameters, one after the other."""
     rows = []
     for backend in paper_hardware.BACKENDS:
         link = paper_hardware.link(backend)
-        for size in [one for one in _CALLS if one <= parameters]:
+        for size in _CALLS:
             seconds = float(link.time_ns(4.0 * size, ranks)) * parameters / size / 1e9
             rows.append({"backend": backend, "ranks": ranks, "size": size, "seconds": seconds})
     return rows
