@@ -67,8 +67,8 @@ def _communication(found: Mapping[str, Any], keep: bool) -> Panels:
             )
     for point in found["published"]:  # about sizes: they stand on the simulated line, whatever its height
         line = [row for row in found["simulated"] if row.get("backend") == point["backend"]]
-        sizes, seconds = (np.log([row[name] for row in line]) for name in ("size", "seconds"))
-        height = np.exp(np.interp(np.log(point["values"][0]), sizes, seconds))
+        logs = np.log([[row["size"], row["seconds"]] for row in line])
+        height = np.exp(np.interp(np.log(point["values"][0]), logs[:, 0], logs[:, 1]))
         panels.star([point["values"][0]], float(height), point, row=2, col=1)
     _ready(panels, found)
     panels.made.update_xaxes(type="log", dtick=1, exponentformat="SI", title="parameters of a call", col=1)
