@@ -35,7 +35,7 @@ BENCHMARKS = {
     "memory": "peak memory of gradients and buckets: ours against torch's",
     "output": "ranks that print without pause, in Chromium: is the page usable, is a line lost?",
     "observe": "training step of torch's own DistributedDataParallel: observed against not observed",
-    "paper": "figures of the DDP paper, measured here: sizes of buckets (7), round robin over a slow link (12)",
+    "paper": "the DDP paper's figures 2 and 6 to 12: measured here, beside simulated and published values",
     "push": "an array to all ranks and back: shared memory, messages, plain ipyparallel, a copy",
     "recovery": "interrupt, error or death of a rank: until control is back, and until a collective works again",
     "start": "%cluster start to the first collective, against plain ipyparallel",

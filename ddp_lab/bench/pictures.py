@@ -3,92 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..widgets.theme import PHASES, RANK_COLOURS
 from . import noise
-from .command import fresh_sets
+from .drawing import GREY, about, dress, error_bars, write
 from .operations import LIMITS, SHARED, sides_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["collectives", "steps", "variants", "write"]
+__all__ = ["collectives", "steps", "write"]
 
-_GREY, _LINE = "#808080", "rgba(128, 128, 128, 0.3)"
 _LIMIT_COLOURS = dict(zip(LIMITS, ("#808080", "#b58a5a"), strict=True))
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _SYMBOLS = ("circle", "diamond", "square", "cross", "x")
 _PATTERNS = ("", "/", "x", ".", "+")
 _ACROSS = 4  # models beside each other
-_NOTHING = {
-    "text": "No figure could be told: the machine was too noisy.<br>--keep-noise draws them all the same.",
-    "font": {"size": 16},
-    "showarrow": False,
-    **{"x": 0.5, "xref": "paper", "y": 0.5, "yref": "paper"},
-}
-# The page follows the reader's light or dark theme; plotly writes its own colour on each text, hence the override.
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ margin: 12px; background: Canvas; color: CanvasText; font-family: system-ui, sans-serif; }}
-.js-plotly-plot .main-svg text:not(.bartext) {{ fill: CanvasText !important; }}
-.js-plotly-plot .hoverlayer text {{ fill: #fff !important; }}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
-
 _Points = Sequence[tuple[int, noise.Figure]]  # bytes and microseconds
-
-
-def write(figure: go.Figure, path: Path) -> None:
-    """Writes a figure as a page that carries plotly's script with it."""
-    body = figure.to_html(full_html=False, include_plotlyjs=True, config={"displaylogo": False, "responsive": True})
-    title = escape(figure.layout.title.text.split("<")[0])
-    path.write_text(_PAGE.format(title=title, body=body), encoding="utf-8")
-
-
-def _dress(made: go.Figure, title: str, about: str, height: int) -> go.Figure:
-    made.update_layout(
-        title={
-            "text": f"{title}<br><sub>{about}</sub>",
-            "font": {"size": 18},
-            **{"x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 26}},
-        },
-        height=height,
-        margin={"l": 70, "r": 20, "t": 110, "b": 60},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": _GREY, "size": 13},
-        hoverlabel={"bgcolor": "#333"},
-        legend={"groupclick": "togglegroup"},
-    )
-    made.update_xaxes(gridcolor=_LINE, zeroline=False)
-    made.update_yaxes(gridcolor=_LINE, zeroline=False)
-    if not made.data:
-        made.layout.annotations = [_NOTHING]
-        made.update_xaxes(visible=False)
-        made.update_yaxes(visible=False)
-    return made
-
-
-def _about(result: dict[str, Any], what: str, drawn: list[Any], keep: bool) -> str:
-    noisy = noise.count(drawn)[0]
-    them = "1 figure was" if noisy == 1 else f"{noisy} figures were"
-    left_out = f"; {them} too noisy to tell: {'faint' if keep else 'left out'}" if noisy else ""
-    return f"{what}, median and spread of {fresh_sets(result['number of sets'])}{left_out}"
 
 
 def _size(count: float) -> str:
@@ -171,7 +104,7 @@ def _against_size(found: dict[str, Any], keep: bool) -> go.Figure:
     made.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True)
     made.update_yaxes(title="µs, slowest rank", col=1)
     made.update_yaxes(title="GiB/s", exponentformat="power", tickfont={"size": 11}, col=2)
-    return _dress(made, "Collectives on this machine", _about(found, found["dtype"], _drawn(found), keep), height)
+    return dress(made, "Collectives on this machine", about(found, found["dtype"], _drawn(found), keep), height)
 
 
 def _times(points: _Points, keep: bool) -> dict[str, Any]:
@@ -194,20 +127,9 @@ def _curve(points: _Points, values: Sequence[tuple[float, float, float]], unit: 
             None if one["noisy"] and not keep else middle
             for (_, one), (middle, _, _) in zip(points, values, strict=True)
         ],
-        "error_y": _error_bars(values),
+        "error_y": error_bars(values),
         "customdata": [[_size(size), " (too noisy)" if one["noisy"] else ""] for size, one in points],
         "hovertemplate": f"%{{customdata[0]}}: %{{y:.4~g}} {unit}%{{customdata[1]}}<extra>%{{fullData.name}}</extra>",
-    }
-
-
-def _error_bars(values: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [high - middle for middle, _, high in values],
-        "arrayminus": [middle - low for middle, low, _ in values],
-        "thickness": 1,
-        "width": 3,
     }
 
 
@@ -237,15 +159,13 @@ def _by_operation(found: dict[str, Any], keep: bool) -> go.Figure:
         else:
             faint = [0.4 if one["noisy"] else 1.0 for one in of_operations.values()]
             marker = {"color": colour, "opacity": faint, "pattern": {"shape": _PATTERNS[world % len(_PATTERNS)]}}
-            made.add_bar(**what, marker=marker, error_y={**_error_bars(values), "color": _GREY})
+            made.add_bar(**what, marker=marker, error_y={**error_bars(values), "color": GREY})
     sizes = sorted({row["bytes"] for row in found["rows"]} - {0})
     made.update_layout(barmode="group")
     made.update_xaxes(categoryorder="array", categoryarray=operations, tickangle=-30)
     made.update_yaxes(type="log", dtick=1, exponentformat="none", separatethousands=True, title="µs, slowest rank")
     of_size = f" of {_size(sizes[0])}" if sizes else ""
-    return _dress(
-        made, f"Collectives{of_size} on this machine", _about(found, found["dtype"], _drawn(found), keep), 560
-    )
+    return dress(made, f"Collectives{of_size} on this machine", about(found, found["dtype"], _drawn(found), keep), 560)
 
 
 def steps(summary: dict[str, Any], *, keep: bool = False) -> go.Figure:
@@ -272,8 +192,8 @@ def steps(summary: dict[str, Any], *, keep: bool = False) -> go.Figure:
     made.update_yaxes(rangemode="tozero")
     made.update_yaxes(title="ms a step", col=1)
     what = f"{summary['ranks']} ranks with {summary['threads']} thread each"
-    about = _about(summary, what, [cell["classes"] for cell in summary["cells"]], keep)
-    return _dress(made, "A training step: computing, and waiting for gradients", about, height)
+    below = about(summary, what, [cell["classes"] for cell in summary["cells"]], keep)
+    return dress(made, "A training step: computing, and waiting for gradients", below, height)
 
 
 def _bars(made: go.Figure, cells: Sequence[dict[str, Any]], keep: bool, **place: int) -> None:
@@ -298,51 +218,10 @@ def _bars(made: go.Figure, cells: Sequence[dict[str, Any]], keep: bool, **place:
             x=names,
             y=[middle for middle, _, _ in values],
             marker={"color": PHASES[phase][0], "opacity": faint},
-            error_y={**_error_bars(values), "color": _GREY} if what == "exposed" else None,
+            error_y={**error_bars(values), "color": GREY} if what == "exposed" else None,
             text=[f"{middle:.3g}" for middle, _, _ in values],
             textposition="inside",
             insidetextanchor="middle",
             hovertemplate=f"%{{x}}: %{{y:.4~g}} ms {name}<extra></extra>",
             **place,
         )
-
-
-def variants(found: dict[str, Any], *, keep: bool = False) -> go.Figure:
-    """Bars of a figure of the paper: the step of each variant, for each model.
-
-    Args:
-        found: what `paper.measure` returned.
-        keep: draw figures that are too noisy, too, but faint.
-    """
-    from plotly.subplots import make_subplots
-
-    models = list(dict.fromkeys(row["model"] for row in found["rows"]))
-    made = make_subplots(rows=1, cols=len(models), subplot_titles=models, horizontal_spacing=0.06)
-    for number, model in enumerate(models):
-        rows = [row for row in found["rows"] if row["model"] == model and (keep or not row["ms"]["noisy"])]
-        if not rows:
-            continue
-        values = [(row["ms"]["median"], row["ms"]["low"], row["ms"]["high"]) for row in rows]
-        reference = [row["variant"] == row["reference"] for row in rows]
-        made.add_bar(
-            x=[row["variant"] for row in rows],
-            y=[middle for middle, _, _ in values],
-            showlegend=False,
-            marker={
-                "color": [_GREY if one else RANK_COLOURS[0] for one in reference],
-                "opacity": [0.4 if row["ms"]["noisy"] else 1.0 for row in rows],
-            },
-            error_y={**_error_bars(values), "color": _GREY},
-            customdata=[[row["ratio"]["median"], row["reference"]] for row in rows],
-            hovertemplate="%{x}: %{y:.4~g} ms, %{customdata[0]:.3f} of %{customdata[1]}<extra></extra>",
-            row=1,
-            col=number + 1,
-        )
-    made.update_xaxes(tickangle=-40)
-    made.update_yaxes(rangemode="tozero")
-    made.update_yaxes(title="ms a step", col=1)
-    link = f", links of {found['mbit']:g} Mbit/s, {found['delay_ms']:g} ms away" if found["mbit"] else ""
-    about = _about(found, f"{found['ranks']} ranks{link}", [row["ms"] for row in found["rows"]], keep)
-    title = f"Figure {found['figure']} of the DDP paper, on this machine"
-    dressed = _dress(made, title, f"{about}; grey: what the others are compared with", 520)
-    return dressed.update_xaxes(showgrid=False)

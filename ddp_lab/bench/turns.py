@@ -39,7 +39,11 @@ def rank_zeros(value: int) -> int:
 
 
 def take_turns(
-    steps: Mapping[Side, Step], warm_up: Mapping[Side, int], until: float, shuffle: random.Random
+    steps: Mapping[Side, Step],
+    warm_up: Mapping[Side, int],
+    until: float,
+    shuffle: random.Random,
+    each: dict[Side, list[float]] | None = None,
 ) -> dict[Side, list[float]]:
     """Times all sides, block by block, in changing order; called on all ranks of the default group.
 
@@ -48,6 +52,7 @@ def take_turns(
         warm_up: for each side how many steps are taken first and not counted.
         until: about when to stop, of `time.monotonic`.
         shuffle: seeded alike on all ranks.
+        each: gets every step that is counted, ms.
 
     Returns:
         For each side its median step in each turn (at least three), ms.
@@ -61,7 +66,10 @@ def take_turns(
     while turn < turns:
         shuffle.shuffle(sides)
         for side in sides:
-            times[side].append(statistics.median(block(steps[side], count)))
+            taken = block(steps[side], count)
+            times[side].append(statistics.median(taken))
+            if each is not None:
+                each.setdefault(side, []).extend(taken)
         turn += 1
         if turn == 2:
             a_turn = (time.monotonic() - begin) / turn

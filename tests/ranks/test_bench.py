@@ -41,21 +41,42 @@ def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "exposed communication" in (tmp_path / "step.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("figure", "variants"), [pytest.param(7, 14, marks=pytest.mark.soak), (12, 3)])
+@pytest.mark.parametrize(
+    ("figure", "variants"),
+    [(6, 6), *(pytest.param(*one, marks=pytest.mark.soak) for one in ((7, 14), (9, 4), (10, 8))), (12, 3)],
+)
 def test_paper(figure: int, variants: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench paper` times every variant of a figure in turns, against the one that it names."""
-    path, picture = tmp_path / "paper.json", tmp_path / "paper.html"
-    asked = f"--figure {figure} --models conv_net --sets 1 --seconds 0.02 --mbit 0 --keep-noise"
-    assert paper.main([*asked.split(), "--json", str(path), "--picture", str(picture)]) == 0
+    path, page = tmp_path / "paper.json", tmp_path / "paper.html"
+    asked = f"--figure {figure} --models conv_net --sets 1 --seconds 0.02 --mbit 0 --keep-noise --ranks 2"
+    assert paper.main([*asked.split(), "--json", str(path), "--picture", str(page)]) == 0
     rows = json.loads(path.read_text())["rows"]
     assert len(rows) == variants
     table = capsys.readouterr().out
     for row in rows:
         assert row["ms"]["median"] > 0
+        assert len(row["steps"]) >= 3
         assert row["variant"] in table
         if row["variant"] == row["reference"]:
             assert row["ratio"]["median"] == 1
-    assert f"Figure {figure} of the DDP paper" in picture.read_text(encoding="utf-8")
+        assert (row["parts"]["communication"] > 0) == (not row["overlap"])
+        assert min(row["parts"][part] for part in ("forward", "backward", "optimizer")) > 0
+    assert f"Figure {figure} of the DDP paper" in page.read_text(encoding="utf-8")
+
+
+def test_paper_communication(tmp_path: Path) -> None:
+    """Figure 2: every size of a call on every backend, and all parameters of the model are used and become ready."""
+    path = tmp_path / "paper.json"
+    asked = "--figure 2 --models conv_net --sets 1 --seconds 0.02 --parameters 20000 --keep-noise"
+    assert paper.main([*asked.split(), "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    sizes = [(row["backend"], row["size"]) for row in rows if "size" in row]
+    assert sizes == [(backend, size) for backend in ("gloo", "shm") for size in (1000, 10_000, 20_000)]
+    assert all(row["seconds"]["median"] > 0 for row in rows if "size" in row)
+    [ready] = [row for row in rows if "backward" in row]
+    assert ready["parameters"][-1] == ready["used"][-1] > 100_000
+    assert ready["backward"] == sorted(ready["backward"])
+    assert ready["forward"] == sorted(ready["forward"])
 
 
 @pytest.mark.soak

@@ -69,5 +69,6 @@ def test_make_targets_and_commands_exist() -> None:
     from ddp_lab.cli import BENCHMARKS
 
     for name in BENCHMARKS:
-        assert (ROOT / "ddp_lab" / "bench" / f"{name.replace('-', '_')}.py").is_file()
+        module = ROOT / "ddp_lab" / "bench" / name.replace("-", "_")
+        assert module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
         assert f"`{name}`" in text
