@@ -53,5 +53,7 @@ def test_training_goes_on_after_a_death(lesson: running.Notebook) -> None:
     """The survivor keeps process and model, the new process gets them by `restore_from`, and both go on alike."""
     killed, after = (running.text(running.cell(lesson, name)) for name in ("gone-cell", "gone-after"))
     assert "rank 1 was killed by SIGKILL" in killed
-    assert re.search(r"rank 0 │ the same process, with all variables\n *rank 1 │ a new process, with no model", after)
-    assert re.search(r"ranks 0–1 │ goes on at step 7\n *│ step 20, weights \[", after)
+    assert "rank 0 │ the same process, with all variables" in after
+    assert "rank 1 │ a new process, with no model" in after
+    assert after.count("goes on at step 7") == 1  # equal lines of both ranks are shown once
+    assert after.count("step 20, weights [") == 1
