@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import DdpLabError
 from ..insight.calls import Diagnosis, diagnose_ahead
 from ..insight.examined import Examined
-from ..insight.flights import Distances
+from ..insight.flights import Distance, Distances
 from ..insight.hangs import diagnose, different_calls
 from ..insight.lessons import hang_lesson
 
@@ -164,7 +164,7 @@ class Watch:
         different = different_calls(ranks, [one for one in ranks if one.waits])
         if different is not None:
             return "the ranks make different calls", different
-        if apart is not None:
+        if apart is not None and not _waits_for_an_end(ranks, apart):
             return f"the ranks run apart, by {apart.gap}", diagnose_ahead(ranks, apart)
         seen = _fingerprint(ranks)
         if seen != self._seen:
@@ -186,6 +186,12 @@ class Watch:
             return
         with self._lock:
             self._found = (ranks, at)
+
+
+def _waits_for_an_end(ranks: Sequence[Examined], apart: Distance) -> bool:
+    """Whether the rank ahead did not go on, but waits for one whose cell has ended: `diagnose` tells that better."""
+    by_rank = {one.rank: one for one in ranks}
+    return by_rank[apart.ahead].waits and by_rank[apart.behind].state != "running"
 
 
 def _fingerprint(ranks: Sequence[Examined]) -> Any:

@@ -42,15 +42,15 @@ def answer(rank: int, message: _Message) -> Mapping[str, Any] | None:
     do = message["do"]
     if do in _ALL_MODELS:
         return _ALL_MODELS[do](message)
-    model = _model(int(message["reducers"][str(rank)]))
+    number = int(message["reducers"][str(rank)])
+    model = _model(number)
+    if model is None:  # no failure of ours: a view may ask for a model that a cell has just replaced
+        return {"error": f"its model {number} is gone: no variable of a cell holds it any more"}
     return _ONE_MODEL[do](model, message)
 
 
-def _model(reducer: int) -> ModelState:
-    for model in live_models():
-        if model.reducer_id == reducer:
-            return model
-    raise KeyError(f"no living model of ddp_lab's class has reducer id {reducer}")
+def _model(reducer: int) -> ModelState | None:
+    return next((model for model in live_models() if model.reducer_id == reducer), None)
 
 
 def _check(model: ModelState, message: _Message) -> None:

@@ -78,6 +78,19 @@ def test_a_cell_without_progress_says_so_once(lab: Lab) -> None:
         lab.watch_seconds = 10.0
 
 
+def test_a_wait_for_a_rank_that_has_ended(lab: Lab) -> None:
+    """That a rank waits for one whose cell is over is told, not that they run apart."""
+    board, lab.watch_seconds = Announced(), 0.6
+    try:
+        with running(lab, "if rank == 0: dist.all_reduce(torch.ones(1))", board=board):
+            wait_until(lambda: bool(board.said), 20, "the word")
+    finally:
+        lab.watch_seconds = 10.0
+    text = board.said[0][1]
+    assert text.startswith("no progress for ")
+    assert "rank 1 has ended the cell; rank 0 still waits in all_reduce #" in text
+
+
 @pytest.mark.parametrize("name", APART)
 def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
     """Ranks that make different calls are told of while all of them run on and print; works that never end go away."""

@@ -135,6 +135,10 @@ def test_what_the_ranks_refuse(lab: Lab) -> None:
         lab.breakpoints("ready", ranks=[1])
     lab.resume()
     assert lab.values("model._live") == {0: None, 1: None}
+    lab.run("import gc; del model; gc.collect()")
+    with pytest.raises(ClusterError, match=r"rank \d refuses: its model \d+ is gone"):
+        lab.step_state()
+    assert not lab.run("print(end='')").text(0)  # a refusal is no failure that the ranks' logs tell of
 
 
 def test_a_cell_that_fails_meanwhile(lab: Lab) -> None:

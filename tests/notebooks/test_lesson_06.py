@@ -10,6 +10,7 @@ from . import running
 from .judging import executed, judge
 
 _AVERAGE = "%%distributed\ndef average(gradients):\n"
+_READY = "%%distributed\ndef on_ready(states, launch):\n"
 _CAT = "    buffer = torch.cat([g.flatten() for g in gradients])\n    dist.all_reduce(buffer)\n"
 
 WRONG = {
@@ -20,7 +21,19 @@ WRONG = {
         + _CAT
         + "    for g, s in zip(gradients, buffer.split([6, 4])):\n        g.copy_(s.view_as(g))": "sums",
     },
-    "2": {"late_rank, late_bucket = 1, 1": "because it waits", "late_rank, late_bucket = 0, 0": "still on time"},
+    "2": {
+        _READY
+        + "    for index, state in enumerate(states):\n        if state == 'ready': launch(index)": "has to wait",
+        _READY + "    for index, state in enumerate(states):\n        if state != 'pending': launch(index)": "twice",
+        _READY
+        + "    if all(state == 'ready' for state in states):\n"
+        + "        for index in range(len(states)):\n            launch(index)": "could be under way",
+    },
+    "3": {
+        "late_rank, late_bucket = 1, 1": "because it waits",
+        "late_rank, late_bucket = 0, 0": "still on time",
+        "late_rank, late_bucket = 0, 3": "late already",
+    },
 }
 
 
@@ -34,18 +47,47 @@ def test_checks(lesson: running.Notebook) -> None:
     judge(lesson, WRONG)
 
 
-def test_by_hand_and_by_ddp(lesson: running.Notebook) -> None:
-    """The hand-written versions average alike, each is drawn, and DDP's single bucket hides next to nothing."""
-    told = running.text(running.cell(lesson, "overlap"))
-    assert told.count("the same gradients: True") == len(re.findall(r"naive [\d.]+ ms", told)) > 0
-    [drawn] = running.cell(lesson, "draw-three").outputs
-    assert len(drawn.data["application/vnd.plotly.v1+json"]["data"]) == 6
-    table = running.text(running.cell(lesson, "one-or-several-seen"))
-    one, several = (float(value) for value in re.findall(r"hidden_ms +([\d.]+) +([\d.]+)", table)[0])
-    assert one < several
+def test_order(lesson: running.Notebook) -> None:
+    """Overlap by hand averages right; launching at once mixes the branches of ranks that disagree, launching in bucket
+    order does not, and neither does DDP, which takes rank 0's order of readiness."""
+    assert "6 buckets; the same gradients: True" in running.text(running.cell(lesson, "overlap"))
+    assert all(value > 0.1 for value in _errors(lesson, "exercise-2"))
+    assert all(value < 1e-5 for name in ("solution-2", "rebuild") for value in _errors(lesson, name))
+    rebuilt = running.text(running.cell(lesson, "rebuild"))
+    assert "after a backward: generation 0, bucket 0: 8 gradients of left, right" in rebuilt
+    assert "after two: generation 1, bucket 0: 4 gradients of right" in rebuilt
+    assert "after two: generation 1, bucket 1: 4 gradients of left" in rebuilt
+
+
+def test_steps_of_the_reducer(lesson: running.Notebook) -> None:
+    """The walk sees a bucket that is ready and has to wait for the one before it, and then both launched."""
+    walked = running.text(running.cell(lesson, "step-through"))
+    paused = re.findall(r"rank 1  \['(\w+)', '(\w+)'\]  pauses: (.*)", walked)
+    assert paused[:3] == [
+        ("pending", "ready", "bucket_ready of bucket 1"),
+        ("pending", "ready", "gradient_ready of right.2.bias"),
+        ("ready", "ready", "bucket_ready of bucket 0"),
+    ]
+    assert [one[1:] for one in paused[3:4]] == [("ready", "launched of bucket 0")]
+    assert paused[4][2] == "launched of bucket 1"
+
+
+def test_measured(lesson: running.Notebook) -> None:
+    """Four ways by hand and five sizes of buckets are drawn as distributions."""
+    assert re.search(r"With overlap, a step takes \d+% of the time", running.text(running.cell(lesson, "draw")))
+    [drawn] = [one for one in running.cell(lesson, "draw").outputs if one.output_type != "stream"]
+    boxes = drawn.data["application/vnd.plotly.v1+json"]["data"]
+    assert [one["type"] for one in boxes] == ["box"] * 9
 
 
 def test_readiness_names_rank_and_layer(lesson: running.Notebook) -> None:
     """The delay that was put behind layer 8 of rank 0 is found there, from the events alone."""
-    found = running.text(running.cell(lesson, "solution-2"))
+    found = running.text(running.cell(lesson, "solution-3"))
     assert re.search(r"LatePlace\(rank=0, bucket=1, parameter='layer8\.\w+'", found)
+
+
+def _errors(lesson: running.Notebook, name: str) -> list[float]:
+    """How far gradients were off in each branch."""
+    found = re.findall(r"off by: right (\S+), left (\S+)", running.text(running.cell(lesson, name)))
+    assert found
+    return [float(value) for pair in found for value in pair]

@@ -18,6 +18,10 @@ WRONG = {
         _COUNT.format("range(3)", "\n    dist.all_reduce(counted)"): "was left out",
         _COUNT.format("range(3 + rank)", ""): "Both ranks should come to 7",
     },
+    "2": {
+        "stuck_rank, stuck_in = 0, 'write_log'": "Whom does it wait for",
+        "stuck_rank, stuck_in = 1, 'load'": "which line calls wait_a_little",
+    },
 }
 
 
@@ -35,12 +39,21 @@ def test_the_doctor_explains_hangs(lesson: running.Notebook) -> None:
     """Each hang of lesson 11 gets its sentence, and calls that differ are told of while nobody waits."""
     told = {
         name: running.text(running.cell(lesson, name))
-        for name in ("busy-doctor", "ended-doctor", "different-doctor", "apart-cell", "gone-cell", "gone-after")
+        for name in ("busy-doctor", "exercise-1", "different-doctor", "apart-cell", "exercise-2")
     }
     assert "rank 0 waits in all_reduce" in told["busy-doctor"]
     assert "rank 1 is in `time.sleep(600)`" in told["busy-doctor"]
-    assert "rank 1 has ended the cell; rank 0 still waits in all_reduce" in told["ended-doctor"]
+    assert "rank 0 has ended the cell; rank 1 still waits in all_reduce" in told["exercise-1"]
     assert re.search(r"rank 0 entered all_reduce #\d+ of 4 MiB .*, rank 1 broadcast #", told["different-doctor"])
     assert "the ranks make different calls: rank 0 entered all_reduce" in told["apart-cell"]
-    assert "rank 1 was killed by SIGKILL" in told["gone-cell"]
-    assert told["gone-after"].split("\n") == ["rank 0 → True", "rank 1 → False"]
+    assert "rank 1 is in `time.sleep(0.1)`" in told["exercise-2"]
+
+
+def test_training_goes_on_after_a_death(lesson: running.Notebook) -> None:
+    """The survivor keeps process and model, the new process gets them by `restore_from`, and both go on alike."""
+    killed, after = (running.text(running.cell(lesson, name)) for name in ("gone-cell", "gone-after"))
+    assert "rank 1 was killed by SIGKILL" in killed
+    assert "rank 0 │ the same process, with all variables" in after
+    assert "rank 1 │ a new process, with no model" in after
+    assert after.count("goes on at step 7") == 1  # equal lines of both ranks are shown once
+    assert after.count("step 20, weights [") == 1

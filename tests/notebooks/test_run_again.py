@@ -67,7 +67,9 @@ def test_run_all_again_on_a_detached_cluster(kernel: tuple[KernelManager, Any], 
     """`%cluster start --detach --name` finds the cluster that outlived the kernel, `list` and `attach` show it, and what
     is on the ranks is kept."""
     manager, client = kernel
-    assert "`%cluster attach again` finds it again, for 60 s after the last client has gone" in run_all(client, DETACHED)
+    assert "`%cluster attach again` finds it again, for 60 s after the last client has gone" in run_all(
+        client, DETACHED
+    )
     manager.restart_kernel()
     client.wait_for_ready(timeout=60)
     said = run_all(client, (*DETACHED[:2], "%cluster list", "%%distributed\nprint(kept)"))
