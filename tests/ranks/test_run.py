@@ -206,7 +206,8 @@ def test_accelerates_own_scripts(tmp_path: Path, name: str, observe: bool) -> No
     assert all(len(rank_steps) for _, rank_steps in run.timeline.steps().groupby("rank"))
 
 
-@pytest.mark.parametrize("observe", [pytest.param(False, id="ours", marks=LONG), OBSERVED])
+@pytest.mark.soak
+@pytest.mark.parametrize("observe", [OURS, OBSERVED])
 def test_lightnings_own_model(tmp_path: Path, observe: bool) -> None:
     """Lightning's demo model and data, trained by its Trainer, are recorded: 8 steps on each rank."""
     pytest.importorskip("lightning")

@@ -143,6 +143,7 @@ def test_a_shaped_link() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("tc") is None, reason="shaping a link needs root and `tc`")
+@pytest.mark.soak
 def test_a_link_with_a_delay() -> None:
     """Nothing arrives before its delay is over, and large tensors arrive whole; the relay and namespaces are gone."""
     with ShapedLink(3, mbit=1000, delay_ms=20) as enter:
