@@ -1,8 +1,8 @@
 """Makes the recordings of lesson 10: `python tutorials/recordings/record.py [FOLDER]` (half a minute).
 
 Four ranks train a small network for handwritten digits: run-0 is in order, each of the others has one fault. So that
-the pictures are the same on any machine, computation and link take the time that is told here: each layer sleeps in
-its backward, and `ddp_lab.rehearsal.slow_link` delays each bucket on all ranks.
+the pictures are much the same on any machine, computation and link take the time that is told here: each layer sleeps
+in its backward, and a comm hook holds each bucket back for as long as the link would need for it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 import ddp_lab
-from ddp_lab.events import Batch, Kind
+from ddp_lab.events import Batch
 
-RANKS, STEPS = 4, 24
+RANKS, STEPS, WARM_UP = 4, 28, 3
 
 TRAIN = """
 import time
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from sklearn.datasets import load_digits
 
 digits = load_digits()
@@ -42,6 +42,28 @@ class Compute(torch.autograd.Function):
         return gradient, None
 
 
+class Link:
+    "A comm hook: buckets pass one after the other, each for its latency and its bytes."
+    group = dist.new_group()
+
+    def __init__(self, latency_ms, mb_per_second):
+        self.latency, self.rate = latency_ms / 1e3, mb_per_second * 1e6
+        self.thread = ThreadPoolExecutor(1)
+
+    def __call__(self, state, bucket):
+        future = torch.futures.Future()
+        self.thread.submit(self.send, bucket.buffer(), future)
+        return future
+
+    def send(self, buffer, future):
+        try:
+            time.sleep(self.latency + buffer.nbytes / self.rate)
+            dist.all_reduce(buffer, group=self.group)
+            future.set_result(buffer.div_(world_size))
+        except Exception as error:
+            future.set_exception(error)
+
+
 class DigitReader(torch.nn.Module):
     def __init__(self, slow_layer, unused):
         super().__init__()
@@ -50,7 +72,7 @@ class DigitReader(torch.nn.Module):
             self.add_module(f"layer{i}", torch.nn.Linear(64 if i == 0 else 256, 10 if i == 7 else 256))
         self.slow_layer = slow_layer
         if unused:
-            self.old_head = torch.nn.Linear(256, 24576)
+            self.old_head = torch.nn.Linear(256, 24576, bias=False)
 
     def forward(self, x):
         for i in range(8):
@@ -63,12 +85,14 @@ def train(steps, slow_layer=(None, None), late_rank=None, unused=False, latency_
     network = DigitReader(slow_layer[1] if rank == slow_layer[0] else None, unused)
     model = ddp_lab.DistributedDataParallel(network, **{"bucket_cap_mb": 0.25, **options})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with ddp_lab.rehearsal.slow_link(model, latency_ms / 1e3, mb_per_second):
-        for _ in range(steps):
-            time.sleep(0.035 if rank == late_rank else 0.002)  # the next batch
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(scans), labels).backward()
-            optimizer.step()
+    link = Link(latency_ms, mb_per_second)
+    model.register_comm_hook(None, link)
+    for _ in range(steps):
+        time.sleep(0.035 if rank == late_rank else 0.002)  # the next batch
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(scans), labels).backward()
+        optimizer.step()
+    link.thread.shutdown()
 """
 
 
@@ -94,11 +118,11 @@ RUNS = (
     Run("late_rank=1", "straggler", 1),
     Run("mb_per_second=20", "communication-bound"),
     Run("unused=True, find_unused_parameters=True", "unused-parameters"),
-    Run("latency_ms=6, bucket_cap_mb=0.0001", "bucket-too-small"),
+    Run("latency_ms=5, bucket_cap_mb=0.0001", "bucket-too-small"),
 )
 
 
-def record(lab: ddp_lab.Cluster, run: Run, path: Path, steps: int = STEPS, tries: int = 3) -> ddp_lab.Timeline:
+def record(lab: ddp_lab.Cluster, run: Run, path: Path, steps: int = STEPS, tries: int = 8) -> ddp_lab.Timeline:
     """Trains, saves what was recorded, and returns it as it is read from the file.
 
     Args:
@@ -111,23 +135,29 @@ def record(lab: ddp_lab.Cluster, run: Run, path: Path, steps: int = STEPS, tries
     """
     for _ in range(tries):
         lab.timeline.clear()
-        lab.run(f"train({steps}, {run.options})")
-        made = ddp_lab.Timeline.load(without_marks(lab.timeline).save(path))
+        lab.run(f"train({WARM_UP + steps}, {run.options})")
+        made = ddp_lab.Timeline.load(as_stored(lab.timeline).save(path))
         first = next(iter(made.findings()), None)
         if (first.kind, first.rank) == (run.kind, run.rank) if first else not run.kind:
             return made
     raise RuntimeError(f"train({run.options}): findings() begins with {first}")
 
 
-def without_marks(timeline: ddp_lab.Timeline) -> ddp_lab.Timeline:
-    """The same timeline without what `slow_link` notes on it: the link is part of this machine, and no news."""
+def as_stored(timeline: ddp_lab.Timeline) -> ddp_lab.Timeline:
+    """The same timeline without the first steps, of a model without a comm hook: ours stands for the link.
+
+    It ends with a typical step: that is what a dashboard shows first.
+    """
     raw, made = timeline.raw(), ddp_lab.Timeline()
+    ready = timeline.spans().query("step >= @WARM_UP").pivot_table("ready_ms", "step", ["rank", "bucket"])
+    last = (ready - ready.median()).abs().mean(axis=1).tail(8).idxmin()
     for rank, description in raw.described:
-        if description["type"] != "mark":
-            made.describe(rank, {**description, "session": 0})
+        options = {**description["options"], "comm_hook": None}
+        made.describe(rank, {**description, "reducer": 0, "options": options, "session": 0})
     for rank in raw.ranks:
         events = np.concatenate([events for of, events in raw.chunks if of == rank])
-        events = events[events["kind"] != Kind.MARK]
+        events = events[(events["step"] >= WARM_UP) & (events["step"] <= last)]
+        events["reducer"] = 0
         made.set_status(rank, {"state": "finished", "session": 0})
         made.extend(Batch(rank, 0, 0, 0, events))
     return made
