@@ -85,7 +85,6 @@ class SlowFacts:
             made["norms"] = {"reducer": reducer, **gradient_facts(self._timeline, reducer)}
         return made
 
-
     def _parameters(self, reducer: int) -> int:
         """How many parameters a model has; 0 as long as no rank said so."""
         try:
