@@ -65,12 +65,14 @@ class Player:
     @property
     def playing(self) -> bool:
         """Whether it goes on; not after `pause`, nor at the end."""
-        return self._playing
+        with self._lock:  # not over before another thread has handed on the last events
+            return self._playing
 
     @property
     def position(self) -> float:
         """Seconds of the recording that have been played."""
-        return self._position
+        with self._lock:
+            return self._position
 
     @property
     def speed(self) -> float:
