@@ -213,6 +213,7 @@ def _shifted(recording: Recording, by: ClockOffset) -> Recording:
 
 def _merge(recordings: Sequence[Recording]) -> Timeline:
     timeline = Timeline(max_events=max(1_000_000, sum(len(b.events) for one in recordings for b in one.batches)))
+    timeline.recorded = True
     for one in sorted(recordings, key=lambda one: (one.restart, one.rank)):
         session = one.restart + 1
         status: dict[str, Any] = {"state": one.how, "pid": one.pid, "host": one.host, "session": session}

@@ -25,21 +25,20 @@ from .clock import HostClock, clocks_of
 from .gradient_columns import gradient_columns
 from .gradient_norms import ALL_BUCKETS, drift_columns, gradient_norm_columns
 from .span_columns import Columns
-from .timeline_model import TimelineModel
 from .timeline_records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
+from .timeline_views import TimelineViews
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ..insight.link_model import LinkModel
-    from ..widgets.views import WhatIfSliders
 
 __all__ = ["Inspection", "Kept", "LatePlace", "RankStatus", "ReducerInfo", "Timeline"]
 
 _LATE_STEPS = 50  # complete steps that are searched for late ranks
 
 
-class Timeline(TimelineModel):
+class Timeline(TimelineViews):
     """Events of all ranks, by rank, reducer, step and bucket.
 
     Two models in one program are two reducers. Buckets that were assigned anew are a new generation. A rank whose
@@ -222,12 +221,6 @@ class Timeline(TimelineModel):
         """
         return what_if.what_if(self, link, reducer=reducer, without_rank=without_rank, **what)
 
-    def what_if(self) -> WhatIfSliders:
-        """Returns a widget that predicts the step for what its sliders say, beside what was recorded."""
-        from ..widgets.views import WhatIfSliders
-
-        return WhatIfSliders(self)
-
     # ---- out --------------------------------------------------------------------------------------------
 
     def summary(self, reducer: int | None = None, last_steps: int = 200) -> str:
@@ -259,11 +252,15 @@ class Timeline(TimelineModel):
         Of more than ``max_events`` these are the newest ones, and before them those of evenly spaced steps, a quarter
         as many. What the file holds of a long run, `kept` of the loaded timeline tells.
         """
+        return timeline_files.write(Path(path), self.raw())
+
+    def raw(self) -> timeline_files.Saved:
+        """What `save` writes: raw events in the order of arrival, descriptions, and what is known of the ranks."""
         with self._lock:
             chunks = [*self._store.thinned(), *self._store.since(self._store.start)[0]]
             described = [*self._described, *self._book.watched.everything()]
             ranks = {r.rank: {"dropped": r.dropped, "status": r.status} for r in self.ranks()}
-        return timeline_files.write(Path(path), timeline_files.Saved(chunks, described, ranks))
+        return timeline_files.Saved(chunks, described, ranks)
 
     @classmethod
     def load(
@@ -288,6 +285,7 @@ class Timeline(TimelineModel):
             return read_run(files, partial=partial).timeline
         saved = timeline_files.read(files[0])
         made = cls(max_events=max(1_000_000, sum(len(events) for _, events in saved.chunks)))
+        made.recorded = True
         for number, about in saved.ranks.items():
             made._enter(number, 0)
             made._ranks[number].dropped, made._ranks[number].status = about["dropped"], about["status"]
@@ -328,31 +326,6 @@ class Timeline(TimelineModel):
         with gzip.open(target, "wb", 1) if target.suffix == ".gz" else target.open("wb") as file:
             trace_export.write(file, trace)
         return target
-
-    def report(self, path: str | os.PathLike[str], reducer: int | None = None) -> Path:
-        """Writes one HTML page that needs no network: findings in words first, figures and tables after.
-
-        Args:
-            path: where to.
-            reducer: which model; None for the most recently active.
-        """
-        from ..widgets import report
-
-        target = Path(path)
-        target.write_text(report.page(self, reducer), encoding="utf-8")
-        return target
-
-    def figure(self, view: str = "timeline", **options: Any) -> Any:
-        """A view as a plotly figure, for reports.
-
-        Args:
-            view: ``"timeline"`` (the spans of a step), ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"`` or
-                ``"findings"``.
-            options: see `ddp_lab.widgets.view_figures.figure`.
-        """
-        from ..widgets import view_figures
-
-        return view_figures.figure(self, view, **options)
 
 
 def _frame(columns: Columns) -> pd.DataFrame:

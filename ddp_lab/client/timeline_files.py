@@ -22,6 +22,7 @@ __all__ = ["Saved", "read", "write"]
 
 MOST_BYTES = 8 << 30  # of a file's arrays, unpacked
 _FEW = 1024
+_WRITERS = "`lab.timeline.save(path)` writes one, and `ddp-lab run` a folder that can be read as well"
 _NAMES = ("about", "chunk_rank", "chunk_size", "descriptions", "dropped", "events", "rank", "schema_version")
 # What zipfile and numpy raise at files that are not what they say.
 _UNREADABLE = (
@@ -74,9 +75,9 @@ def read(path: Path) -> Saved:
     except FileNotFoundError:
         raise
     except _UNREADABLE as error:
-        raise ValueError(f"{path} is not a saved timeline: {error or type(error).__name__}") from error
+        raise ValueError(f"{path} is not a saved timeline: {error or type(error).__name__}. {_WRITERS}") from error
     if "about" not in arrays and "descriptions" not in arrays:
-        raise ValueError(f"{path} is not a saved timeline: it holds {sorted(arrays)}")
+        raise ValueError(f"{path} is not a saved timeline: it is a numpy file of something else. {_WRITERS}")
     try:
         about = json.loads(str(arrays["about"])) if "about" in arrays else None
         version = int(arrays["schema_version"]) if about is None else about["schema_version"]

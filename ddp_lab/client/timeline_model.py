@@ -49,6 +49,10 @@ class TimelineModel:
         self._lock = threading.RLock()
         self.version = 0
         """Grows whenever something was appended: a view that has drawn this version has nothing to do."""
+        self.cleared = 0
+        """How often everything was forgotten."""
+        self.recorded = False
+        """Whether it holds what happened at another time: its times say nothing of now."""
         self._start()
 
     def _start(self) -> None:
@@ -162,6 +166,7 @@ class TimelineModel:
         """Forgets all events, descriptions and ranks."""
         with self._lock:
             self.version += 1
+            self.cleared += 1
             self._start()
 
     def own_numbers(self, reducer: int) -> dict[int, int]:

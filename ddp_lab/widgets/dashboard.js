@@ -8,6 +8,7 @@ import { KernelFacts } from "./kernel_facts.js";
 import { MarkStore } from "./marks.js";
 import { OverheadLine } from "./overhead.js";
 import { Panels } from "./panels.js";
+import { PlayerBar } from "./player_bar.js";
 import { Presence } from "./presence.js";
 import { StepStore } from "./store.js";
 import { Tabs } from "./tabs.js";
@@ -70,11 +71,12 @@ class View {
     this.ranks = new RankTable();
     this.overhead = new OverheadLine();
     this.alarm = new Alarm(actions);
+    this.player = new PlayerBar(actions.send);
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
     this.empty = element("p", { class: "ddp-empty" }, EMPTY);
     this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
     this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.toolbar.node, this.panels.node, this.detail.node);
-    this.root.append(this.notice, this.alarm.node, this.content, this.ranks.node, this.overhead.node, this.voice);
+    this.root.append(this.notice, this.alarm.node, this.player.node, this.content, this.ranks.node, this.overhead.node, this.voice);
     this.presence = new Presence(this.root, {
       seen: () => this.looked(),
       show: () => this.schedule(),
@@ -238,6 +240,7 @@ class View {
   }
 
   drawFooter() {
+    this.player.draw(this.model.get("playback"));
     this.ranks.draw(this.panels.has("timeline") ? this.model.get("ranks") : []);
     this.overhead.node.hidden = this.panels.free;
     if (!this.panels.free) this.overhead.draw(this.model.get("overhead"), this.busy);

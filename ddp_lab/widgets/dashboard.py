@@ -33,9 +33,10 @@ from .what_if import WhatIfStage
 
 if TYPE_CHECKING:
     from ..client.looking import Looking
+    from ..client.player import Player
     from ..insight.link_model import LinkModel
 
-__all__ = ["VIEWS", "Dashboard", "DashboardStatistics"]
+__all__ = ["VIEWS", "Dashboard", "DashboardStatistics", "of_recording"]
 
 RATE = 30.0  # refreshes a second while events arrive
 _RANKS_SECONDS = 0.5
@@ -54,6 +55,7 @@ VIEWS = (
     "collectives",
 )
 _TABS = (("timeline", "sync"), *((name,) for name in VIEWS[2:]))
+_OF_RANKS = ("step", "rehearsal", "collectives")  # without ranks there is nothing in them
 _NOTHING = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell."
 
 
@@ -94,6 +96,10 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         collectives: runs collectives on the ranks; None: this view has no ranks.
         cluster: whose ranks the controls act on (reconfigure, step through, rehearse); None: the controls say that they
             need one.
+        player: what plays into the timeline; None: nothing is played.
+
+    Attributes:
+        player: the same.
 
     Raises:
         ValueError: there is no such view.
@@ -120,6 +126,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
     norms = traitlets.Dict().tag(sync=True)
     prediction = traitlets.Dict().tag(sync=True)
     trial = traitlets.Dict().tag(sync=True)
+    playback = traitlets.Dict().tag(sync=True)
     notice = traitlets.Unicode().tag(sync=True)
     kept = traitlets.Dict().tag(sync=True)
 
@@ -134,6 +141,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         event_cost: Callable[[], float | None] | None = None,
         collectives: CollectiveStage | None = None,
         cluster: Looking | None = None,
+        player: Player | None = None,
     ) -> None:
         if views is None:
             tabs = tuple(names for names in _TABS if names != ("collectives",) or collectives is not None)
@@ -142,6 +150,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
             raise ValueError(f"views={list(views or ())}: choose from {', '.join(VIEWS)}")
         self._timeline = timeline
+        self.player = player
         self._status = status
         self._lock = threading.RLock()
         self._commands = Commands()
@@ -261,6 +270,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         with self._lock:
             now = time.monotonic()
             busy = self._commands.obey() or self._stage.running
+            if self.player is not None and not self._frozen:
+                busy = self.player.advance() or busy
+                self._show({"playback": self.player.told()})
             self._show({"collective": self._stage.told()})
             if self._comparison.pending:
                 busy = True
@@ -332,6 +344,8 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         on("collective", self._stage.ask)
         on("what if", lambda asked: self._what_if.ask(asked))
         on("what if run", lambda asked: self._what_if.run(asked))
+        if self.player is not None:
+            on("player", self.player.obey)
         for kind in ("step", "fault", "reconfigure", "watch"):
             on(kind, lambda asked: self._controls.ask(asked))
 
@@ -354,10 +368,24 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             stopped = False
         except DdpLabError:
             records, stopped = (), True
-        rows = rank_rows(self._timeline.ranks(), records, stopped=stopped)
+        rows = rank_rows(self._timeline.ranks(), records, stopped=stopped, recorded=self._timeline.recorded)
         if rows != self.ranks:
             self.ranks = rows
 
     def _fail(self, error: BaseException) -> None:
         """Shows why the thread ended."""
         self.notice = f"The dashboard stopped refreshing: {type(error).__name__}: {error}"
+
+
+def of_recording(timeline: Timeline, views: Sequence[str] = (), player: Player | None = None) -> Dashboard:
+    """Returns a dashboard of a timeline that has no ranks.
+
+    Args:
+        timeline: what to show.
+        views: of `VIEWS`, each in a tab of its own; none: those that need no ranks.
+        player: what plays into the timeline, if something does.
+    """
+    made = Dashboard(timeline, views=views or None, player=player)
+    if not views:
+        made.tabs = [names for names in made.tabs if names[0] not in _OF_RANKS]
+    return made

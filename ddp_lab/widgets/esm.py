@@ -60,6 +60,7 @@ MODULES = (
     "what_if_sliders.js",
     "what_if_view.js",
     "panels.js",
+    "player_bar.js",
     "dashboard.js",
 )
 # Of the cluster's panel.

@@ -10,16 +10,21 @@ from ..client.timeline import RankStatus
 
 __all__ = ["rank_rows"]
 
+_LIVE = ("idle", "running", "unknown")
 _FROM_RECORD = ("state", "pid", "host", "device", "backend", "engine")
 
 
-def rank_rows(heard: Sequence[RankStatus], records: Sequence[Any], *, stopped: bool = False) -> list[dict[str, Any]]:
+def rank_rows(
+    heard: Sequence[RankStatus], records: Sequence[Any], *, stopped: bool = False, recorded: bool = False
+) -> list[dict[str, Any]]:
     """Returns one JSON-able row per rank, in order.
 
     Args:
         heard: what the timeline knows (`Timeline.ranks`).
         records: what the cluster knows (`Cluster.status`): objects with a `rank` and any of state, pid, host, device.
         stopped: whether the cluster has ended: every rank's state is then "stopped".
+        recorded: whether `heard` is of another time: a rank that trained then is not "running" now, and how long ago
+            its last event was is not known.
     """
     rows: dict[int, dict[str, Any]] = {}
     # Host times become wall times, which the browser can subtract from its own; they change only with an event.
@@ -27,9 +32,9 @@ def rank_rows(heard: Sequence[RankStatus], records: Sequence[Any], *, stopped: b
     for one in heard:
         rows[one.rank] = {
             "rank": one.rank,
-            "state": "stopped" if stopped else one.state,
+            "state": "stopped" if stopped else "recorded" if recorded and one.state in _LIVE else one.state,
             "step": one.step,
-            "lastEvent": round(one.last_event_ns / 1e9 + shift, 1) if one.last_event_ns else None,
+            "lastEvent": round(one.last_event_ns / 1e9 + shift, 1) if one.last_event_ns and not recorded else None,
             "recorded": one.events,
             "dropped": one.dropped,
             "pid": one.pid,

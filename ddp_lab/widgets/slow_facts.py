@@ -80,10 +80,17 @@ class SlowFacts:
             places = late_places(self._timeline.find_late(reducer, _STEPS))
             made["late"] = {"reducer": reducer, "steps": steps, "places": places}
         if "buckets" in wanted:
-            made["readiness"] = {"reducer": reducer, **readiness(views)}
+            made["readiness"] = {"reducer": reducer, **readiness(views, self._parameters(reducer))}
         if "gradients" in wanted:
             made["norms"] = {"reducer": reducer, **gradient_facts(self._timeline, reducer)}
         return made
+
+    def _parameters(self, reducer: int) -> int:
+        """How many parameters a model has; 0 as long as no rank said so."""
+        try:
+            return len(self._timeline.assignment(reducer)["parameters"])
+        except ValueError:
+            return 0
 
 
 def late_places(found: Sequence[LatePlace]) -> list[dict[str, Any]]:
@@ -105,11 +112,12 @@ def _where(one: LatePlace) -> str:
     return "before its backward (input data, forward, what the program does between the steps)"
 
 
-def readiness(views: Sequence[TableView]) -> dict[str, Any]:
+def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]:
     """Returns when each parameter's gradient was ready: medians over ranks and steps, and in what share of them it was.
 
     Args:
         views: tables of the ranks of one model; its newest steps under the newest assignment count.
+        parameters: how many the model has: a table ends with the last one that ever got a gradient.
 
     Returns:
         ``generation``; ``ready``: ms since the rank's backward began, None for none; ``used``: 0 to 1.
@@ -121,6 +129,7 @@ def readiness(views: Sequence[TableView]) -> dict[str, Any]:
         since = one.gradients[rows] - one.steps[rows, _BEGIN][:, None]
         parts.append(np.where(one.gradients[rows] > 0, since / 1e6, np.nan))
     most = max((part.shape[1] for part in parts), default=0)
+    most = max(most, parameters) if parts else 0
     filled = [np.pad(part, ((0, 0), (0, most - part.shape[1])), constant_values=np.nan) for part in parts]
     values = np.concatenate(filled) if filled else np.zeros((0, 0))
     used = np.isfinite(values).mean(axis=0) if len(values) else np.zeros(most)

@@ -38,12 +38,11 @@ class StepFeed:
         """`send(content, buffers=None)` takes a message to the browser."""
         self._timeline = timeline
         self._send = send
-        self._last_steps: dict[int, int] = {}
         self.sent_steps = self.sent_bytes = 0
         self._begin()
 
     def _begin(self) -> None:
-        self._cursor = 0
+        self._cursor, self._cleared = 0, self._timeline.cleared
         self.store = StepStore(self.assignment)
         self.unsent: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._growing: dict[tuple[int, int], tuple[float, float]] = {}  # of steps that have not ended: first seen, due
@@ -52,11 +51,9 @@ class StepFeed:
 
     def take(self) -> None:
         """Reads the timeline from the cursor on."""
-        steps = {one.reducer: one.last_step for one in self._timeline.reducers()}
-        if any(steps.get(reducer, -2) < step for reducer, step in self._last_steps.items()):
-            self._begin()  # the timeline was cleared
+        if self._cleared != self._timeline.cleared:
+            self._begin()
             self._send({"type": "reset"})
-        self._last_steps = steps
         chunks, self._cursor, _ = self._timeline.since(self._cursor)
         self.store.extend(chunks)
         for frame in self.store.take_dirty():

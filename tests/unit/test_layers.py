@@ -69,9 +69,10 @@ LAYERS: dict[str, tuple[str, int]] = {
 }
 # Imports inside a function that reach upwards on purpose: module -> what it may import there, and why.
 LAZY_UPWARD = {
-    ("client.timeline", "widgets.report"),  # Timeline.report()
-    ("client.timeline", "widgets.views"),  # Timeline.what_if()
-    ("client.timeline", "widgets.view_figures"),  # Timeline.figure(): plotly is loaded when a figure is asked for
+    ("client.timeline_views", "widgets.dashboard"),  # Timeline.dashboard(), Timeline.replay()
+    ("client.timeline_views", "widgets.report"),  # Timeline.report()
+    ("client.timeline_views", "widgets.views"),  # Timeline.what_if()
+    ("client.timeline_views", "widgets.view_figures"),  # Timeline.figure(): plotly is loaded when a figure is asked for
 }
 
 

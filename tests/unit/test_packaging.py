@@ -168,3 +168,37 @@ def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
     assert "works with torch" in call(python, "-c", SMOKE, cwd=tmp_path, path=alone)
     (tmp_path / "smoke.py").write_text(CLUSTER)
     assert "averaged on two ranks" in call(python, "smoke.py", cwd=tmp_path, path=alone)
+
+
+WITHOUT_TORCH = """
+import importlib.util, sys
+assert importlib.util.find_spec("torch") is None
+import ddp_lab
+timeline = ddp_lab.Timeline.load(sys.argv[1])
+replay = timeline.replay(speed=100)
+while replay.player.playing:
+    replay.refresh()
+assert replay.player.timeline.spans().equals(timeline.spans())
+for (view, *_) in timeline.dashboard().tabs:
+    assert timeline.dashboard(view).svg().startswith("<svg")
+print(timeline.simulate(bucket_cap_mb=25).step_ms > 0, timeline.findings()[0].title)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_recordings_open_where_there_is_no_torch(tmp_path: Path) -> None:
+    """With the other dependencies alone a recording is shown, replayed, diagnosed and reported."""
+    program = (
+        "import sys, setuptools; setuptools.setup = lambda **given: print(*given['install_requires'], sep='\\n')\n"
+    )
+    needed = call(sys.executable, "-c", f"{program}import runpy; runpy.run_path('setup.py')", cwd=ROOT).splitlines()
+    python = clean_environment(tmp_path / "venv")
+    call(python, "-m", "pip", "install", "--quiet", *(one for one in needed if "torch" not in one), cwd=tmp_path)
+    site = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip()
+    Path(site, "ddp_lab").symlink_to(ROOT / "ddp_lab")  # a wheel would ask for torch
+    recording = ROOT / "tutorials" / "recordings" / "run-1.npz"
+    assert "True Rank 2 falls behind" in call(python, "-c", WITHOUT_TORCH, recording, cwd=tmp_path)
+    page = tmp_path / "run.html"
+    assert "wrote" in call(python, "-m", "ddp_lab", "report", recording, "--output", page, cwd=tmp_path)
+    assert "Rank 2 falls behind" in page.read_text()

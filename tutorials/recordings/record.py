@@ -1,0 +1,177 @@
+"""Makes the recordings of lesson 10: `python tutorials/recordings/record.py [FOLDER]` (half a minute).
+
+Four ranks train a small network for handwritten digits: run-0 is in order, each of the others has one fault. So that
+the pictures are much the same on any machine, computation and link take the time that is told here: each layer sleeps
+in its backward, and a comm hook holds each bucket back for as long as the link would need for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import ddp_lab
+from ddp_lab.events import Batch
+
+RANKS, STEPS, WARM_UP = 4, 28, 3
+
+TRAIN = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from sklearn.datasets import load_digits
+
+digits = load_digits()
+scans = torch.tensor(digits.data, dtype=torch.float32)[rank::world_size][:32] / 16
+labels = torch.tensor(digits.target)[rank::world_size][:32]
+
+
+class Compute(torch.autograd.Function):
+    "Passes its input on; its backward takes so many seconds."
+
+    @staticmethod
+    def forward(context, x, seconds):
+        context.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(context.seconds)
+        return gradient, None
+
+
+class Link:
+    "A comm hook: buckets pass one after the other, each for its latency and its bytes."
+    group = dist.new_group()
+
+    def __init__(self, latency_ms, mb_per_second):
+        self.latency, self.rate = latency_ms / 1e3, mb_per_second * 1e6
+        self.thread = ThreadPoolExecutor(1)
+
+    def __call__(self, state, bucket):
+        future = torch.futures.Future()
+        self.thread.submit(self.send, bucket.buffer(), future)
+        return future
+
+    def send(self, buffer, future):
+        try:
+            time.sleep(self.latency + buffer.nbytes / self.rate)
+            dist.all_reduce(buffer, group=self.group)
+            future.set_result(buffer.div_(world_size))
+        except Exception as error:
+            future.set_exception(error)
+
+
+class DigitReader(torch.nn.Module):
+    def __init__(self, slow_layer, unused):
+        super().__init__()
+        torch.manual_seed(0)
+        for i in range(8):
+            self.add_module(f"layer{i}", torch.nn.Linear(64 if i == 0 else 256, 10 if i == 7 else 256))
+        self.slow_layer = slow_layer
+        if unused:
+            self.old_head = torch.nn.Linear(256, 24576, bias=False)
+
+    def forward(self, x):
+        for i in range(8):
+            x = Compute.apply(self.get_submodule(f"layer{i}")(x), 0.026 if i == self.slow_layer else 0.006)
+            x = torch.relu(x) if i < 7 else x
+        return x
+
+
+def train(steps, slow_layer=(None, None), late_rank=None, unused=False, latency_ms=0.5, mb_per_second=200, **options):
+    network = DigitReader(slow_layer[1] if rank == slow_layer[0] else None, unused)
+    model = ddp_lab.DistributedDataParallel(network, **{"bucket_cap_mb": 0.25, **options})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    link = Link(latency_ms, mb_per_second)
+    model.register_comm_hook(None, link)
+    for _ in range(steps):
+        time.sleep(0.035 if rank == late_rank else 0.002)  # the next batch
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(scans), labels).backward()
+        optimizer.step()
+    link.thread.shutdown()
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recording.
+
+    Attributes:
+        options: of `train`.
+        kind: of the finding that gains most; "" if there is nothing to gain.
+        rank: whom that finding names.
+    """
+
+    options: str
+    kind: str = ""
+    rank: int | None = None
+
+
+RUNS = (
+    Run(""),
+    Run("slow_layer=(2, 3)", "straggler", 2),
+    Run("bucket_cap_mb=25", "bucket-too-big"),
+    Run("late_rank=1", "straggler", 1),
+    Run("mb_per_second=20", "communication-bound"),
+    Run("unused=True, find_unused_parameters=True", "unused-parameters"),
+    Run("latency_ms=5, bucket_cap_mb=0.0001", "bucket-too-small"),
+)
+
+
+def record(lab: ddp_lab.Cluster, run: Run, path: Path, steps: int = STEPS, tries: int = 8) -> ddp_lab.Timeline:
+    """Trains, saves what was recorded, and returns it as it is read from the file.
+
+    Args:
+        lab: of four ranks, which have run `TRAIN`.
+        tries: a busy machine may disturb a run so much that its own delays cost more than the fault: it is then
+            recorded again.
+
+    Raises:
+        RuntimeError: the finding that gains most is not the run's fault.
+    """
+    for _ in range(tries):
+        lab.timeline.clear()
+        lab.run(f"train({WARM_UP + steps}, {run.options})")
+        made = ddp_lab.Timeline.load(as_stored(lab.timeline).save(path))
+        first = next(iter(made.findings()), None)
+        if (first.kind, first.rank) == (run.kind, run.rank) if first else not run.kind:
+            return made
+    raise RuntimeError(f"train({run.options}): findings() begins with {first}")
+
+
+def as_stored(timeline: ddp_lab.Timeline) -> ddp_lab.Timeline:
+    """The same timeline without the first steps, of a model without a comm hook: ours stands for the link.
+
+    It ends with a typical step: that is what a dashboard shows first.
+    """
+    raw, made = timeline.raw(), ddp_lab.Timeline()
+    ready = timeline.spans().query("step >= @WARM_UP").pivot_table("ready_ms", "step", ["rank", "bucket"])
+    last = (ready - ready.median()).abs().mean(axis=1).tail(8).idxmin()
+    for rank, description in raw.described:
+        options = {**description["options"], "comm_hook": None}
+        made.describe(rank, {**description, "reducer": 0, "options": options, "session": 0})
+    for rank in raw.ranks:
+        events = np.concatenate([events for of, events in raw.chunks if of == rank])
+        events = events[(events["step"] >= WARM_UP) & (events["step"] <= last)]
+        events["reducer"] = 0
+        made.set_status(rank, {"state": "finished", "session": 0})
+        made.extend(Batch(rank, 0, 0, 0, events))
+    return made
+
+
+def main(folder: Path) -> None:
+    """Writes all recordings into a folder."""
+    with ddp_lab.Cluster(RANKS, backend="shm") as lab:
+        lab.run(TRAIN)
+        for number, run in enumerate(RUNS):
+            path = folder / f"run-{number}.npz"
+            found = record(lab, run, path).findings()
+            print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", *(f"  {one}" for one in found), sep="\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent))
