@@ -1,8 +1,8 @@
 """The documentation site; `make docs` builds it into build/docs and fetches nothing.
 
 Its source folder is the root of the project, so that README.md, ARCHITECTURE.md and the lessons are pages as they are,
-and a link from one to the other is the same in the repository and on the site. `parts.py` adds the rest: links to source
-files, folded solutions, formulas without a script.
+and a link from one to the other is the same in the repository and on the site. `parts.py` adds the rest: links to
+source files, folded solutions, formulas without a script.
 """
 
 import ast
@@ -57,7 +57,8 @@ nitpick_ignore_regex = [
 ]
 
 # -- how it looks
-# Furo: plain pages, light and dark, good on a phone, and everything in its wheel: no fonts, scripts or styles from elsewhere.
+# Furo: plain pages, light and dark, good on a phone; all it shows is in its wheel: no fonts, scripts or styles from
+# elsewhere. (pydata-sphinx-theme has them in its wheel, too, but brings Bootstrap and icon fonts of some megabytes.)
 html_theme = "furo"
 html_title = f"ddp_lab {version}"
 html_static_path = ["site.css"]

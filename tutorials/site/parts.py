@@ -28,7 +28,8 @@ _HELP = re.compile(r"^<!-- help of (.+) -->$", re.MULTILINE)
 _BENCHMARKS = "<!-- benchmarks -->"
 _RELATIVE = re.compile(r"\]\((?!https?://|#)")
 _REDIRECT = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>ddp_lab</title><meta http-equiv="refresh" content="0; url={page}"></head>
+<html lang="en">
+<head><meta charset="utf-8"><title>ddp_lab</title><meta http-equiv="refresh" content="0; url={page}"></head>
 <body><a href="{page}">ddp_lab</a></body></html>
 """
 
