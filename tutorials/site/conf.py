@@ -58,7 +58,7 @@ nitpick_ignore_regex = [
 
 # -- how it looks
 # Furo: plain pages, light and dark, good on a phone; all it shows is in its wheel: no fonts, scripts or styles from
-# elsewhere. (pydata-sphinx-theme has them in its wheel, too, but brings Bootstrap and icon fonts of some megabytes.)
+# elsewhere. (pydata-sphinx-theme has them in its wheel, too, but brings Bootstrap and Font Awesome along.)
 html_theme = "furo"
 html_title = f"ddp_lab {version}"
 html_static_path = ["site.css"]

@@ -12,7 +12,7 @@ from docutils import nodes
 from docutils.utils.math import latex2mathml
 from pygments.lexer import inherit
 from pygments.lexers.python import PythonLexer
-from pygments.token import Comment
+from pygments.token import Name
 from sphinx import addnodes
 from sphinx.roles import XRefRole
 from sphinx.transforms import SphinxTransform
@@ -163,7 +163,7 @@ def on_missing_reference(app, env, node, contnode):
 class CellLexer(PythonLexer):
     """Python with lines of IPython's magics."""
 
-    tokens = {"root": [(r"^(%%?|!)\w.*$", Comment.Preproc), inherit]}  # noqa: RUF012
+    tokens = {"root": [(r"^(%%?|!)\w.*$", Name.Decorator), inherit]}  # noqa: RUF012
 
 
 def math(self, node):
