@@ -163,7 +163,7 @@ def on_missing_reference(app, env, node, contnode):
 class CellLexer(PythonLexer):
     """Python with lines of IPython's magics."""
 
-    tokens = {"root": [(r"^(%%?|!)\w.*$", Name.Decorator), inherit]}  # noqa: RUF012
+    tokens = {"root": [(r"^[ \t]*(%%?\w|!(?!=)).*$", Name.Decorator), inherit]}  # noqa: RUF012
 
 
 def math(self, node):
