@@ -11,13 +11,14 @@ INSTALLED := $(VENV)/.installed-$(TORCH_TAG)
 MPICXX ?= mpicxx
 MPI_TAG := $(if $(MPICXX),$(if $(wildcard $(addsuffix /mpi.h,$(shell $(MPICXX) --showme:incdirs 2>/dev/null) /usr/include)),-mpi))
 BUILT := $(VENV)/.built-$(TORCH_TAG)$(MPI_TAG)
+DOCS := build/docs
 SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 # One ninja for all builds: another version would compile everything again.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test soak lab check format bench-record browser hosts clean mpi wheel
+.PHONY: build demo test soak lab check docs site format bench-record browser hosts clean mpi wheel
 
 build: $(BUILT)  ## set up .venv and compile the extensions
 
@@ -48,6 +49,14 @@ demo: build  ## the main job: train on a cluster of ranks, write build/demo/quic
 
 lab: build  ## JupyterLab with the notebooks and tutorials
 	$(BIN)/ddp-lab lab
+
+docs: build site  ## the documentation site, in build/docs
+
+# Without the set-up, for a test. Names and links that lead nowhere are errors; nothing is fetched.
+site:
+	@rm -rf $(DOCS)
+	$(BIN)/python -m sphinx -q -W --keep-going -n -j 2 -c tutorials/site -d $(DOCS)/.doctrees . $(DOCS)
+	@echo "the first page is $(DOCS)/index.html"
 
 # The browser tests drive Debian's Chromium.
 browser:

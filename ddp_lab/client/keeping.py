@@ -126,7 +126,7 @@ class Keeping:
 
     @property
     def left(self) -> tuple[LeftCell, ...]:
-        """Of a cluster that was found: the cells that ran on while nobody was attached, as they are now."""
+        """The cells that ran on while nobody was attached, as they are now; empty but for a cluster that was found."""
         if self._told and self._wire is not None:
             for rank, answer in self._wire.request(self._told, "last_cell", _ANSWER_SECONDS).items():
                 if answer["cell"]["id"] == self._told[rank]["cell"]["id"]:

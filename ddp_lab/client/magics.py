@@ -264,7 +264,7 @@ def _cluster_parser() -> _Parser:
     attach.add_argument("name", nargs="?", metavar="NAME", help="which (default: the only one)")
     attach.add_argument("--take-over", action="store_true", help="send a notebook away that is attached")
     for name, text in _CLUSTER_COMMANDS.items():
-        command = commands_.add_parser(name, description=text, help=text)
+        command = commands_.add_parser(name, description=text, help=text.replace("%", "%%"))
         if name == "rejoin":
             _add_ranks(command, "--replace", "end the processes of these ranks first, whatever they do")
     return parser

@@ -48,7 +48,7 @@ class TimelineModel:
         self._max_steps, self._max_events = max_steps, max_events
         self._lock = threading.RLock()
         self.version = 0
-        """Grows whenever something was appended: a view that has drawn this version has nothing to do."""
+        """Grows whenever something was appended; a view that has drawn this version has nothing to do."""
         self.cleared = 0
         """How often everything was forgotten."""
         self.recorded = False

@@ -1,0 +1,116 @@
+"""The documentation site builds without a warning, its links lead somewhere, and it asks no network for anything."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)  # a quarter of a minute where nothing else runs
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "tutorials" / "site"
+_FROM_ELSEWHERE = re.compile(r"(?:https?:)?//")
+_IN_STYLES = re.compile(r"@import|url\(\s*[\"']?(?:https?:)?//")
+
+
+class Page(HTMLParser):
+    """What a page refers to: `links` are followed by the reader, `parts` are fetched by the browser."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.parts: list[str] = []
+        self.anchors: set[str] = set()
+        self.text = path.read_text(encoding="utf-8")
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if "href" in given:
+            follows = tag == "a" or (tag == "link" and given.get("rel") in ("index", "search", "next", "prev"))
+            (self.links if follows else self.parts).append(given["href"])
+        self.parts += [given[name] for name in ("src", "srcset", "data", "poster") if name in given]
+        self.parts += _IN_STYLES.findall(given.get("style", ""))
+        if tag == "meta" and given.get("http-equiv") == "refresh":
+            self.links.append(given["content"].partition("url=")[2])
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
+    """The pages that `make docs` builds, once its set-up is done, by path."""
+    folder = tmp_path_factory.mktemp("site") / "docs"
+    command = ["make", "--no-print-directory", "site", f"DOCS={folder}", f"BIN={Path(sys.executable).parent}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=850)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == f"the first page is {folder}/index.html"
+    return {path: Page(path) for path in sorted(folder.rglob("*.html"))}
+
+
+def test_links_and_pictures_exist(pages: dict[Path, Page]) -> None:
+    """Every link inside of the site leads to a file of it, and to an anchor that is there; so does every picture."""
+    missing = []
+    for path, page in pages.items():
+        for target in page.links + page.parts:
+            if _FROM_ELSEWHERE.match(target) or target.startswith(("data:", "mailto:", "javascript:")):
+                continue
+            name, anchor = urldefrag(target)
+            found = (path.parent / unquote(name.partition("?")[0])).resolve() if name else path
+            if not found.is_file() or (anchor and found in pages and unquote(anchor) not in pages[found].anchors):
+                missing.append(f"{path.name}: {target}")
+    assert missing == []
+
+
+def test_nothing_is_fetched(pages: dict[Path, Page]) -> None:
+    """No page asks the network for a script, font, style or picture."""
+    assert [f"{path.name}: {part}" for path, page in pages.items() for part in page.parts if "//" in part] == []
+    folder = next(path.parent for path in pages if path.name == "index.html" and path.parent.name == "docs")
+    styles = [path for path in folder.rglob("*.css") if _IN_STYLES.search(path.read_text(encoding="utf-8"))]
+    assert styles == []
+    written = [style for page in pages.values() for style in re.findall(r"<style.*?</style>", page.text, re.DOTALL)]
+    assert not any(_IN_STYLES.search(style) for style in written)
+
+
+def test_lessons_are_pages_with_folded_solutions(pages: dict[Path, Page]) -> None:
+    """Each lesson and notebook is a page, and each of its solutions is folded."""
+    by_name = {path.relative_to(path.parents[1]).as_posix(): page for path, page in pages.items()}
+    for notebook in [*ROOT.glob("tutorials/*.ipynb"), *ROOT.glob("notebooks/*.ipynb")]:
+        page = by_name[f"{notebook.parent.name}/{notebook.stem}.html"]
+        solutions = len(set(re.findall(r'"solution-(\d+)"', notebook.read_text(encoding="utf-8"))))
+        assert page.text.count("Show the solution") == solutions, notebook
+
+
+def test_public_names_are_documented(pages: dict[Path, Page]) -> None:
+    """Each public name has an entry in the API reference, and so has each public method of Cluster and Timeline."""
+    import ddp_lab
+
+    anchors = set().union(*(page.anchors for path, page in pages.items() if path.parent.name == "api"))
+    modules = {"faults", "recording", "rehearsal"}
+    expected = {f"module-ddp_lab.{name}" for name in modules | {"comm", "errors"}}
+    for name in set(ddp_lab.__all__) - modules:
+        if not name.endswith("extension") and not name.startswith("__"):
+            expected.add(f"ddp_lab.errors.{name}" if f"ddp_lab.errors.{name}" in anchors else f"ddp_lab.{name}")
+    for name in ("start", "run", "push", "pull", "doctor", "simulate", "tune", "dashboard", "reconfigure", "find"):
+        expected.add(f"ddp_lab.Cluster.{name}")
+    for name in ("spans", "since", "save", "load", "to_perfetto", "figure", "findings", "report"):
+        expected.add(f"ddp_lab.Timeline.{name}")
+    for name in ("enable", "disable", "mark", "save", "statistics"):
+        expected.add(f"ddp_lab.recording.{name}")
+    assert expected - anchors == set()
+
+
+def test_the_glossary_has_the_vocabulary() -> None:
+    """Each word of ARCHITECTURE.md's vocabulary is a term of the glossary."""
+    table = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("## Vocabulary")[1]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")][2:]
+    terms = set(re.findall(r"^(\w[\w ]*)$", (SITE / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE))
+    words = {word.strip() for row in rows for word in row.split(",")}
+    words = words - {"hidden", "exposed communication"} | {"hidden communication", "exposed communication"}
+    assert words - terms == set()

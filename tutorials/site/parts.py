@@ -1,0 +1,195 @@
+"""What the site adds to Sphinx: pages of source files, folded solutions, cells in colour, formulas, the first page."""
+
+import contextlib
+import io
+import json
+import os
+import re
+from pathlib import Path
+from unittest.mock import patch
+
+from docutils import nodes
+from docutils.utils.math import latex2mathml
+from pygments.lexer import inherit
+from pygments.lexers.python import PythonLexer
+from pygments.token import Name
+from sphinx import addnodes
+from sphinx.roles import XRefRole
+from sphinx.transforms import SphinxTransform
+
+from ddp_lab import cli
+from ddp_lab.client import magics
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SOURCE = re.compile(r"(?:ddp_lab|csrc|tests)/[\w./-]+\.(?:py|h|cpp|js|css)")
+_LEXERS = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".js": "javascript", ".css": "css"}
+_README = re.compile(r'^<!-- README from "(.+)" to "(.+)" -->$', re.MULTILINE)
+_HELP = re.compile(r"^<!-- help of (.+) -->$", re.MULTILINE)
+_BENCHMARKS = "<!-- benchmarks -->"
+_RELATIVE = re.compile(r"\]\((?!https?://|#)")
+_REDIRECT = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>ddp_lab</title><meta http-equiv="refresh" content="0; url={page}"></head>
+<body><a href="{page}">ddp_lab</a></body></html>
+"""
+
+
+# -- before a page is read
+
+
+def on_source_read(app, docname, content):
+    """Folds the solutions of a lesson; puts the named part of README.md into a page."""
+    if app.env.doc2path(docname).suffix == ".ipynb":
+        notebook = json.loads(content[0])
+        for cell in notebook["cells"]:
+            tags = cell["metadata"].get("tags", [])
+            if "solution" in tags:
+                cell["metadata"]["tags"] = [*tags, "hide-input"]
+        notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "python"}
+        content[0] = json.dumps(notebook)
+        return
+    if _README.search(content[0]):
+        app.env.note_dependency(str(_ROOT / "README.md"))
+        readme = (_ROOT / "README.md").read_text(encoding="utf-8")
+        up = "../" * docname.count("/")
+        content[0] = _README.sub(lambda found: _part(readme, found[1], found[2], up), content[0])
+    if _HELP.search(content[0]) or _BENCHMARKS in content[0]:
+        app.env.note_dependency(cli.__file__)
+        app.env.note_dependency(magics.__file__)
+        content[0] = _HELP.sub(lambda found: f"```text\n{_help(found[1])}\n```", content[0])
+        rows = [f"| `ddp-lab bench {name}` | {what} |" for name, what in cli.BENCHMARKS.items()]
+        content[0] = content[0].replace(_BENCHMARKS, "\n".join(rows))
+
+
+def _help(command):
+    """What a magic or a command prints with --help."""
+    printed = io.StringIO()
+    name, *rest = command.split()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit), patch.dict(os.environ, COLUMNS="90"):
+        if name == "ddp-lab":
+            cli.main([*rest, "--help"])
+        else:
+            magics._PARSERS[name.lstrip("%")].parse_line(" ".join([*rest, "--help"]))
+    return printed.getvalue().strip()
+
+
+def _part(text, begin, end, up):
+    """What stands between two lines of a document, its links as seen from a folder further down."""
+    _, found_begin, rest = text.partition(begin)
+    part, found_end, _ = rest.partition(f"\n{end}")
+    if not found_begin or not found_end:
+        raise ValueError(f"README.md has no part from {begin!r} to {end!r}")
+    return _RELATIVE.sub(f"]({up}", part)
+
+
+# -- links to source files
+
+
+class SourceLinks(SphinxTransform):
+    """Links to source files, and names of such files in code, lead to pages with their text."""
+
+    default_priority = 400
+
+    def apply(self):
+        found = []
+        for node in list(self.document.findall(addnodes.download_reference)):
+            path = self.env.relfn2path(node["reftarget"], self.env.docname)[0]
+            if Path(path).suffix in _LEXERS or (_ROOT / path).suffix == "":
+                node.replace_self(self._link(path, node.children))
+                found.append(path)
+        for node in list(self.document.findall(nodes.literal)):
+            path = node.astext()
+            if not isinstance(node.parent, nodes.reference) and _SOURCE.fullmatch(path) and (_ROOT / path).is_file():
+                node.replace_self(self._link(path, [node.deepcopy()]))
+                found.append(path)
+        _linked(self.env)[self.env.docname] = found
+
+    def _link(self, path, children):
+        up = "../" * self.env.docname.count("/")
+        return nodes.reference("", "", *children, refuri=f"{up}source/{path}.html", internal=True)
+
+
+def _linked(env):
+    """Page -> the source files that it links to."""
+    if not hasattr(env, "ddp_lab_sources"):
+        env.ddp_lab_sources = {}
+    return env.ddp_lab_sources
+
+
+def forget(app, env, docname):
+    """Of a page that is read anew, or is gone."""
+    _linked(env).pop(docname, None)
+
+
+def merge(app, env, docnames, other):
+    """Of pages that were read in another process."""
+    _linked(env).update({name: _linked(other)[name] for name in docnames if name in _linked(other)})
+
+
+def source_pages(app):
+    """A page for each file that some page links to."""
+    for path in sorted({path for paths in _linked(app.env).values() for path in paths}):
+        text = (_ROOT / path).read_text(encoding="utf-8")
+        code = app.builder.highlighter.highlight_block(text, _LEXERS.get(Path(path).suffix, "none"), linenos="inline")
+        yield f"source/{path}", {"title": path, "body": f"<h1><code>{path}</code></h1>{code}"}, "page.html"
+
+
+# -- names in docstrings
+
+
+class NameRole(XRefRole):
+    """`name` in a docstring: a link if it is documented, else code."""
+
+    def process_link(self, env, refnode, has_explicit_title, title, target):
+        refnode["ours"] = True
+        refnode["py:module"] = env.ref_context.get("py:module")
+        refnode["py:class"] = env.ref_context.get("py:class")
+        return title, target.removesuffix("()")
+
+
+class PythonName(NameRole):
+    def __call__(self, name, rawtext, text, lineno, inliner, options=None, content=()):
+        return super().__call__("py:obj", rawtext, text, lineno, inliner, options or {}, content)
+
+
+def on_missing_reference(app, env, node, contnode):
+    """A name that is not documented is just code."""
+    return contnode if node.get("ours") else None
+
+
+# -- how things look
+
+
+class CellLexer(PythonLexer):
+    """Python with lines of IPython's magics."""
+
+    tokens = {"root": [(r"^[ \t]*(%%?\w|!(?!=)).*$", Name.Decorator), inherit]}  # noqa: RUF012
+
+
+def math(self, node):
+    """A formula as MathML, which browsers show without a script."""
+    block = isinstance(node, nodes.math_block)
+    made = latex2mathml.tex2mathml(node.astext(), as_block=block)
+    self.body.append(f'<div class="math">{made}</div>' if block else made)
+    raise nodes.SkipNode
+
+
+def first_page(app, exception):
+    """build/docs/index.html leads to the first page."""
+    if exception is None and app.builder.format == "html":
+        page = app.builder.get_target_uri(app.config.root_doc)
+        (Path(app.outdir) / "index.html").write_text(_REDIRECT.format(page=page), encoding="utf-8")
+
+
+def setup(app):
+    app.connect("source-read", on_source_read)
+    app.connect("env-purge-doc", forget)
+    app.connect("env-merge-info", merge)
+    app.connect("html-collect-pages", source_pages)
+    app.connect("missing-reference", on_missing_reference)
+    app.connect("build-finished", first_page)
+    app.add_transform(SourceLinks)
+    app.add_role("name", PythonName(innernodeclass=nodes.literal))
+    app.add_lexer("python", CellLexer)
+    app.add_html_math_renderer("mathml", (math, None), (math, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
