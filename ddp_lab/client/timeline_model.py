@@ -52,7 +52,7 @@ class TimelineModel:
         self.cleared = 0
         """How often everything was forgotten."""
         self.recorded = False
-        """Whether it holds what happened at another time: its times say nothing of now."""
+        """Whether it holds what happened at another time; its times say nothing of now."""
         self._start()
 
     def _start(self) -> None:

@@ -100,6 +100,7 @@ def test_recordings_are_as_told(recorder: Any) -> None:
         assert path.stat().st_size < 100_000
 
 
+@pytest.mark.soak
 def test_the_script_makes_them(recorder: Any, tmp_path: Path, nothing_left: None) -> None:
     """The script records runs with these faults, in which findings() names them, on this machine as well."""
     with ddp_lab.Cluster(recorder.RANKS, backend="shm") as lab:
