@@ -156,15 +156,19 @@ def test_a_cell_that_fails_meanwhile(lab: Lab) -> None:
     assert lab.values(ALIKE) == {0: True, 1: True}
 
 
+def _found_late(lab: Lab, rank: int, parameter: str) -> bool:
+    late = lab.timeline.find_late(last_steps=15)
+    return (rank, parameter) in [(place.rank, place.parameter) for place in late]
+
+
 def test_faults_while_a_cell_trains(lab: Lab, tmp_path: Path) -> None:
     """A slow layer that is injected is found by the timeline, by rank and parameter, listed, and ended."""
     with training(lab, tmp_path):
         number = lab.inject(faults.SlowLayer(rank=1, parameter="2.weight", seconds=0.1))
-        _wait_steps(lab, 20)
+        # Steps are short without the fault: some twenty may still be on their way to the timeline when it begins.
+        wait_until(lambda: _found_late(lab, 1, "2.weight"), 60, "the name of the late layer")
         (fault,) = lab.faults()[1]
         assert (fault["kind"], fault["begun"], fault["number"]) == ("SlowLayer", True, number)
-        late = lab.timeline.find_late(last_steps=15)
-        assert (1, "2.weight") in [(place.rank, place.parameter) for place in late]
         lab.clear_faults(rank=1, number=number)
         _wait_steps(lab, 2)
         assert lab.faults() == {}
