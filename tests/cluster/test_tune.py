@@ -86,6 +86,7 @@ def test_while_a_cell_trains_an_interrupt_puts_all_back(slow: Lab, tmp_path: Pat
     assert _settings(slow) == before
 
 
+@pytest.mark.soak
 def test_training_that_ends_too_early(slow: Lab, tmp_path: Path) -> None:
     """When the cell ends before a winner is sure the result says so, and the model has what it had."""
     before = _settings(slow)

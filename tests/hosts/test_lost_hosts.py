@@ -49,6 +49,7 @@ def _trains_again(lab: Lab, source: int) -> None:
     assert np.array_equal(weights[0], weights[1])
 
 
+@pytest.mark.soak
 def test_a_link_that_stays_cut(impatient: Lab, network: Network) -> None:
     """The cell ends and names the host; a rejoin works once the cable is back, and leaves no former rank there."""
     host = network.hosts["b"]

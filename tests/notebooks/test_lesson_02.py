@@ -21,7 +21,8 @@ _RETURN = "        return Delivered(tensors)\n"
 WRONG = {
     "1": {
         _MEET + '    store.set(f"{name}/{rank}", "here")': "had not called meet()",
-        _MEET + '    store.set(str(rank), "")\n    store.wait([str(i) for i in range(world_size)])': "part of your keys",
+        _MEET
+        + '    store.set(str(rank), "")\n    store.wait([str(i) for i in range(world_size)])': "part of your keys",
         _MEET + '    store.wait([f"{name}/{world_size}"])': "waits for what nobody sets",
     },
     "2": {

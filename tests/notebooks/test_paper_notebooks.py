@@ -46,7 +46,9 @@ def drawn(cell: Any) -> Any:
     return figure
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(
+    "name", ["overlap", *(pytest.param(name, marks=pytest.mark.soak) for name in list(FIGURES)[1:])]
+)
 def test_paper_notebook(name: str) -> None:
     """All cells run on real ranks; each figure has measured points beside marked simulated and published ones; what the
     essential lines claim is so; the kernel needs no torch."""

@@ -62,6 +62,7 @@ def test_a_script_trains_as_under_torchrun_and_is_recorded(tmp_path: Path) -> No
         assert len(page) > 10_000
 
 
+@pytest.mark.soak
 def test_workers_that_are_spawned_find_the_script(tmp_path: Path) -> None:
     """Classes of the script can be pickled into spawned data loader workers, which record nothing."""
     _run(tmp_path / "run", SCRIPT, "workers", "8")
@@ -99,6 +100,7 @@ def test_restarted_ranks_are_one_run(tmp_path: Path) -> None:
     assert (steps[0, 1], steps[1, 1]) == (8, 8)
 
 
+@pytest.mark.soak
 def test_scripts_with_two_models_and_with_none(tmp_path: Path) -> None:
     """Each model is reported; a script without one is told so, and keeps its exit code."""
     done = _run(tmp_path / "two", SCRIPT, "two models", "4")
@@ -186,7 +188,7 @@ def test_a_running_job_can_be_followed(running: subprocess.Popen[str], tmp_path:
 
 
 LONG = pytest.mark.soak
-ACCELERATES = ["test_sync", pytest.param("test_script", marks=LONG)]
+ACCELERATES = [pytest.param(name, marks=LONG) for name in ("test_sync", "test_script")]
 OURS, OBSERVED, OBSERVED_LONG = (
     pytest.param(False, id="ours"),
     pytest.param(True, id="observed"),

@@ -43,6 +43,7 @@ def test_a_program_that_ends_before(tmp_path: Path) -> None:
     assert "nothing was changed" in done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("what", "code"), [("no model", 0), ("raises", 1)])
 def test_programs_that_cannot_be_tuned(what: str, code: int) -> None:
     """Without a model, or after an error, the program's own end is kept and one line says that nothing was tuned."""

@@ -50,6 +50,7 @@ def test_failure_of_a_rank_is_told(ours: Suites) -> None:
     assert "rank 0 was here" in found.log
 
 
+@pytest.mark.soak
 @SLOW_START
 def test_hanging_test_is_ended(ours: Suites) -> None:
     """A test that hangs has failed when its time is over, and the output says where each process was."""
