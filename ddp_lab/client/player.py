@@ -52,9 +52,9 @@ class Player:
         self._ranks, self._events = _in_order(saved.chunks)
         gaps = np.diff(self._events["host_ns"], prepend=self._events["host_ns"][:1])
         self._due = np.cumsum(np.clip(gaps, 0, _LONGEST_PAUSE_NS)) / 1e9
-        self._described = sorted(
-            ((self._index_of(rank, one), rank, one) for rank, one in saved.described), key=lambda one: one[0]
-        )
+        places = _Places(self._ranks, self._events)
+        described = ((places.of(rank, one), rank, one) for rank, one in saved.described)
+        self._described = sorted(described, key=lambda one: one[0])
         self.seconds = float(self._due[-1])
         self._speed, self._playing, self._position = _checked(speed), True, 0.0
         self._at = clock()
@@ -159,17 +159,37 @@ class Player:
             self._counts[rank] += len(events)
         self._fed = until
 
-    def _index_of(self, rank: int, description: dict[str, Any]) -> int:
-        """Before which event a description is handed on: of buckets, the first that needs it; of a step, its last."""
-        reducer = description.get("reducer")
-        own = (self._ranks == rank) & (self._events["reducer"] == reducer)
-        if description.get("type") == "assignment":
-            found = np.flatnonzero(own & (self._events["generation"] == description["generation"]))[:1]
-        elif "step" in description:
-            found = np.flatnonzero(own & (self._events["step"] == description["step"]))[-1:]
-        else:
+
+class _Places:
+    """Before which event a description is handed on.
+
+    Args:
+        ranks: whose events they are.
+        events: in the order of time.
+    """
+
+    def __init__(self, ranks: npt.NDArray[np.int64], events: npt.NDArray[np.void]) -> None:
+        self._ranks, self._events = ranks, events
+        self._known: dict[tuple[int, int], tuple[dict[int, int], dict[int, int]]] = {}
+
+    def of(self, rank: int, description: dict[str, Any]) -> int:
+        """Of buckets, the first event that needs it; of a step, its last; else the first of all."""
+        if "reducer" not in description:
             return 0
-        return int(found[0]) if len(found) else 0
+        generations, steps = self._of_model(rank, int(description["reducer"]))
+        if description.get("type") == "assignment":
+            return generations.get(description["generation"], 0)
+        return steps.get(description.get("step", -1), 0)
+
+    def _of_model(self, rank: int, reducer: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Where each generation begins, and where each step ends."""
+        if (rank, reducer) not in self._known:
+            own = np.flatnonzero((self._ranks == rank) & (self._events["reducer"] == reducer))
+            generations, first = np.unique(self._events["generation"][own], return_index=True)
+            steps, last = np.unique(self._events["step"][own][::-1], return_index=True)
+            begins = dict(zip(generations.tolist(), own[first].tolist(), strict=True))
+            self._known[rank, reducer] = begins, dict(zip(steps.tolist(), own[::-1][last].tolist(), strict=True))
+        return self._known[rank, reducer]
 
 
 def _in_order(
