@@ -114,21 +114,31 @@ def _measured(backend: str, figures: Sequence[noise.Figure], keep: bool) -> dict
     return {"mode": "lines+markers", "line": line, "marker": marker, **points(figures, keep)}
 
 
-def _scaling(found: Mapping[str, Any], keep: bool) -> Panels:
-    measured, simulated = of_model(found, "rows"), of_model(found, "simulated")
-    panels = Panels(list(measured), [f"{name}, the paper's cluster" for name in simulated])
+def _measured_lines(
+    panels: Panels, measured: Mapping[str, Sequence[Mapping[str, Any]]], x: str, y: str, told: str, keep: bool
+) -> None:
+    """A line for each backend, in a panel for each model; when pointed at, a ratio tells its ms, ms what is saved."""
     for number, rows in enumerate(measured.values(), 1):
         for backend in dict.fromkeys(row["backend"] for row in rows):
             chosen = [row for row in rows if row["backend"] == backend]
+            beside = [row["ms"]["median"] if y == "ratio" else 100 * (1 - row["ratio"]["median"]) for row in chosen]
             panels.made.add_scatter(
-                x=[row["world"] for row in chosen],
-                **_measured(backend, [row["ratio"] for row in chosen], keep),
-                customdata=[row["ms"]["median"] for row in chosen],
-                hovertemplate="%{x} ranks: %{y:.2f} of one rank's, %{customdata:.1f} ms<extra>" + backend + "</extra>",
+                x=[row[x] for row in chosen],
+                **_measured(backend, [row[y] for row in chosen], keep),
+                customdata=beside,
+                hovertemplate=told + "<extra>" + backend + "</extra>",
                 **panels.named(f"{backend}, measured"),
                 row=1,
                 col=number,
             )
+
+
+def _scaling(found: Mapping[str, Any], keep: bool) -> Panels:
+    measured, simulated = of_model(found, "rows"), of_model(found, "simulated")
+    panels = Panels(list(measured), [f"{name}, the paper's cluster" for name in simulated])
+    _measured_lines(
+        panels, measured, "world", "ratio", "%{x} ranks: %{y:.2f} of one rank's, %{customdata:.1f} ms", keep
+    )
     for number, (model, rows) in enumerate(simulated.items(), 1):
         for backend in dict.fromkeys(row["backend"] for row in rows):
             chosen = [row for row in rows if row["backend"] == backend]
@@ -153,18 +163,7 @@ def _scaling(found: Mapping[str, Any], keep: bool) -> Panels:
 def _skipping(found: Mapping[str, Any], keep: bool) -> Panels:
     measured, simulated = of_model(found, "rows"), of_model(found, "simulated")
     panels = Panels(list(measured), [f"{name}, the paper's cluster" for name in simulated])
-    for number, rows in enumerate(measured.values(), 1):
-        for backend in dict.fromkeys(row["backend"] for row in rows):
-            chosen = [row for row in rows if row["backend"] == backend]
-            panels.made.add_scatter(
-                x=[row["every"] for row in chosen],
-                **_measured(backend, [row["ms"] for row in chosen], keep),
-                customdata=[100 * (1 - row["ratio"]["median"]) for row in chosen],
-                hovertemplate="every %{x}: %{y:.1f} ms, %{customdata:.0f} % saved<extra>" + backend + "</extra>",
-                **panels.named(f"{backend}, measured"),
-                row=1,
-                col=number,
-            )
+    _measured_lines(panels, measured, "every", "ms", "every %{x}: %{y:.1f} ms, %{customdata:.0f} % saved", keep)
     for number, (model, rows) in enumerate(simulated.items(), 1):
         for backend in dict.fromkeys(row["backend"] for row in rows):
             for every, colour in _OF_EVERY.items():
