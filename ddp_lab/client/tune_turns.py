@@ -186,8 +186,6 @@ class LiveTurns(Turns):
 
     def _switch(self, setting: Setting) -> int:
         """Returns the first step that the model trains with the setting."""
-        if self._change(setting) and not self.training:  # nobody would make the change
-            raise TrainingEnded("Training ended.")
         change = self._begin(setting)
         if not change:
             return self._last_step + 1
