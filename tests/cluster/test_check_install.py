@@ -26,7 +26,18 @@ def test_this_installation_works() -> None:
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"]) == (0, True), found
     assert {one["name"] for one in found["checks"]} >= {
-        *("Python", "packages", "torch", "extension", "JupyterLab", "/dev/shm", "loopback", "open files", "cluster")
+        *(
+            "Python",
+            "packages",
+            "torch",
+            "extension",
+            "JupyterLab",
+            "tools",
+            "/dev/shm",
+            "loopback",
+            "open files",
+            "cluster",
+        )
     }
     assert "2 ranks started" in _of(found["checks"], "cluster")["found"]
     assert _of(found["checks"], "JupyterLab")["state"] == "ok"
@@ -71,3 +82,11 @@ def test_a_widget_extension_that_the_server_does_not_see(monkeypatch: pytest.Mon
     assert found.state == "failed"
     assert "does not see anywidget" in found.found
     assert "labextension list" in found.remedy
+
+
+def test_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where no program is found, a clone is told what compiles and tests it, and that using it needs neither."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = check_install.tools()
+    assert (found.state, found.found) == ("warning", "g++ not here, Chromium not here")
+    assert found.remedy.startswith("Only to build and test: g++ compiles the extension (Debian: apt install g++)")

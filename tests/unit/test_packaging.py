@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -44,6 +45,14 @@ if __name__ == "__main__":
     assert (Path(sys.prefix) / "share/jupyter/labextensions/ddp_lab/package.json").exists()
     print("averaged on two ranks")
 """
+
+
+# What a JupyterLab of the environment loads.
+_LAB_EXTENSIONS = """
+from jupyter_core.paths import jupyter_path
+from jupyterlab_server.config import get_federated_extensions
+extensions = get_federated_extensions(jupyter_path("labextensions"))
+""".strip()
 
 
 EXTENSIONS = """
@@ -164,10 +173,16 @@ def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
     python = clean_environment(tmp_path / "venv")
     alone = python.parent
     release = torch.__version__.split("+")[0]
-    call(python, "-m", "pip", "install", "--quiet", f"torch=={release}", wheel, cwd=tmp_path, path=alone)
+    call(
+        python, "-m", "pip", "install", "--quiet", f"torch=={release}", f"{wheel}[notebooks]", cwd=tmp_path, path=alone
+    )
     assert "works with torch" in call(python, "-c", SMOKE, cwd=tmp_path, path=alone)
     (tmp_path / "smoke.py").write_text(CLUSTER)
     assert "averaged on two ranks" in call(python, "smoke.py", cwd=tmp_path, path=alone)
+    found = call(python, "-m", "ddp_lab", "check-install", "--json", cwd=tmp_path, path=alone)
+    assert {one["name"]: one["state"] for one in json.loads(found)["checks"]}["JupyterLab"] == "ok", found
+    seen = f"{_LAB_EXTENSIONS}\nprint('ddp_lab' in extensions)"
+    assert call(python, "-c", seen, cwd=tmp_path, path=alone).split() == ["True"]
 
 
 WITHOUT_TORCH = """
