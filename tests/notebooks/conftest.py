@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from .running import KERNEL_ENVIRONMENT
+from .judging import executed
+from .running import KERNEL_ENVIRONMENT, LESSONS, Notebook
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +27,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, folder
+
+
+@pytest.fixture(scope="module")
+def lesson(request: pytest.FixtureRequest) -> Notebook:
+    """The lesson that the module `test_lesson_NN` is about, run with its wrong answers, `WRONG`, and the solutions."""
+    number = request.module.__name__.rpartition("_")[2]
+    [found] = [path.stem for path in LESSONS if path.stem.startswith(f"{number}_")]
+    return executed(found, request.module.WRONG)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 WRONG = {
     "1": {"%%distributed\npart = sum(numbers[:100])": "together"},
@@ -16,11 +14,6 @@ WRONG = {
         "%%distributed\nmean = 1.0": "should be",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("01_ranks_and_cells", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _MEET = "%%distributed\ndef meet(store, name):\n"
 _POSTBOX = "%%distributed\nclass Mine(Postbox):\n    def allreduce(self, tensors, opts=None):\n"
@@ -32,11 +30,6 @@ WRONG = {
         _POSTBOX + _BROKEN + _RETURN + _REGISTER: "DDP's gradients are",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("02_process_groups", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

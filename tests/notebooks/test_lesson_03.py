@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _PASS_ON = "%%distributed\ndef pass_on(outgoing, incoming, group=None):\n    "
 _RING = """%%distributed
@@ -38,11 +36,6 @@ WRONG = {
         _RING + "        if rank:\n            pass_on(parts[0], parts[1])": "waits for a part that nobody passes on",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("03_collectives_by_hand", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

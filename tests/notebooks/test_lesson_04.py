@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _BY_HAND = "%%distributed --ranks 0\ndef forward_by_hand(model, x):\n"
 _SCATTER = "    pieces, keywords = model.scatter((x,), {}, model.device_ids)\n"
@@ -38,11 +36,6 @@ WRONG = {
         _COUNTING.format("self.seen = []", "self.seen.append(1)", "sum(self.seen)"): "counted by exactly one replica",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("04_data_parallel_from_the_inside", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

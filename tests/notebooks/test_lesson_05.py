@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _AVERAGE = (
     "%%distributed\ndef average(self):\n    for p in self.network.parameters():\n{}\n"
@@ -27,11 +25,6 @@ WRONG = {
         "%%distributed\nweight = samples": "is not it",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("05_data_parallel_in_fifty_lines", WRONG)
 
 
 def _differences(lesson: running.Notebook, cell: str, of: str) -> list[float]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _AVERAGE = "%%distributed\ndef average(gradients):\n"
 _READY = "%%distributed\ndef on_ready(states, launch):\n"
@@ -35,11 +33,6 @@ WRONG = {
         "late_rank, late_bucket = 0, 3": "late already",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("06_buckets_and_overlap", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _MAKE = "%%distributed\ndef make_model():\n    heads = TwoHeads()\n    {}\n    return {}"
 _DIRECT = (
@@ -33,11 +31,6 @@ WRONG = {
         _DIRECT: "block ran 3 times a step",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("07_unused_parameters_and_static_graph", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

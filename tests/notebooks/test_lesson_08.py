@@ -6,10 +6,9 @@ import ast
 import re
 
 import numpy as np
-import pytest
 
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _ACCUMULATE = """%%distributed
 def accumulate(model, optimizer, pieces):
@@ -53,11 +52,6 @@ WRONG = {
         _EPOCH.format("True", *_WHOLE[1:], _ZERO, "pass"): "10 backwards met",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("08_accumulation_and_uneven_inputs", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _BF16 = """%%distributed
 def bf16(state, bucket):
@@ -41,11 +39,6 @@ WRONG = {
         _LATER.format("pass", ".clone()", "", "top_k"): "Is the old rest added first",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("09_comm_hooks", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

@@ -12,7 +12,7 @@ import pytest
 import ddp_lab
 
 from . import running
-from .judging import LESSONS, executed, judge
+from .judging import LESSONS, judge
 
 _1 = 'run_1, run_2, late_rank, late_bucket = "{}", "{}", {}, {}'
 _2 = 'run_3, run_4, late_rank = "{}", "{}", {}'
@@ -44,11 +44,6 @@ WRONG = {
         _3.format("unused parameters", "tiny buckets", "layer3.weight"): "comes in every step",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("10_reading_the_timeline", WRONG)
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _COUNT = (
     "%%distributed\ntotal = torch.zeros(1)\nfor batch in {}:\n    counted = torch.ones(1){}\n    total += counted\n"
@@ -23,11 +21,6 @@ WRONG = {
         "stuck_rank, stuck_in = 1, 'load'": "which line calls wait_a_little",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("11_why_does_my_cell_hang", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _EFFICIENCY = "def efficiency(n):\n    step = {m: lab.simulate(world_size=m).step_ms for m in (1, 2, n)}\n    return "
 _TURN = """%%distributed
@@ -34,11 +34,6 @@ WRONG = {
         _TURN.format("", "groups[bucket.index() % 3]"): "no longer the averages",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("12_scaling", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from . import running
-from .judging import executed, judge
+from .judging import judge
 
 _KEEP = (
     "%%distributed\nmodel = wrapped(gradient_as_bucket_view=True)\n"
@@ -36,11 +36,6 @@ WRONG = {
         + "optimizer.consolidate_state_dict(to=0)\n    return optimizer.state_dict() if rank == 0 else 0": "else every",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def lesson() -> running.Notebook:
-    return executed("13_memory_and_speed", WRONG)
 
 
 def test_checks(lesson: running.Notebook) -> None:

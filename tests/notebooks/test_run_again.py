@@ -64,8 +64,10 @@ def test_run_all_after_a_restart(kernel: tuple[KernelManager, Any], nothing_left
 
 
 def test_run_all_again_on_a_detached_cluster(kernel: tuple[KernelManager, Any], nothing_left: None) -> None:
-    """`%cluster start --detach --name` finds the cluster that outlived the kernel, `list` and `attach` show it, and what
-    is on the ranks is kept."""
+    """`%cluster start --detach --name` finds the cluster that outlived the kernel, `list` and `attach` show it.
+
+    What is on the ranks is kept.
+    """
     manager, client = kernel
     assert "`%cluster attach again` finds it again, for 60 s after the last client has gone" in run_all(
         client, DETACHED
