@@ -21,6 +21,7 @@ _PUBLIC = {
     "DdpLabError": "errors",
     "DistributedDataParallel": "parallel.ddp",
     "ExtensionError": "errors",
+    "LinkModel": "insight.link_model",
     "RankFailure": "errors",
     "ScheduleError": "errors",
     "Timeline": "client.timeline",
@@ -45,6 +46,7 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
     "DdpLabError",
     "DistributedDataParallel",
     "ExtensionError",
+    "LinkModel",
     "RankFailure",
     "ScheduleError",
     "Timeline",
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from .client.timeline import Timeline
     from .engine.restore import restore_from
     from .errors import CellError, ClusterError, DdpLabError, ExtensionError, RankFailure, ScheduleError
+    from .insight.link_model import LinkModel
     from .parallel import recording
     from .parallel.data_parallel import DataParallel, data_parallel
     from .parallel.ddp import DistributedDataParallel

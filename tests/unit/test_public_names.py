@@ -26,6 +26,7 @@ def test_public_names_are_frozen() -> None:
         "DdpLabError",
         "DistributedDataParallel",
         "ExtensionError",
+        "LinkModel",
         "RankFailure",
         "ScheduleError",
         "Timeline",

@@ -16,13 +16,16 @@ The way of a figure: `on_ranks` measures, on all ranks of the default group at t
 what one or several sets of processes returned, with what is simulated and published beside them; `picture` draws them.
 `measure` starts fresh sets of processes for it; the notebooks `paper_*.ipynb` call `on_ranks` in a cell.
 
+`hardware` is the paper's cluster and models, for the simulator.
+
 This package imports torch on the ranks alone, so that a notebook's kernel can use it.
 """
 
 from __future__ import annotations
 
+from ...insight import paper_hardware as hardware
 from .figures import FIGURES, on_ranks, picture, result, table
 from .measuring import main, measure
 from .settings import Settings
 
-__all__ = ["FIGURES", "Settings", "main", "measure", "on_ranks", "picture", "result", "table"]
+__all__ = ["FIGURES", "Settings", "hardware", "main", "measure", "on_ranks", "picture", "result", "table"]
