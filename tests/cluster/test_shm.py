@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ WAITING = (
     "collective of a user's group",
     "backward with buckets in flight",
 )
+THREADS_OF_A_GROUP = 2  # of the Gloo group within
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,18 @@ def test_interrupts_free_who_waits(lab: Lab, name: str) -> None:
     interrupted(lab, STATES[name])
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
     assert lab.values("os.getpid(), kept") == before
+
+
+def test_interrupts_leave_no_group(lab: Lab) -> None:
+    """A group goes with the collective that was interrupted in it: not even its threads stay."""
+    held = []
+    for _ in range(4):
+        interrupted(lab, STATES[WAITING[0]])
+        lab.sum_of_ones()
+        lab.run("import gc; gc.collect()")
+        tasks = Path(f"/proc/{lab.pids()['rank 0']}/task").iterdir()
+        held.append(sum((task / "comm").read_text() == "pt_gloo_runloop\n" for task in tasks))
+    assert held[-1] - held[0] < 3 * THREADS_OF_A_GROUP, held  # the last error's may be there at any time
 
 
 def test_an_error_frees_the_others(lab: Lab) -> None:

@@ -1,6 +1,7 @@
 #include "comm/shared_memory/backend.h"
 
 #include <pthread.h>
+#include <pybind11/pybind11.h>
 #include <unistd.h>
 
 #include <utility>
@@ -85,11 +86,14 @@ Backend::Pointer Backend::give(c10d::OpType kind, const char* title, const Tenso
   if (!asynchronous && !executing_ && queue_.empty()) {
     executing_ = true;
     lock.unlock();
-    execute(task, true);
+    const std::exception_ptr interrupted = execute(task, true);
     lock.lock();
     executing_ = false;
     if (!queue_.empty()) {
       changed_.notify_one();
+    }
+    if (interrupted) {
+      std::rethrow_exception(interrupted);
     }
     return work;
   }
@@ -101,20 +105,25 @@ Backend::Pointer Backend::give(c10d::OpType kind, const char* title, const Tenso
   return work;
 }
 
-void Backend::execute(Task& task, bool interruptible) {
+std::exception_ptr Backend::execute(Task& task, bool interruptible) {
   const auto deadline = std::chrono::steady_clock::now() + task.timeout;
   FlightLog::of_process().reached(task.flight, Flight::State::kStarted);
   std::exception_ptr error;
+  std::exception_ptr interrupted;
   try {
     task.run({deadline, task.timeout, interruptible ? look_for_signals : nullptr});
   } catch (const GroupError& failed) {
     error = std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, failed.what()));
+  } catch (const pybind11::error_already_set&) {  // see [Note: who holds an interrupt]
+    interrupted = std::current_exception();
+    error = std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, "shm: the operation was interrupted"));
   } catch (...) {
     error = std::current_exception();
   }
   task.run = nullptr;
   FlightLog::of_process().reached(task.flight, Flight::State::kEnded);
   task.work->end(error);
+  return interrupted;
 }
 
 void Backend::serve() {

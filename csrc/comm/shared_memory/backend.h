@@ -9,6 +9,11 @@
 // They run at once, before what is queued: the same place in all ranks' order that they have where the future had ended
 // before anything was chained to it, and the caller itself calls them. Where one waits for a work that is still queued,
 // the worker executes the queue first.
+//
+// [Note: who holds an interrupt]
+// An interrupt is a Python exception: by its traceback it holds the frames that it went through, and so what called the
+// operation: the work, and the group. A work that held it would be held by itself, in a circle that Python's collector
+// can't see. So the caller gets the interrupt, and the work an error in words.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,6 +21,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -97,7 +103,8 @@ class Backend : public c10d::Backend, public PiecewiseBackend {
   Pointer exchange(const char* title, const Tensors& shown, Tensors inputs, Tensors outputs, Tensors result,
                    const c10d::AllToAllOptions& options);
   Pointer forwarded(c10d::OpType kind, const char* title, const Tensors& inputs, Pointer work) const;
-  void execute(Task& task, bool interruptible);
+  // Returns the interrupt that ended it, for who called it.
+  std::exception_ptr execute(Task& task, bool interruptible);
   void serve();
   void execute_first(std::unique_lock<std::mutex>& lock);
 
