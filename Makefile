@@ -12,13 +12,14 @@ MPICXX ?= mpicxx
 MPI_TAG := $(if $(MPICXX),$(if $(wildcard $(addsuffix /mpi.h,$(shell $(MPICXX) --showme:incdirs 2>/dev/null) /usr/include)),-mpi))
 BUILT := $(VENV)/.built-$(TORCH_TAG)$(MPI_TAG)
 DOCS := build/docs
+EXECUTED := build/executed
 SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 # One ninja for all builds: another version would compile everything again.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test soak lab check docs site format bench-record browser hosts clean mpi wheel
+.PHONY: build demo test soak lab check docs outputs site format bench-record browser hosts clean mpi wheel
 
 build: $(BUILT)  ## set up .venv and compile the extensions
 
@@ -50,12 +51,17 @@ demo: build  ## the main job: train on a cluster of ranks, write build/demo/quic
 lab: build  ## JupyterLab with the notebooks and tutorials
 	$(BIN)/ddp-lab lab
 
-docs: build site  ## the documentation site, in build/docs
+docs: build outputs  ## the documentation site, in build/docs, with what the cells of its notebooks show
+	@$(MAKE) --no-print-directory site
 
-# Without the set-up, for a test. Names and links that lead nowhere are errors; nothing is fetched.
+# Runs the notebooks whose cells have changed.
+outputs: build
+	@$(BIN)/python tutorials/site/outputs.py $(EXECUTED)
+
+# Without the set-up and without running anything. Names and links that lead nowhere are errors; nothing is fetched.
 site:
 	@rm -rf $(DOCS)
-	$(BIN)/python -m sphinx -q -W --keep-going -n -j 2 -c tutorials/site -d $(DOCS)/.doctrees . $(DOCS)
+	$(BIN)/python -m sphinx -q -W --keep-going -n -j 2 -c tutorials/site -D executed=$(EXECUTED) -d $(DOCS)/.doctrees . $(DOCS)
 	@echo "the first page is $(DOCS)/index.html"
 
 # The browser tests drive Debian's Chromium.

@@ -211,7 +211,13 @@ def _style(
     title = f"{module}: step {frame.step}" if module else f"step {frame.step}"
     axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GREY}
     figure.update_layout(
-        title={"text": f"Bucket timeline of {plotly_text(title)}", "font": {"size": 15}},
+        title={
+            "text": f"Bucket timeline of {plotly_text(title)}",
+            "font": {"size": 15},
+            "y": 1,  # above the legend, whose lines are more where there is less width
+            "yanchor": "top",
+            "pad": {"t": 12},
+        },
         barmode="overlay",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

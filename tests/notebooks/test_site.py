@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
+import nbformat
 import pytest
 
 pytestmark = pytest.mark.timeout(900)  # a quarter of a minute where nothing else runs
@@ -43,10 +45,14 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    """The pages that `make docs` builds, once its set-up is done, by path."""
+def pages(demo: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
+    """The pages that `make site` builds, by path. Of all notebooks one was run: the quickstart, by the demo."""
     folder = tmp_path_factory.mktemp("site") / "docs"
-    command = ["make", "--no-print-directory", "site", f"DOCS={folder}", f"BIN={Path(sys.executable).parent}"]
+    run = folder.parent / "executed" / "notebooks" / "quickstart.ipynb"
+    run.parent.mkdir(parents=True)
+    shutil.copy(demo[1] / "quickstart.ipynb", run)
+    places = [f"DOCS={folder}", f"EXECUTED={run.parents[1]}", f"BIN={Path(sys.executable).parent}"]
+    command = ["make", "--no-print-directory", "site", *places]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=850)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
@@ -85,6 +91,37 @@ def test_lessons_are_pages_with_folded_solutions(pages: dict[Path, Page]) -> Non
         page = by_name[f"{notebook.parent.name}/{notebook.stem}.html"]
         solutions = len(set(re.findall(r'"solution-(\d+)"', notebook.read_text(encoding="utf-8"))))
         assert page.text.count("Show the solution") == solutions, notebook
+
+
+def test_a_page_has_what_its_notebook_showed(pages: dict[Path, Page]) -> None:
+    """Printed lines, plotly figures that work with a script of the site, and pictures in the place of live views."""
+    [page] = [page for path, page in pages.items() if path.name == "quickstart.html"]
+    assert "held-out accuracy" in page.text
+    assert page.parts.count("../_static/plotly.min.js") == 1
+    assert page.text.count("Plotly.newPlot(") == 2
+    assert page.text.count('src="data:image/svg+xml;base64,') == 1
+    assert "widget-view" not in page.text
+    assert "the live view; its last picture follows" not in page.text
+
+
+def test_a_run_of_other_cells_is_not_shown(tmp_path: Path) -> None:
+    """A notebook that has changed since it was run is run again, and a cell that fails leaves no run."""
+    source, run = tmp_path / "notebooks" / "one.ipynb", tmp_path / "executed" / "notebooks" / "one.ipynb"
+    source.parent.mkdir()
+    code = f"import sys; sys.path.insert(0, {str(SITE)!r}); import outputs; from pathlib import Path; "
+    code += f"outputs._ROOT = Path({str(tmp_path)!r}); outputs.main(Path({str(run.parents[1])!r}))"
+
+    def build(cell: str) -> subprocess.CompletedProcess[str]:
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), source)
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200)
+
+    assert "running notebooks/one.ipynb: " in build("print(6 * 7)").stdout
+    assert nbformat.read(run, 4).cells[0].outputs[0].text == "42\n"
+    assert build("print(6 * 7)").stdout == ""
+    failed = build("1 / 0")
+    assert failed.returncode != 0
+    assert "ZeroDivisionError" in failed.stderr
+    assert nbformat.read(run, 4).cells[0].source == "print(6 * 7)"
 
 
 def test_public_names_are_documented(pages: dict[Path, Page]) -> None:

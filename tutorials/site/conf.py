@@ -2,7 +2,7 @@
 
 Its source folder is the root of the project, so that README.md, ARCHITECTURE.md and the lessons are pages as they are,
 and a link from one to the other is the same in the repository and on the site. `parts.py` adds the rest: links to
-source files, folded solutions, formulas without a script.
+source files, folded solutions, formulas without a script; `outputs.py`, what cells have shown.
 """
 
 import ast
@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-sys.path.insert(0, str(_HERE))  # parts.py
+sys.path.insert(0, str(_HERE))
+
+import outputs  # noqa: E402
 
 _PACKAGE = ast.parse((_HERE.parents[1] / "ddp_lab" / "__init__.py").read_text(encoding="utf-8"))
 
@@ -29,8 +31,9 @@ highlight_language = "none"
 default_role = "name"  # of parts.py: a link where the name is documented, else just code
 
 # -- pages from Markdown and notebooks
-nb_execution_mode = "off"  # the tests run them, on real clusters
+nb_execution_mode = "off"  # outputs.py has run them, on real clusters
 nb_ipywidgets_js = {}  # would be fetched from the network
+nb_render_error_lexer = "none"  # errors of ranks are not plain tracebacks
 nb_code_prompt_show = "Show the solution"
 nb_code_prompt_hide = "Hide the solution"
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
@@ -61,7 +64,7 @@ nitpick_ignore_regex = [
 # elsewhere. (pydata-sphinx-theme has them in its wheel, too, but brings Bootstrap and Font Awesome along.)
 html_theme = "furo"
 html_title = f"ddp_lab {version}"
-html_static_path = ["site.css"]
+html_static_path = ["site.css", str(outputs.PLOTLY)]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False

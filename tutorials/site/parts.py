@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from unittest.mock import patch
 
+import outputs
 from docutils import nodes
 from docutils.utils.math import latex2mathml
 from pygments.lexer import inherit
@@ -38,9 +39,13 @@ _REDIRECT = """<!doctype html>
 
 
 def on_source_read(app, docname, content):
-    """Folds the solutions of a lesson; puts the named part of README.md into a page."""
+    """Folds solutions, and takes the outputs of a run; puts the named part of README.md into a page."""
     if app.env.doc2path(docname).suffix == ".ipynb":
         notebook = json.loads(content[0])
+        run = _ROOT / app.config.executed / f"{docname}.ipynb"
+        app.env.note_dependency(str(run))
+        if outputs.of_run(notebook, run):
+            outputs.take(notebook, run, "../" * docname.count("/"))
         for cell in notebook["cells"]:
             tags = cell["metadata"].get("tags", [])
             if "solution" in tags:
@@ -182,6 +187,7 @@ def first_page(app, exception):
 
 
 def setup(app):
+    app.add_config_value("executed", "build/executed", "env", str)
     app.connect("source-read", on_source_read)
     app.connect("env-purge-doc", forget)
     app.connect("env-merge-info", merge)
