@@ -19,7 +19,7 @@ from . import collective_picture, esm, pictures, what_if_picture
 from .collectives import CollectiveStage, no_ranks
 from .commands import Commands
 from .controls import Controls
-from .displayed import Displayed
+from .displayed import Displayed, nothing_yet
 from .inspections import Comparison
 from .live import Refresher, receive_while_busy
 from .overhead import Overhead
@@ -56,10 +56,7 @@ VIEWS = (
 )
 _TABS = (("timeline", "sync"), *((name,) for name in VIEWS[2:]))
 _OF_RANKS = ("step", "rehearsal", "collectives")  # without ranks there is nothing in them
-_NOTHING = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell."
-_NOTHING_WITHOUT_RANKS = "No step recorded yet: train with ddp_lab.DistributedDataParallel."
-_NOTHING_PLAYED = "No step yet: the replay has not come to one."
-_NOTHING_RECORDED = "No step was recorded."
+_OF_STEPS = ("findings", "late", "readiness", "norms")  # traits that are told of steps
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._saved_version = -1
         self._generations: object = None
         self._ranks_at = 0.0
-        self._nothing = _nothing(timeline, cluster, player)
+        self._nothing = nothing_yet(timeline, cluster, player)
         means = {"compare": request_inspection, "link": link, "control": cluster}
         super().__init__(
             token=uuid.uuid4().hex[:12],
@@ -307,7 +304,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         changed = version != self._shown_version
         if changed:
             self._shown_version = version
-            self._feed.take()
+            if self._feed.take():
+                self._slow.forget()
+                self._show({name: {} for name in _OF_STEPS})
             self._show_assignments()
         if force or now - self._ranks_at >= _RANKS_SECONDS:
             self._ranks_at = now
@@ -400,12 +399,3 @@ def of_recording(timeline: Timeline, views: Sequence[str] = (), player: Player |
     if not views:
         made.tabs = [names for names in made.tabs if names[0] not in _OF_RANKS]
     return made
-
-
-def _nothing(timeline: Timeline, cluster: object, player: object) -> str:
-    """What is said while there is no step."""
-    if player is not None:
-        return _NOTHING_PLAYED
-    if timeline.recorded:
-        return _NOTHING_RECORDED
-    return _NOTHING_WITHOUT_RANKS if cluster is None else _NOTHING

@@ -44,6 +44,10 @@ class SlowFacts:
             self._looks[page] = (tuple(views), reducer)
         self._next = 0.0
 
+    def forget(self) -> None:
+        """What was returned is no longer true: the timeline was cleared."""
+        self._next, self._done = 0.0, None
+
     def update(self, *, force: bool = False) -> dict[str, dict[str, Any]]:
         """Returns what is new, by the name of the trait that it belongs to.
 

@@ -116,6 +116,18 @@ def test_a_change_that_was_recorded_is_compared(recording: BarePage) -> None:
     assert not recording.page.get_by_role("button", name="Apply").is_visible()
 
 
+def test_collectives_need_ranks(browser: Browser) -> None:
+    """Asked for by name, the view of collectives says that there are no ranks, and offers nothing to run."""
+    context = browser.new_context()
+    made = BarePage(context.new_page(), Timeline(), views=["collectives"])
+    try:
+        made.says(".ddp-collectives", "collectives need a live cluster")
+        assert not made.page.locator(".ddp-collectives").get_by_role("button").count()
+    finally:
+        made.close()
+        context.close()
+
+
 def test_a_step_that_was_chosen_is_forgotten(replay: tuple[BarePage, list[float]]) -> None:
     """After the replay has gone back, a step that has not happened is not shown, and before the first one none."""
     page, now = replay

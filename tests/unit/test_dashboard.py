@@ -152,6 +152,18 @@ def test_a_cleared_timeline_begins_anew(make: Made) -> None:
     assert dashboard.sent[-1][0]["steps"][0]["buckets"] == 5
 
 
+def test_a_cleared_timeline_has_no_findings(make: Made) -> None:
+    """What was found in steps that are forgotten is forgotten, too, also before there are others."""
+    timeline, training = Timeline(), Training(delays={(1, 1): 9.0})
+    for step in range(20):
+        training.feed(timeline, step, 10**12 + step * 10**8)
+    dashboard: Any = make(timeline)
+    dashboard._receive(dashboard, {"type": "look", "id": "page", "views": ["findings", "stragglers"], "reducer": 0}, [])
+    wait_until(lambda: dashboard.findings.get("items") and dashboard.late.get("places"), 10, "findings")
+    timeline.clear()
+    wait_until(lambda: (dashboard.findings, dashboard.late) == ({}, {}), 10, "none")
+
+
 def test_stopped_it_keeps_its_steps(make: Made) -> None:
     """After `stop` the last steps are in a trait, nothing new is followed, and no thread is left."""
     timeline, training = Timeline(), Training()
