@@ -214,8 +214,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self.snapshot()
         self._frozen = True
         self._controls.stop()
-        self._show({**self._controls.traits(), "playback": {}})
+        self._show(self._controls.traits())
         self._refresher.stop()
+        self._show({"playback": {}})  # what has ended offers nothing to play
 
     def close(self) -> None:
         """Stops, and removes the live view from the notebook."""

@@ -134,11 +134,12 @@ export class SyncView {
 }
 
 // GB/s, as the column's head says; what is below 10 MB/s bears a unit of its own: its digits would not fit otherwise.
-export function rate(value) {
+function rate(value) {
   const rounded = Number(value.toPrecision(2));
   if (!(rounded > 0 && rounded < 0.01)) return significant(value);
   const [unit, factor] = [["MB/s", 1e3], ["kB/s", 1e6], ["B/s", 1e9]].find(([, one]) => rounded * one > 0.999) ?? ["B/s", 1e9];
-  return `${Number((value * factor).toPrecision(2))} ${unit}`;
+  const number = (value * factor).toPrecision(2);
+  return `${number.includes("e") ? Number(number) : number} ${unit}`;
 }
 
 // A ring of n ranks moves so many times the buffer over each link.
