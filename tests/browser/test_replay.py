@@ -153,13 +153,16 @@ def test_the_bar_lets_go(replay: tuple[BarePage, list[float]]) -> None:
     box = slider.bounding_box()
     assert box is not None
     (left, y), right = (box["x"] + 8, box["y"] + box["height"] / 2), box["x"] + box["width"] - 8
-    mouse = page.page.mouse
+    mouse, asked = page.page.mouse, []
+    page.dashboard._commands.on("player", asked.append)
     mouse.move(left, y)
     mouse.down()
     mouse.move(right, y)
     mouse.move(box["x"] - 20, y)
     mouse.up()
-    page.pump()
+    page.until(lambda: asked, "the end of the move")
+    assert asked == [{"type": "player", "position": 0}]
+    page.dashboard._commands.on("player", page.dashboard.player.obey)
     page.dashboard.player.seek(0.95)
     now[0] += 1
     page.says(".ddp-played", "0.95 of 1.9")
