@@ -124,10 +124,10 @@ class Attached:
             raise ClusterError(f"the job is no longer followed: {self._error}") from self._error
 
     def dashboard(self) -> Dashboard:
-        """The live dashboard of the job."""
-        from ..widgets.dashboard import Dashboard
+        """The live dashboard of the job; it has no controls, for it does not touch the ranks."""
+        from ..widgets import dashboard
 
-        return Dashboard(self.timeline)
+        return dashboard.of_recording(self.timeline)
 
     def close(self) -> None:
         """Ends the connection; the timeline stays as it is. The job goes on."""

@@ -49,6 +49,7 @@ class Player:
         self._lock = threading.RLock()
         self._clock = clock
         self._status = {rank: about["status"] for rank, about in saved.ranks.items()}
+        self._dropped = {rank: int(about["dropped"]) for rank, about in saved.ranks.items()}
         self._ranks, self._events = _in_order(saved.chunks)
         gaps = np.diff(self._events["host_ns"], prepend=self._events["host_ns"][:1])
         self._due = np.cumsum(np.clip(gaps, 0, _LONGEST_PAUSE_NS)) / 1e9
@@ -141,7 +142,7 @@ class Player:
     def _begin(self) -> None:
         """Empties the timeline, but for what is known of the ranks."""
         self._fed = self._says = 0
-        self._counts = dict.fromkeys(self._status, 0)
+        self._counts = dict(self._dropped)  # where a rank's first event is numbered so, as many are counted as lost
         self.timeline.clear()
         for rank, status in self._status.items():
             self.timeline.set_status(rank, {**status, "session": 0})

@@ -201,10 +201,15 @@ def _problem_html(problem: HookProblem) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    def line(cells: Sequence[str], tag: str, style: str) -> str:
+        opened = [f"<{tag} style='text-align:{'right' if index else 'left'};{style}'>" for index in range(len(cells))]
+        return (
+            f"<tr>{''.join(f'{one}{html.escape(cell)}</{tag}>' for one, cell in zip(opened, cells, strict=True))}</tr>"
+        )
 
-    return f"<table><thead>{line(head, 'th')}</thead><tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"
+    top = line(head, "th", "vertical-align:bottom")
+    body = "".join(line(row, "td", "white-space:nowrap") for row in rows)
+    return f"<div style='overflow-x:auto'><table><thead>{top}</thead><tbody>{body}</tbody></table></div>"
 
 
 _WIDTH, _HEIGHT = 420, 140

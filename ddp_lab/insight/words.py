@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["binary_size", "enumeration", "ms", "names", "size"]
+__all__ = ["binary_size", "counted", "enumeration", "ms", "names", "rate", "size"]
 
 
 def ms(value: float | None) -> str:
@@ -28,6 +28,16 @@ def binary_size(count: float) -> str:
         if count >= factor:
             return f"{count / factor:.4g} {unit}"
     return f"{count:.0f} B"
+
+
+def rate(gb_s: float) -> str:
+    """GB/s (10⁹ bytes), below 0.01 in the largest unit that fits: as the dashboard's table has it."""
+    return f"{gb_s:.3g} GB/s" if gb_s >= 0.01 else f"{size(1e9 * gb_s)}/s"
+
+
+def counted(count: int, noun: str) -> str:
+    """``"1 element"``, ``"2,464 elements"``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def enumeration(parts: Sequence[str]) -> str:

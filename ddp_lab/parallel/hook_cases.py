@@ -9,6 +9,8 @@ from typing import Literal
 
 import torch
 
+from ..insight.words import counted
+
 __all__ = ["Case", "cases"]
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -49,7 +51,7 @@ class Case:
         """What messages call it."""
         content = "" if self.content == "random" else f", {self.content}"
         flight = f", {self.buckets} in flight" if self.buckets > 1 else ""
-        return f"{str(self.dtype).removeprefix('torch.')}, {self.numel:,} elements{content}{flight}"
+        return f"{str(self.dtype).removeprefix('torch.')}, {counted(self.numel, 'element')}{content}{flight}"
 
     def gradients(self, rank: int, bucket: int, device: torch.device) -> list[torch.Tensor]:
         """One rank's gradients of one bucket, of the case's shapes and dtype."""

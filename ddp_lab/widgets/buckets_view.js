@@ -51,9 +51,9 @@ export class BucketsView {
   }
 
   // readiness: of the kernel: {generation, ready: [ms by parameter], used: [share by parameter]} or undefined
-  // controls: {model, current, control, reconfiguration}: for the form
+  // controls: {model, current, control, reconfiguration, means}: for the form
   draw(record, assignment, selected, readiness, controls) {
-    this.form.draw(controls.model, controls.current, controls.control, controls.reconfiguration);
+    this.form.draw(controls.model, controls.current, controls.control, controls.reconfiguration, controls.means.control);
     this.chart.node.hidden = !assignment;
     if (!assignment) return setText(this.facts, "The ranks have not said yet which parameters the buckets hold.");
     const known = readiness?.generation === assignment.generation ? readiness : undefined;

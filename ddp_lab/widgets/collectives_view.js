@@ -62,11 +62,13 @@ export class CollectivesView {
     return made;
   }
 
-  // told: {state, text, number, shown, choices, sizes, bytes}, see collectives.py
+  // told: {state, text, number, shown, choices, sizes, bytes}, see collectives.py; no choices: there are no ranks
   draw(told) {
     if (!told?.choices) return;
     this.told = told;
-    this.fillControls(told);
+    const ranks = Object.keys(told.choices).length > 0;
+    this.ask_.hidden = !ranks;
+    if (ranks) this.fillControls(told);
     const text = `${told.number} ${told.state} ${told.text}`;
     const width = Math.floor(this.chart.clientWidth);
     this.run.disabled = told.state === "running";
@@ -260,8 +262,9 @@ function describe(shown, number) {
   return `Step ${number} of ${shown.steps.length}: ${messages}; what arrives ${step.adds ? "is added" : "replaces what was there"}. It took ${milliseconds(step.ms)} ms.`;
 }
 
-function sentence({ state, text, shown }) {
+function sentence({ state, text, shown, choices }) {
   if (state === "running") return text;
+  if (shown === null && !Object.keys(choices).length) return "There are no ranks here: collectives need a live cluster of this notebook.";
   if (shown === null) return "Nothing has been run yet: choose a collective and an algorithm, then “Run on the ranks”. It takes some milliseconds there.";
   const { collective, algorithm, ranks, bytes: size, steps } = shown;
   const title = `${collective} by ${algorithm} over ${count(ranks, "rank")}, ${bytes(size)} on each`;

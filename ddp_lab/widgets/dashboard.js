@@ -16,7 +16,6 @@ import { element, setText } from "./theme.js";
 import { TimelineView } from "./timeline_view.js";
 import { Toolbar } from "./toolbar.js";
 
-const EMPTY = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell.";
 const CALM_MS = 1000; // between two pictures of a live step for readers who prefer reduced motion
 const SPEAK_MS = 5000;
 const TABLES_MS = 200;
@@ -73,7 +72,7 @@ class View {
     this.alarm = new Alarm(actions);
     this.player = new PlayerBar(actions.send);
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
-    this.empty = element("p", { class: "ddp-empty" }, EMPTY);
+    this.empty = element("p", { class: "ddp-empty" }, this.model.get("means").nothing);
     this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
     this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.toolbar.node, this.panels.node, this.detail.node);
     this.root.append(this.notice, this.alarm.node, this.player.node, this.content, this.ranks.node, this.overhead.node, this.voice);
@@ -124,7 +123,10 @@ class View {
     this.presence.begin();
     this.looked();
     // Steps that are not shown change nothing in a picture of one step.
-    this.changed = (what) => (what === "steps" && this.timeline.mode === "one" ? this.request() : this.schedule());
+    this.changed = (what) => {
+      if (what === "reset") Object.assign(this, { record: null, step: null, following: true });
+      return what === "steps" && this.timeline.mode === "one" ? this.request() : this.schedule();
+    };
     this.store.listeners.add(this.changed);
     this.told = () => (this.later ??= setTimeout(() => this.catchUp(), Math.max(0, this.wroteAt + TABLES_MS - performance.now())));
     this.model.on("change", this.told);
@@ -235,7 +237,7 @@ class View {
     this.panels.draw({ record, records: record ? this.records() : [], bucket: this.bucket, ...facts });
     if (record === null) return;
     const info = this.bucket === null ? undefined : this.facts.bucket(record, this.bucket);
-    this.detail.draw(record, this.bucket, info, facts.inspection, this.facts.gradients(record, this.bucket));
+    this.detail.draw(record, this.bucket, info, facts.inspection, this.facts.gradients(record, this.bucket), facts.means.compare);
     this.label(record);
   }
 

@@ -19,7 +19,7 @@ from . import collective_picture, esm, pictures, what_if_picture
 from .collectives import CollectiveStage, no_ranks
 from .commands import Commands
 from .controls import Controls
-from .displayed import Displayed
+from .displayed import Displayed, nothing_yet
 from .inspections import Comparison
 from .live import Refresher, receive_while_busy
 from .overhead import Overhead
@@ -56,7 +56,7 @@ VIEWS = (
 )
 _TABS = (("timeline", "sync"), *((name,) for name in VIEWS[2:]))
 _OF_RANKS = ("step", "rehearsal", "collectives")  # without ranks there is nothing in them
-_NOTHING = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell."
+_OF_STEPS = ("findings", "late", "readiness", "norms")  # traits that are told of steps
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         status: returns a record for each rank (`Cluster.status`); called twice a second on the thread. None: what
             the ranks themselves reported to the timeline.
         request_inspection: asks the ranks for norm and checksum of a reducer's gradients after a step, and returns at
-            once; the answers come through the timeline. None: gradients can't be compared.
-        link: returns the `LinkModel` that was measured, None before; the gradient sync is compared with it.
+            once; the answers come through the timeline. None: comparing gradients is not offered.
+        link: returns the `LinkModel` that was measured, None before; the gradient sync is compared with it. None: it is
+            not.
         event_cost: measures what an event costs on a rank, in ns; called once, for the line on the overhead.
         collectives: runs collectives on the ranks; None: this view has no ranks.
         cluster: whose ranks the controls act on (reconfigure, step through, rehearse); None: the controls say that they
@@ -127,6 +128,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
     prediction = traitlets.Dict().tag(sync=True)
     trial = traitlets.Dict().tag(sync=True)
     playback = traitlets.Dict().tag(sync=True)
+    means = traitlets.Dict().tag(sync=True)
     notice = traitlets.Unicode().tag(sync=True)
     kept = traitlets.Dict().tag(sync=True)
 
@@ -168,7 +170,13 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._saved_version = -1
         self._generations: object = None
         self._ranks_at = 0.0
-        super().__init__(token=uuid.uuid4().hex[:12], tabs=[list(names) for names in tabs])
+        self._nothing = nothing_yet(timeline, cluster, player)
+        means = {"compare": request_inspection, "link": link, "control": cluster}
+        super().__init__(
+            token=uuid.uuid4().hex[:12],
+            tabs=[list(names) for names in tabs],
+            means={**{name: one is not None for name, one in means.items()}, "nothing": self._nothing},
+        )
         receive_while_busy(self)
         self._picture = SavedPicture(self.token)
         self._know_commands()
@@ -208,6 +216,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._controls.stop()
         self._show(self._controls.traits())
         self._refresher.stop()
+        self._show({"playback": {}})  # what has ended offers nothing to play
 
     def close(self) -> None:
         """Stops, and removes the live view from the notebook."""
@@ -241,7 +250,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             if control is not None:
                 return control
             if frame is None:
-                return empty_svg(_NOTHING)
+                return empty_svg(self._nothing)
             assignment = self._feed.assignment(frame.reducer, frame.generation)
             return pictures.picture(self.tabs[0][0], self._timeline, frame, assignment)
 
@@ -251,7 +260,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             return str(self._stage.shown or collective_picture.NOTHING)
         if self.tabs[0][0] == "what_if":
             return what_if_picture.words(self._what_if.snapshot())
-        return self._timeline.summary() if self._store.reducers() else _NOTHING
+        return self._timeline.summary() if self._store.reducers() else self._nothing
 
     @property
     def _store(self) -> StepStore:
@@ -296,7 +305,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         changed = version != self._shown_version
         if changed:
             self._shown_version = version
-            self._feed.take()
+            if self._feed.take():
+                self._slow.forget()
+                self._show({name: {} for name in _OF_STEPS})
             self._show_assignments()
         if force or now - self._ranks_at >= _RANKS_SECONDS:
             self._ranks_at = now
@@ -378,7 +389,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
 
 
 def of_recording(timeline: Timeline, views: Sequence[str] = (), player: Player | None = None) -> Dashboard:
-    """Returns a dashboard of a timeline that has no ranks.
+    """Returns a dashboard of a timeline whose ranks can't be asked for anything: recorded, or of a job of its own.
 
     Args:
         timeline: what to show.

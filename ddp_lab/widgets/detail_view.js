@@ -34,8 +34,9 @@ export class DetailView {
     );
   }
 
-  // gradients: of the kernel: {step, ranks, ms: [rank][parameter]} of this bucket, or undefined
-  draw(record, bucket, info, inspection, gradients) {
+  // gradients: of the kernel: {step, ranks, ms: [rank][parameter]} of this bucket, or undefined; compare: whether ranks
+  // can be asked for norms
+  draw(record, bucket, info, inspection, gradients, compare) {
     this.node.hidden = bucket === null || bucket >= record.buckets;
     if (this.node.hidden) return;
     setText(this.title, `Bucket ${bucket} in step ${record.step}`);
@@ -58,7 +59,8 @@ export class DetailView {
     ]);
     fill(this.parameters.body, parameters);
     const norms = inspection?.buckets?.[bucket]?.norms ?? {};
-    fill(this.ranks.body, record.ranks.map((rank, row) => rankLine(record, bucket, rank, row, norms[rank])));
+    this.ranks.node.rows[0].cells[6].hidden = !compare;
+    fill(this.ranks.body, record.ranks.map((rank, row) => rankLine(record, bucket, rank, row, norms[rank]).slice(0, compare ? 7 : 6)));
   }
 
   drawDots(info, gradients) {

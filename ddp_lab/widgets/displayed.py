@@ -11,7 +11,21 @@ if TYPE_CHECKING:
     from ..client.timeline import Timeline
     from .saved_picture import SavedPicture
 
-__all__ = ["Displayed"]
+__all__ = ["Displayed", "nothing_yet"]
+
+_NOTHING = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell."
+_NOTHING_WITHOUT_RANKS = "No step recorded yet: train with ddp_lab.DistributedDataParallel."
+_NOTHING_PLAYED = "No step yet: the replay has not come to one."
+_NOTHING_RECORDED = "No step was recorded."
+
+
+def nothing_yet(timeline: Timeline, cluster: object, player: object) -> str:
+    """Returns what a dashboard of these says while there is no step."""
+    if player is not None:
+        return _NOTHING_PLAYED
+    if timeline.recorded:
+        return _NOTHING_RECORDED
+    return _NOTHING_WITHOUT_RANKS if cluster is None else _NOTHING
 
 
 class Displayed:

@@ -15,11 +15,11 @@ export class FindingsView {
     this.node = element("section", { class: "ddp-findings-view", "aria-label": "findings" }, element("h4", {}, "Findings"), this.state, this.list, this.note);
   }
 
-  // found: of the kernel: {items: [...], steps} or undefined while it has not looked
-  draw(found) {
+  // found: of the kernel: {items: [...], steps} or undefined while it has not looked; means: see dashboard.py
+  draw(found, means) {
     const items = found?.items ?? [];
     this.note.hidden = items.length < 2;
-    setText(this.state, headline(found));
+    setText(this.state, headline(found, means));
     const text = JSON.stringify(items);
     if (text === this.shown) return;
     this.shown = text;
@@ -44,9 +44,9 @@ function withCode(text) {
   return text.split(CODE).map((part, index) => (index % 2 ? element("code", {}, part) : part));
 }
 
-function headline(found) {
+function headline(found, means) {
   if (!found) return "The kernel has not looked yet.";
-  if (!found.steps) return "No step has ended yet on every rank: train a few steps.";
+  if (!found.steps) return `No step has ended yet on every rank${means.control ? ": train a few steps" : ""}.`;
   const over = `over the last ${found.steps} steps`;
   if (!found.items.length) return `Nothing that would gain half a percent of a step (${over}: buckets, ranks, options, copies and communication were looked at).`;
   return `${found.items.length === 1 ? "One thing" : `${found.items.length} things`} to change, ${over}.`;

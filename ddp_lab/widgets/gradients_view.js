@@ -10,6 +10,7 @@ import { bytes, count, element, milliseconds, setText, significant } from "./the
 
 const COST = "Opt-in, it costs: a watched step reads each bucket twice more (0.12 ms for each MB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms for each MB).";
 const NONE = "No step has been watched. Switch it on above, or call model.watch_gradients(every=10) in the training code.";
+const NONE_HERE = "No step has been watched: model.watch_gradients(every=10) in the training code does it.";
 
 export class GradientsView {
   // actions: {send(command), redraw(), say(text)}
@@ -59,7 +60,7 @@ export class GradientsView {
     this.status.draw(this.asker.state(control), [watching?.said, state].filter(Boolean).join(" "), watching?.error);
     const [steps, drift] = [known?.steps ?? [], known?.drift ?? []];
     this.pictures.hidden = !steps.length;
-    setText(this.summary, reducer === null ? "No model yet: wrap one in ddp_lab.DistributedDataParallel." : steps.length ? summarise(known) : NONE);
+    setText(this.summary, reducer === null ? "No model yet: wrap one in ddp_lab.DistributedDataParallel." : steps.length ? summarise(known) : live ? NONE : NONE_HERE);
     const bad = steps.findLast((one) => one.bad);
     const apart = drift.findLast((one) => !one.ok && !one.error);
     this.notice.hidden = !bad && !apart;

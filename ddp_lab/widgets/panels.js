@@ -17,11 +17,11 @@ import { WhatIfView } from "./what_if_view.js";
 // timeline is the dashboard's own.
 const VIEWS = {
   timeline: { title: "Timeline" },
-  sync: { title: "Gradient sync", View: SyncView, draw: (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link) },
+  sync: { title: "Gradient sync", View: SyncView, draw: (view, facts) => view.draw(facts.record, facts.bucket, facts.inspection, facts.link, facts.means) },
   overlap: { title: "Overlap", View: OverlapView, draw: (view, facts) => view.draw(facts.records, facts.record.step) },
   stragglers: { title: "Stragglers", View: StragglersView, draw: (view, facts) => view.draw(facts.records, facts.late) },
   buckets: { title: "Buckets", View: BucketsView, draw: (view, facts) => view.draw(facts.record, facts.assignment, facts.bucket, facts.readiness, facts) },
-  findings: { title: "Findings", View: FindingsView, draw: (view, facts) => view.draw(facts.findings) },
+  findings: { title: "Findings", View: FindingsView, draw: (view, facts) => view.draw(facts.findings, facts.means) },
   step: { title: "Step", free: true, View: StepThroughView, draw: (view, facts) => view.draw(facts) },
   rehearsal: { title: "Rehearsal", free: true, View: RehearsalView, draw: (view, facts) => view.draw(facts) },
   what_if: { title: "What if", free: true, View: WhatIfView, draw: (view, facts) => view.draw(facts.record, facts.prediction, facts.trial) },

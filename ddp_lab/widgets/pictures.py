@@ -9,11 +9,12 @@ from html import escape
 from typing import Any
 
 from ..client.timeline import Timeline
-from ..insight.words import size
+from ..insight.words import counted, rate, size
 from . import charts, view_data
 from .charts import Series
 from .gradient_pictures import gradients_svg
 from .model_map import map_cells
+from .slow_facts import unused
 from .step_store import StepFrame
 from .svg import empty_svg, step_svg
 from .theme import PHASES, bucket_colour
@@ -54,7 +55,7 @@ def picture(view: str, timeline: Timeline, frame: StepFrame, assignment: dict[st
         "sync": lambda: _sync(timeline, frame.reducer),
         "overlap": lambda: _overlap(timeline, frame.reducer),
         "stragglers": lambda: _stragglers(timeline, frame.reducer),
-        "buckets": lambda: _buckets(assignment),
+        "buckets": lambda: _buckets(timeline, assignment),
         "findings": lambda: _findings(timeline, frame.reducer),
         "gradients": lambda: gradients_svg(timeline, frame.reducer),
     }
@@ -87,15 +88,16 @@ def _sync(timeline: Timeline, reducer: int) -> str:
         Series("the first rank waits for the last one", "waiting", found.late_ms),
         Series("all-reduce, once all have launched", "reducing", found.all_reduce_ms),
     ]
-    notes = [f"{one:.2g} GB/s (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
+    notes = [f"{rate(one)} (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
     title = "Gradient sync: medians over the steps"
     return framed(charts.rows([f"bucket {one}" for one in found.bucket], series, notes, title), title, series)
 
 
-def _buckets(assignment: dict[str, Any] | None) -> str:
+def _buckets(timeline: Timeline, assignment: dict[str, Any] | None) -> str:
     if assignment is None:
         return empty_svg("Buckets: the ranks have not said yet what they hold.")
     cells, depth = map_cells(assignment)
+    idle = unused(timeline, assignment)
     depth, buckets = min(depth, 9), len(assignment["buckets"])
     body = []
     for cell in cells:
@@ -105,12 +107,16 @@ def _buckets(assignment: dict[str, Any] | None) -> str:
         x, y = cell.begin * _WIDTH, cell.depth * _ROW
         rows = min(cell.rows, depth - cell.depth)
         fill, ink = bucket_colour(cell.bucket, buckets) if cell.bucket >= 0 else ("#e8eaed", "#1f2328")
-        label = cell.name if cell.parameter < 0 else f"{cell.name} · {cell.bucket}"
-        where = "several buckets" if cell.bucket < 0 else f"bucket {cell.bucket}"
+        without = cell.parameter in idle
+        label = cell.name if cell.parameter < 0 else f"{cell.name} · {'unused' if without else cell.bucket}"
+        where = ("several buckets" if cell.bucket < 0 else f"bucket {cell.bucket}") + (", unused" if without else "")
         body.append(
             f"<rect x='{x:.1f}' y='{y}' width='{max(width - 1, 0.5):.1f}' height='{rows * _ROW - 1}' fill='{fill}'>"
             f"<title>{escape(cell.path or cell.name)}: {where}</title></rect>"
         )
+        if without:
+            lines = _hatching(x, y, max(width - 1, 0.5), rows * _ROW - 1)
+            body.append(f"<path d='{lines}' style='stroke:{ink};fill:none;opacity:.4'/>")
         text = next((one for one in (label, str(cell.bucket)) if 6.4 * len(one) + 6 < width), "")
         if text:
             body.append(f"<text x='{x + 4:.1f}' y='{y + 19}' style='fill:{ink}'>{escape(text)}</text>")
@@ -118,8 +124,20 @@ def _buckets(assignment: dict[str, Any] | None) -> str:
     inner = f'<svg viewBox="0 0 {_WIDTH} {height}">{"".join(body)}</svg>'
     total = sum(one["bytes"] for one in assignment["buckets"])
     order = "rebuilt in the order of readiness" if assignment["rebuilt"] else "not rebuilt"
-    title = f"Buckets of {assignment['module']}: {buckets}, {size(total)}, {order}; dark: launched first"
+    hatched = f"; hatched: {counted(len(idle), 'unused parameter')}" if idle else ""
+    title = f"Buckets of {assignment['module']}: {buckets}, {size(total)}, {order}; dark: launched first{hatched}"
     return framed(inner, title)
+
+
+def _hatching(x: float, y: float, width: float, height: float) -> str:
+    """A path of lines that rise to the right, 6 apart, within a rectangle."""
+    lines, at = [], x - height
+    while at < x + width:
+        left, right = max(at, x), min(at + height, x + width)
+        if left < right:
+            lines.append(f"M{left:.1f} {y + height - (left - at):.1f}L{right:.1f} {y + height - (right - at):.1f}")
+        at += 6
+    return "".join(lines)
 
 
 def _findings(timeline: Timeline, reducer: int) -> str:

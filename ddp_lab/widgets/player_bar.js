@@ -15,16 +15,21 @@ export class PlayerBar {
       this.held = true; // the reader moves it: what the kernel says of it waits
       this.write(this.chosen);
     });
-    this.range.addEventListener("change", () => {
-      this.held = false;
-      this.send({ position: this.chosen });
-    });
+    // Not "change" alone: there is none if the reader moves it away and back.
+    for (const end of ["change", "pointerup", "pointercancel", "blur"]) this.range.addEventListener(end, () => this.release());
     this.time = element("span", { class: "ddp-muted ddp-played" });
+    this.speeds = SPEEDS; // and whatever else it has been set to
     this.speed = element("select", { "aria-label": "speed of the replay" });
     this.speed.addEventListener("change", () => this.send({ speed: Number(this.speed.value) }));
     const speed = element("label", { class: "ddp-field", title: "1: as fast as it was" }, "speed ", this.speed);
     const steps = element("span", { class: "ddp-field ddp-steps" }, this.button, this.range, this.time);
     this.node = element("div", { class: "ddp-toolbar ddp-player", role: "toolbar", "aria-label": "replay", hidden: true }, steps, speed);
+  }
+
+  release() {
+    if (!this.held) return;
+    this.held = false;
+    this.send({ position: this.chosen });
   }
 
   get chosen() {
@@ -43,11 +48,9 @@ export class PlayerBar {
     this.state = state;
     const over = state.position >= state.seconds;
     setText(this.button, state.playing ? "❚❚ Pause" : over ? "↻ Again" : "▶ Play");
-    const speeds = SPEEDS.includes(state.speed) ? SPEEDS : [...SPEEDS, state.speed].sort((a, b) => a - b);
-    if (this.speed.options.length !== speeds.length || this.speed.value !== String(state.speed)) {
-      this.speed.replaceChildren(...speeds.map((one) => element("option", { value: one }, `${one} ×`)));
-      this.speed.value = String(state.speed);
-    }
+    if (!this.speeds.includes(state.speed)) this.speeds = [...this.speeds, state.speed].sort((a, b) => a - b);
+    if (this.speed.options.length !== this.speeds.length) this.speed.replaceChildren(...this.speeds.map((one) => element("option", { value: one }, `${one} ×`)));
+    if (this.speed.value !== String(state.speed)) this.speed.value = String(state.speed);
     if (this.held) return;
     this.range.value = String(Math.round((1000 * state.position) / state.seconds));
     this.write(state.position);

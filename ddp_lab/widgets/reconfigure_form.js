@@ -2,10 +2,12 @@
 
 import { BeforeAfterChart } from "./before_after.js";
 import { Asker, NeedsCluster, StatusLine, button, choice, field, number, read } from "./control_status.js";
-import { element } from "./theme.js";
+import { element, setText } from "./theme.js";
 
 const ORDERS = [["", "as it is"], ["ready", "as gradients became ready"], ["reversed", "reverse registration"], ["registration", "registration"]];
 const HOOKS = ["none", "fp16", "bf16", "powersgd"];
+const TITLE = "Change buckets or comm hook while training runs";
+const TITLE_OF_THE_PAST = "Buckets or comm hook were changed while training ran";
 const WAYS = [["", "as they are"], ["cap", "one cap for all"], ["first", "a first bucket, and a cap"], ["list", "a list of caps"]];
 
 export class ReconfigureForm {
@@ -31,7 +33,7 @@ export class ReconfigureForm {
     });
     this.needs = new NeedsCluster(row, this.status.node);
     this.chart = new BeforeAfterChart(actions);
-    this.node = element("details", { class: "ddp-reconfigure", "aria-label": "change buckets while training runs", open: true }, element("summary", { tabindex: "0" }, "Change buckets or comm hook while training runs"), this.needs.node, this.chart.node);
+    this.node = element("details", { class: "ddp-reconfigure", "aria-label": "change buckets while training runs", open: true }, element("summary", { tabindex: "0" }, TITLE), this.needs.node, this.chart.node);
     this.showInputs();
   }
 
@@ -55,8 +57,10 @@ export class ReconfigureForm {
     this.asker.ask({ back: true, reducer: this.reducer });
   }
 
-  // shown: {state, text, compared} of the kernel
-  draw(reducer, assignment, control, shown) {
+  // shown: {state, text, compared} of the kernel; possible: whether there are ranks to ask
+  draw(reducer, assignment, control, shown, possible) {
+    this.needs.node.hidden = !possible;
+    setText(this.node.firstChild, possible ? TITLE : TITLE_OF_THE_PAST);
     this.reducer = reducer;
     const live = this.needs.draw(control);
     const compared = shown?.compared?.reducer === reducer ? shown.compared : undefined;

@@ -19,7 +19,7 @@ from ..client.step_table import STEP_FIELDS
 from ..client.timeline import LatePlace, Timeline
 from .gradients import gradient_facts
 
-__all__ = ["SlowFacts", "bucket_gradients", "late_places", "readiness"]
+__all__ = ["SlowFacts", "bucket_gradients", "late_places", "readiness", "unused"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
@@ -43,6 +43,10 @@ class SlowFacts:
         if views:
             self._looks[page] = (tuple(views), reducer)
         self._next = 0.0
+
+    def forget(self) -> None:
+        """What was returned is no longer true: the timeline was cleared."""
+        self._next, self._done = 0.0, None
 
     def update(self, *, force: bool = False) -> dict[str, dict[str, Any]]:
         """Returns what is new, by the name of the trait that it belongs to.
@@ -116,16 +120,19 @@ def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]
     """Returns when each parameter's gradient was ready: medians over ranks and steps, and in what share of them it was.
 
     Args:
-        views: tables of the ranks of one model; its newest steps under the newest assignment count.
+        views: tables of the ranks of one model; its newest steps under the newest assignment count, if they have ended.
         parameters: how many the model has: a table ends with the last one that ever got a gradient.
 
     Returns:
-        ``generation``; ``ready``: ms since the rank's backward began, None for none; ``used``: 0 to 1.
+        ``generation``, -1 if no step has ended: then nothing is known; ``ready``: ms since the rank's backward began,
+        None for none; ``used``: 0 to 1.
     """
-    newest = max((int(one.generation.max()) for one in views if len(one.generation)), default=0)
+    ended = [one.steps[:, _END] > 0 for one in views]
+    known = [int(one.generation[done].max()) for one, done in zip(views, ended, strict=True) if done.any()]
+    newest = max(known, default=-1)
     parts = []
-    for one in views:
-        rows = np.flatnonzero((one.generation == newest) & (one.steps[:, _END] > 0))[-_READINESS_STEPS:]
+    for one, done in zip(views, ended, strict=True):
+        rows = np.flatnonzero((one.generation == newest) & done)[-_READINESS_STEPS:]
         since = one.gradients[rows] - one.steps[rows, _BEGIN][:, None]
         parts.append(np.where(one.gradients[rows] > 0, since / 1e6, np.nan))
     most = max((part.shape[1] for part in parts), default=0)
@@ -137,6 +144,20 @@ def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]
         float(np.nanmedian(column)) if share > 0 else None for column, share in zip(values.T, used, strict=True)
     ]
     return {"generation": newest, "ready": ready, "used": used.tolist()}
+
+
+def unused(timeline: Timeline, assignment: dict[str, Any]) -> set[int]:
+    """Returns the indices of the parameters without a gradient in the newest steps that have ended.
+
+    Args:
+        timeline: where the steps are.
+        assignment: the one that is shown; of steps under another one nothing is told.
+    """
+    parameters = len(assignment["parameters"])
+    found = readiness(timeline.views(assignment["reducer"], _STEPS), parameters)
+    if found["generation"] != assignment["generation"]:
+        return set()
+    return {index for index, share in enumerate(found["used"]) if share == 0}
 
 
 def bucket_gradients(timeline: Timeline, reducer: int, step: int, bucket: int) -> dict[str, Any]:

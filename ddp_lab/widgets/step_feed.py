@@ -49,9 +49,10 @@ class StepFeed:
         self._marks: list[tuple[int, float, str, str | None]] = []  # rank, seconds, name, what it says of faults
         self._marks_sent = 0
 
-    def take(self) -> None:
-        """Reads the timeline from the cursor on."""
-        if self._cleared != self._timeline.cleared:
+    def take(self) -> bool:
+        """Reads the timeline from the cursor on; returns whether it was cleared since the last time."""
+        anew = self._cleared != self._timeline.cleared
+        if anew:
             self._begin()
             self._send({"type": "reset"})
         chunks, self._cursor, _ = self._timeline.since(self._cursor)
@@ -64,6 +65,7 @@ class StepFeed:
                 if event["parameter"] < len(names):
                     name = names[event["parameter"]]
                     self._marks.append((rank, int(event["host_ns"]) / 1e9, name, mark_kind(name)))
+        return anew
 
     def send(self, force: bool = False) -> bool:
         """Sends the newest steps that fit into one message (the others follow with the next ones), and all marks.

@@ -47,7 +47,7 @@ export class StepStore {
     this.gradients = null;
     this.newest = null;
     this.bytes = 0;
-    this.changed();
+    this.changed("reset");
   }
 
   take(gradients) {
@@ -55,7 +55,7 @@ export class StepStore {
     this.changed();
   }
 
-  // what: "steps" if only steps have come
+  // what: "steps" if only steps have come, "reset" if all were forgotten
   changed(what) {
     for (const listener of this.listeners) listener(what);
   }

@@ -16,18 +16,22 @@ const COLUMNS = [
   ["hidden | exposed ms", "launched → reduced, mean over ranks: behind the backward's computation | after it"],
 ];
 
+const LINK = 5; // the column "of the link"
+
 export class SyncView {
   // actions: {select(bucket), compare(), redraw(), say(text)}
   constructor(actions) {
     this.actions = actions;
     this.body = element("tbody");
     const heads = COLUMNS.map(([name, title]) => element("th", { scope: "col", title }, name));
+    this.ofLink = heads[LINK];
     this.table = element("table", { class: "ddp-sync-table" }, element("thead", {}, element("tr", {}, ...heads)), this.body);
     this.summary = element("div", { class: "ddp-summary" });
     this.button = element("button", { type: "button", class: "ddp-button" }, "Compare gradients");
     this.button.title = "Compute on every rank whether its averaged gradients equal those of the other ranks";
     this.button.addEventListener("click", () => this.actions.compare());
     this.verdict = element("span", { class: "ddp-verdict", role: "status" });
+    this.comparison = element("div", { class: "ddp-compare" }, this.button, this.verdict);
     this.limit = element("div", { class: "ddp-summary ddp-limit" });
     this.waits = new ChartCanvas("How long each rank waited for the last one, by bucket", actions);
     this.twin = new Twin("Milliseconds that each rank waited for the last one", ["rank", "bucket by bucket", "sum"]);
@@ -38,7 +42,7 @@ export class SyncView {
       this.summary,
       element("div", { class: "ddp-table-scroll", tabindex: "0", role: "region", "aria-label": "gradient sync table" }, this.table),
       this.limit,
-      element("div", { class: "ddp-compare" }, this.button, this.verdict),
+      this.comparison,
       element("details", { class: "ddp-twin ddp-waits" }, element("summary", { tabindex: "0" }, "How long each rank waited"), element("div")),
     );
     this.details = this.node.querySelector(".ddp-waits");
@@ -48,9 +52,12 @@ export class SyncView {
     });
   }
 
-  // link: of the kernel: {ns: expected ns by bucket, limit: GB/s on the bus, from: in words} or undefined
-  draw(record, selected, inspection, link) {
+  // link: of the kernel: {ns: expected ns by bucket, limit: GB/s on the bus, from: in words} or undefined; means: what the
+  // ranks can be asked for (dashboard.py)
+  draw(record, selected, inspection, link, means) {
     this.record = record;
+    this.comparison.hidden = !means.compare;
+    this.ofLink.hidden = !means.link;
     const rows = measure(record);
     const longest = Math.max(...rows.map((row) => row.hidden + row.exposed || 0), 1e-9);
     setRows(this.body, record.buckets, (bucket) => this.makeRow(bucket));
@@ -61,10 +68,11 @@ export class SyncView {
       setText(cells[0].firstChild, String(bucket));
       setText(cells[1], bytes(row.bytes));
       setText(cells[2], milliseconds(row.allReduce));
-      setText(cells[3], significant(row.bandwidth));
-      setText(cells[4], significant(row.bandwidth * ringFactor(record.rankCount)));
+      setText(cells[3], rate(row.bandwidth));
+      setText(cells[4], rate(row.bandwidth * ringFactor(record.rankCount)));
+      cells[LINK].hidden = !means.link;
       const share = link?.ns?.[bucket] / (row.allReduce * 1e6);
-      setText(cells[5], share > 0 ? `${Math.round(100 * share)} %` : "–");
+      setText(cells[LINK], share > 0 ? `${Math.round(100 * share)} %` : "–");
       setText(cells[6], row.lastRank < 0 ? "–" : row.wait > 0 ? `${milliseconds(row.wait)} for rank ${row.lastRank}` : "–");
       this.fillBar(cells[7], row, longest);
       setText(cells[0].lastChild, same[bucket] === undefined ? "" : same[bucket].equal ? "=" : "≠");
@@ -73,7 +81,9 @@ export class SyncView {
     });
     setText(this.summary, summarise(record, rows));
     this.drawVerdict(inspection);
-    setText(this.limit, limitText(record, link));
+    const limit = means.link ? limitText(record, link) : "";
+    setText(this.limit, limit);
+    this.limit.hidden = !limit;
     if (this.details.open) this.drawWaits(record);
   }
 
@@ -121,6 +131,15 @@ export class SyncView {
     this.verdict.className = `ddp-verdict ddp-${state ?? "none"}`;
     setText(this.verdict, inspection?.text ?? "");
   }
+}
+
+// GB/s, as the column's head says; what is below 10 MB/s bears a unit of its own: its digits would not fit otherwise.
+function rate(value) {
+  const rounded = Number(value.toPrecision(2));
+  if (!(rounded > 0 && rounded < 0.01)) return significant(value);
+  const [unit, factor] = [["MB/s", 1e3], ["kB/s", 1e6], ["B/s", 1e9]].find(([, one]) => rounded * one > 0.999) ?? ["B/s", 1e9];
+  const number = (value * factor).toPrecision(2);
+  return `${number.includes("e") ? Number(number) : number} ${unit}`;
 }
 
 // A ring of n ranks moves so many times the buffer over each link.

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..client.timeline import Timeline
+from ..insight.words import counted, rate
 from . import view_data
 from .figures import timeline_figure
 from .gradient_pictures import gradients_figure
-from .model_map import map_cells
+from .model_map import Cell, map_cells
+from .slow_facts import unused
 from .theme import PHASES, bucket_colour, plotly_text
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ def sync_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: i
     if not len(found.bucket):
         raise ValueError("no bucket has been reduced on every rank")
     made = go.Figure()
-    rates = [f"{one:.2g} GB/s (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
+    rates = [f"{rate(one)} (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
     names = [f"bucket {one}" for one in found.bucket.tolist()]
     for name, values, colour, text in (
         ("the first rank waits for the last one", found.late_ms, "#e69f00", None),
@@ -140,6 +142,8 @@ def buckets_figure(
 ) -> go.Figure:
     """Returns the assignment as a map of the model: modules from top to bottom, as wide as they are large.
 
+    Parameters without a gradient in the newest steps are hatched and called unused, as in the widget.
+
     Args:
         timeline: where it is.
         reducer: which model; None for the most recently active.
@@ -154,34 +158,54 @@ def buckets_figure(
     assignment = timeline.assignment(known[-1] if reducer is None else reducer, generation)
     buckets = len(assignment["buckets"])
     cells, _ = map_cells(assignment, equal=equal)
+    idle = unused(timeline, assignment)
     looks = [bucket_colour(one.bucket, buckets) if one.bucket >= 0 else ("#9aa1a9", "#000") for one in cells]
     ids = [one.path or "/" for one in cells]
     made = go.Figure(
         go.Icicle(
             ids=[plotly_text(one) for one in ids],
-            labels=[plotly_text(one.name if one.parameter < 0 else f"{one.name} · {one.bucket}") for one in cells],
+            labels=[plotly_text(_label(one, idle)) for one in cells],
             parents=[plotly_text(_parent(one.path, set(ids))) for one in cells],
             values=[one.end - one.begin for one in cells],
             branchvalues="total",
             tiling={"orientation": "v"},
-            marker={"colors": [colour for colour, _ in looks], "line": {"width": 1, "color": _GREY}},
+            marker={
+                "colors": [colour for colour, _ in looks],
+                "line": {"width": 1, "color": _GREY},
+                "pattern": {
+                    "shape": ["/" if one.parameter in idle else "" for one in cells],
+                    "fgcolor": [ink for _, ink in looks],
+                    "fillmode": "overlay",
+                    "size": 6,
+                    "solidity": 0.15,
+                },
+            },
             leaf={"opacity": 1},
             textfont={"color": [ink for _, ink in looks]},
-            customdata=["several buckets" if one.bucket < 0 else f"bucket {one.bucket}" for one in cells],
+            customdata=[_where(one, idle) for one in cells],
             hovertemplate="%{id}<br>%{customdata}<br>%{percentRoot:.1%} of the model<extra></extra>",
             sort=False,
         )
     )
     order = "rebuilt in the order of readiness" if assignment["rebuilt"] else "not rebuilt"
-    _style(
-        made,
-        f"{plotly_text(assignment['module'])} in {buckets} buckets, {order} (dark: launched first)",
-        None,
-        None,
-        420,
+    hatched = f"; hatched: unused, {len(idle)} of {len(assignment['parameters'])} parameters" if idle else ""
+    title = (
+        f"{plotly_text(assignment['module'])} in {counted(buckets, 'bucket')}, {order} (dark: launched first{hatched})"
     )
+    _style(made, title, None, None, 420)
     made.update_layout(margin={"t": 60, "l": 10, "r": 10, "b": 10})
     return made
+
+
+def _label(cell: Cell, idle: set[int]) -> str:
+    if cell.parameter < 0:
+        return cell.name
+    return f"{cell.name} · {'unused' if cell.parameter in idle else cell.bucket}"
+
+
+def _where(cell: Cell, idle: set[int]) -> str:
+    where = "several buckets" if cell.bucket < 0 else f"bucket {cell.bucket}"
+    return f"{where}, gradient never ready: unused" if cell.parameter in idle else where
 
 
 def findings_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: int = 100) -> go.Figure:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["NOTHING", "WhatIfStage"]
 
 NOTHING = "What if: train some steps first; then the sliders predict them with other buckets, links and worlds."
+_NOTHING_RECORDED = "What if: no two steps in a row are recorded that the sliders could start from."
 _MEBIBYTE = 1024 * 1024
 _AGAIN_SECONDS = 2.0
 _WORLDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -96,8 +97,9 @@ class WhatIfStage:
         self._looks: dict[str, int | None] = {}
         self._known: _Known | None = None
         self._known_at, self._version, self._shown = -math.inf, -1, -1
-        self._why = NOTHING
-        self._answer: dict[str, Any] = {"state": "empty", "text": NOTHING}
+        self._nothing = _NOTHING_RECORDED if timeline.recorded else NOTHING
+        self._why = self._nothing
+        self._answer: dict[str, Any] = {"state": "empty", "text": self._nothing}
         self.trial = Trial(cluster, changed)
 
     # ---- for the dashboard's thread ---------------------------------------------------------------------
@@ -152,7 +154,8 @@ class WhatIfStage:
         try:
             self._known = _learn(self._timeline, self._link(), wanted[-1] if wanted else None)
         except ValueError as error:
-            self._known, self._why = None, f"{NOTHING} ({error})" if self._timeline.reducers() else NOTHING
+            self._known = None
+            self._why = f"{self._nothing} ({error})" if self._timeline.reducers() else self._nothing
         return True
 
     # ---- answers ----------------------------------------------------------------------------------------

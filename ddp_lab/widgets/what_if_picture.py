@@ -10,7 +10,6 @@ from . import charts
 from .charts import Series
 from .svg import empty_svg
 from .theme import PHASES
-from .what_if import NOTHING
 
 __all__ = ["picture", "words"]
 
@@ -22,7 +21,7 @@ def picture(answer: dict[str, Any]) -> str:
     from .pictures import framed
 
     if answer["state"] != "ready":
-        return empty_svg(NOTHING)
+        return empty_svg(answer["text"])
     series = [Series(name, key, np.array([answer[row][key] for row, _ in _ROWS])) for key, (_, name) in PHASES.items()]
     notes = [f"{answer[row]['step']:.2f} ms" for row, _ in _ROWS]
     title = words(answer)
@@ -32,6 +31,6 @@ def picture(answer: dict[str, Any]) -> str:
 def words(answer: dict[str, Any]) -> str:
     """One sentence."""
     if answer["state"] != "ready":
-        return NOTHING
+        return str(answer["text"])
     recorded, predicted = answer["recorded"]["step"], answer["predicted"]["step"]
     return f"What if: recorded step {recorded:.2f} ms, predicted {predicted:.2f} ms ({answer['world']} ranks)"

@@ -20,7 +20,7 @@ __all__ = ["Trial"]
 _ROUNDS = 3
 _PATIENCE_SECONDS = 10.0
 _KEPT = 8
-_NOBODY = "Nobody trains here: these are recorded steps. Predictions are run on a live cluster of this notebook."
+_NOBODY = "There are no ranks to try it on: predictions are run on a live cluster of this notebook."
 _IDLE = "Nothing trains now: start the training cell with %%distributed --no-wait (or let it run), then press it again."
 
 

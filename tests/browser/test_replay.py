@@ -1,4 +1,4 @@
-"""A replay in a bare page of Chromium: its bar plays, pauses, goes back and changes the speed."""
+"""Recordings in a bare page of Chromium: what is offered without ranks; a replay's bar."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from ddp_lab.client.player import Player
 from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import Batch
 from tests.browser.bare_page import BarePage
 from tests.training_events import Training
 
@@ -28,6 +29,20 @@ def replay(browser: Browser) -> Iterator[tuple[BarePage, list[float]]]:
     context = browser.new_context()
     made = BarePage(context.new_page(), player.timeline, player=player)
     yield made, now
+    made.close()
+    context.close()
+
+
+@pytest.fixture
+def recording(browser: Browser) -> Iterator[BarePage]:
+    """A page of the views that `Timeline.dashboard` has for a recording of twenty steps."""
+    recorded, training = Timeline(), Training(forward_ms=2.0)
+    recorded.recorded = True
+    for step in range(20):
+        training.feed(recorded, step, 10**15 + step * 20 * 10**6)
+    context = browser.new_context(viewport={"width": 1240, "height": 900})
+    made = BarePage(context.new_page(), recorded)
+    yield made
     made.close()
     context.close()
 
@@ -59,3 +74,112 @@ def test_the_bar(replay: tuple[BarePage, list[float]]) -> None:
     now[0] += 60
     page.until(lambda: bar.get_by_role("button", name="Again").count(), "the end")
     _shown(page, 19)
+
+
+_OF_RANKS = ("Compare gradients", "lab.", "Switch it on", "train a few", "Run on the ranks", "Apply", "of the link")
+_TITLES = (
+    "() => [...document.querySelectorAll('.ddp-lab [title]')].filter((one) => one.offsetParent).map((one) => one.title)"
+)
+
+
+def test_a_recording_offers_nothing_of_ranks(recording: BarePage) -> None:
+    """No tab has a button, words or a title about what only ranks can do; "Run it" says why it can't be pressed."""
+    page = recording.page
+    recording.until(lambda: page.locator(".ddp-sync-table tbody tr").count() == 3, "the table")
+    page.locator(".ddp-sync-table tbody tr").first.click()
+    recording.until(lambda: page.locator(".ddp-detail canvas").count(), "the details of a bucket")
+    for tab in ("Timeline", "Overlap", "Stragglers", "Buckets", "Findings", "What if", "Gradients"):
+        recording.open(tab)
+        recording.until(lambda: page.locator(".ddp-main > section").first.inner_text().strip(), tab)
+        said = "\n".join([page.locator(".ddp-lab").inner_text(), *page.evaluate(_TITLES)])
+        assert [words for words in _OF_RANKS if words in said] == [], tab
+    recording.says(".ddp-gradients", "No step has been watched: model.watch_gradients(every=10)")
+    recording.open("What if")
+    recording.says(".ddp-what-if-run", "There are no ranks to try it on")
+    assert page.get_by_role("button", name="Run it").is_disabled()
+
+
+def test_a_change_that_was_recorded_is_compared(recording: BarePage) -> None:
+    """Steps before and after other buckets are compared in a recording, too: as what happened, without a form."""
+    timeline, training = recording.dashboard._timeline, Training(buckets=2, parameters=6, forward_ms=2.0)
+    training._sequence = [10**6] * 2
+    for rank in range(2):
+        timeline.describe(rank, {**training.assignment(), "generation": 2, "first_step": 20, "session": 1})
+    for step in range(20, 40):
+        for rank, events in enumerate(training.step(step, 10**15 + step * 20 * 10**6)):
+            events["generation"] = 2
+            timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
+    recording.open("Buckets")
+    recording.says(".ddp-verdict-line", "95 %")
+    said = recording.says(".ddp-reconfigure", "Buckets or comm hook were changed while training ran")
+    assert "cluster" not in said
+    assert not recording.page.get_by_role("button", name="Apply").is_visible()
+
+
+def test_collectives_need_ranks(browser: Browser) -> None:
+    """Asked for by name, the view of collectives says that there are no ranks, and offers nothing to run."""
+    context = browser.new_context()
+    made = BarePage(context.new_page(), Timeline(), views=["collectives"])
+    try:
+        made.says(".ddp-collectives", "collectives need a live cluster")
+        assert not made.page.locator(".ddp-collectives").get_by_role("button").count()
+    finally:
+        made.close()
+        context.close()
+
+
+def test_a_step_that_was_chosen_is_forgotten(replay: tuple[BarePage, list[float]]) -> None:
+    """After the replay has gone back, a step that has not happened is not shown, and before the first one none."""
+    page, now = replay
+    now[0] = 2.45
+    _shown(page, 12)
+    page.page.get_by_label("step number").fill("10")
+    page.page.get_by_label("step number").press("Enter")
+    _shown(page, 10)
+    page.dashboard.player.pause()
+    page.dashboard.player.seek(0.35)
+    _shown(page, 3)
+    page.dashboard.player.seek(0.0)
+    page.says(".ddp-empty", "the replay has not come to one")
+
+
+def test_the_bar_lets_go(replay: tuple[BarePage, list[float]]) -> None:
+    """A thumb that is moved away and back to where it was follows the replay again; so does the list of speeds."""
+    page, now = replay
+    slider = page.page.get_by_role("toolbar", name="replay").get_by_role("slider")
+    page.dashboard.player.pause()
+    page.until(lambda: page.dashboard.playback["playing"] is False, "the pause")
+    page.pump()
+    box = slider.bounding_box()
+    assert box is not None
+    (left, y), right = (box["x"] + 8, box["y"] + box["height"] / 2), box["x"] + box["width"] - 8
+    mouse, asked = page.page.mouse, []
+    page.dashboard._commands.on("player", asked.append)
+    mouse.move(left, y)
+    mouse.down()
+    mouse.move(right, y)
+    mouse.move(box["x"] - 20, y)
+    mouse.up()
+    page.until(lambda: asked, "the end of the move")
+    assert asked == [{"type": "player", "position": 0}]
+    page.dashboard._commands.on("player", page.dashboard.player.obey)
+    page.dashboard.player.seek(0.95)
+    now[0] += 1
+    page.says(".ddp-played", "0.95 of 1.9")
+    speed = page.page.get_by_label("speed of the replay")
+    page.dashboard.player.speed = 0.03
+    now[0] += 1
+    page.until(lambda: speed.input_value() == "0.03", "a speed of its own")
+    speed.select_option("1")
+    page.until(lambda: page.dashboard.playback["speed"] == 1 and speed.input_value() == "1", "another one")
+    speed.select_option("0.03")
+    page.until(lambda: page.dashboard.playback["speed"] == 0.03, "the one of its own again")
+
+
+def test_stopped_there_is_no_bar(replay: tuple[BarePage, list[float]]) -> None:
+    """A dashboard that was stopped stays as it is: it offers nothing to play."""
+    page, _ = replay
+    bar = page.page.get_by_role("toolbar", name="replay")
+    page.until(bar.is_visible, "the bar")
+    page.dashboard.stop()
+    page.until(lambda: not bar.is_visible(), "no bar")

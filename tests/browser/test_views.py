@@ -221,6 +221,26 @@ def test_sync_is_compared_with_the_link(shown: BarePage) -> None:
     shown.says(".ddp-limit", "Limit of the link: 2.5")
 
 
+def test_small_rates_fit(browser: Browser) -> None:
+    """Of buckets of 1 KiB the bandwidths are told in MB/s or kB/s, are right, and nothing of them is cut off."""
+    timeline, training = Timeline(), Training(bucket_bytes=1024)
+    context = browser.new_context(viewport={"width": 1240, "height": 900})
+    made = BarePage(context.new_page(), timeline)
+    cells = made.page.locator(".ddp-sync-table tbody tr").first.locator("th, td")
+    try:
+        for step, (unit, factor, training.reduce_ms) in enumerate((("MB/s", 1e6, 0.3), ("kB/s", 1e3, 6.0))):
+            training.feed(timeline, step, 10**12 + step * 10**9)
+            made.until(lambda unit=unit: cells.count() == 8 and unit in cells.nth(3).inner_text(), unit)
+            wanted = timeline.sync_columns(0)["bandwidth_gb_s"][timeline.sync_columns(0)["step"] == step][0] * 1e9
+            for cell in (cells.nth(3), cells.nth(4)):
+                number, its = cell.inner_text().split()
+                assert (float(number) * factor, its) == (pytest.approx(wanted, rel=0.05), unit)
+                assert cell.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+    finally:
+        made.close()
+        context.close()
+
+
 def test_it_states_its_own_overhead(shown: BarePage) -> None:
     """The line on the overhead has events a step, their measured cost, and the shares of kernel and page."""
     line = shown.page.locator(".ddp-overhead")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import comm
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from ipywidgets.widgets.widget import _instances
 
+from ddp_lab.client.attached import attach
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.engine.telemetry import interval_of
 from ddp_lab.events import DTYPE, Batch, Kind
@@ -150,6 +152,18 @@ def test_a_cleared_timeline_begins_anew(make: Made) -> None:
     assert dashboard.sent[-1][0]["steps"][0]["buckets"] == 5
 
 
+def test_a_cleared_timeline_has_no_findings(make: Made) -> None:
+    """What was found in steps that are forgotten is forgotten, too, also before there are others."""
+    timeline, training = Timeline(), Training(delays={(1, 1): 9.0})
+    for step in range(20):
+        training.feed(timeline, step, 10**12 + step * 10**8)
+    dashboard: Any = make(timeline)
+    dashboard._receive(dashboard, {"type": "look", "id": "page", "views": ["findings", "stragglers"], "reducer": 0}, [])
+    wait_until(lambda: dashboard.findings.get("items") and dashboard.late.get("places"), 10, "findings")
+    timeline.clear()
+    wait_until(lambda: (dashboard.findings, dashboard.late) == ({}, {}), 10, "none")
+
+
 def test_stopped_it_keeps_its_steps(make: Made) -> None:
     """After `stop` the last steps are in a trait, nothing new is followed, and no thread is left."""
     timeline, training = Timeline(), Training()
@@ -177,6 +191,27 @@ def test_compares_gradients_on_request(make: Made) -> None:
     assert dashboard.inspection["buckets"]["0"] == {"equal": True, "norms": {"0": 1.5, "1": 1.5}}
     assert dashboard.inspection["buckets"]["1"]["equal"] is False
     assert "bucket 1" in dashboard.inspection["text"]
+
+
+def test_a_followed_job_has_no_controls(tmp_path: Path) -> None:
+    """Of a job that another process runs there are the views that need no ranks, and nothing is offered of them."""
+    with attach(str(tmp_path)) as job:
+        shown = job.dashboard()
+    recorded = Timeline()
+    recorded.recorded = True
+    saved = recorded.dashboard()
+    try:
+        assert shown.tabs == saved.tabs
+        assert not {"step", "rehearsal", "collectives"} & {name for names in shown.tabs for name in names}
+        for one, words in ((shown, "No step recorded yet: train with"), (saved, "No step was recorded.")):
+            assert [one.means[name] for name in ("compare", "link", "control")] == [False] * 3
+            assert words in one.means["nothing"]
+            assert words in one.svg()
+            assert "%%distributed" not in one.svg()
+    finally:
+        for one in (shown, saved):
+            one.close()
+            one.layout.close()
 
 
 def test_without_ranks_it_says_so(make: Made) -> None:

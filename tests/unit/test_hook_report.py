@@ -7,10 +7,12 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+import torch
 
 from ddp_lab.insight.drift_report import DriftReport
 from ddp_lab.insight.gradient_noise import noise_scale, signal_and_noise
 from ddp_lab.insight.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
+from ddp_lab.parallel.hook_cases import Case, Shapes
 
 
 def report(*problems: HookProblem) -> HookReport:
@@ -45,6 +47,21 @@ def test_words_and_html_say_the_same() -> None:
     assert len(tree.findall(".//tbody/tr")) == 1
     assert len(tree.findall(".//polyline")) == 2
     assert tree.find(".//svg").get("aria-label")
+
+
+def test_numbers_are_not_wrapped() -> None:
+    """No cell of the table breaks its line; the table is scrolled where it is too wide, and its heads may wrap."""
+    tree = ElementTree.fromstring(report()._repr_html_())
+    assert all("white-space:nowrap" in cell.get("style") for cell in tree.findall(".//td"))
+    assert "overflow-x:auto" in tree.find(".//table/..").get("style")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"), [(((1,),), "float32, 1 element"), (((7,), (3, 5)), "float32, 22 elements")]
+)
+def test_one_element_is_singular(shapes: Shapes, words: str) -> None:
+    """A bucket is called what it is."""
+    assert Case(torch.float32, shapes).name == words
 
 
 def test_a_drift_report_names_ranks() -> None:

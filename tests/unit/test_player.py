@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddp_lab.client.player import Player
 from ddp_lab.client.timeline import Timeline
+from ddp_lab.events import DTYPE, Batch
 from tests.training_events import Training
 
 STEPS, APART_MS = 10, 30
@@ -105,6 +107,19 @@ def test_long_pauses_are_played_as_a_second() -> None:
     assert Player(recorded(60_000)).seconds == pytest.approx(1 + Player(recorded()).seconds - APART_MS / 1e3, abs=0.02)
 
 
+def test_lost_events_are_told(tmp_path: Path) -> None:
+    """A replay says of each rank how many events its recording lacks, also after it has gone back."""
+    whole = recorded()
+    whole.extend(Batch(1, 1, 10**6, 0, np.zeros(0, DTYPE)))
+    lost = [one.dropped for one in whole.ranks()]
+    assert lost[0] == 0 < lost[1]
+    player = Player(Timeline.load(whole.save(tmp_path / "run.npz")), clock=_Clock())
+    for seconds in (99, 0.05, 99):
+        player.seek(seconds)
+        assert [one.dropped for one in player.timeline.ranks()] == lost
+    assert player.timeline.spans().equals(whole.spans())
+
+
 def test_refusals() -> None:
     """Nothing recorded, or no speed, is refused with the reason."""
     with pytest.raises(ValueError, match="nothing to replay"):
@@ -116,8 +131,6 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("name", ["lesson.ipynb", "weights.npz", "empty.npz"])
 def test_what_is_no_recording_is_refused(tmp_path: Path, name: str) -> None:
     """The error names the file, and says what writes a recording."""
-    import numpy as np
-
     (tmp_path / "lesson.ipynb").write_text("{}")
     (tmp_path / "empty.npz").touch()
     np.savez(tmp_path / "weights.npz", weight=np.zeros(3))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import DTYPE, Kind
+from ddp_lab.events import DTYPE, Batch, Kind
+from ddp_lab.insight.words import rate
 from ddp_lab.widgets import pictures, view_data
 from ddp_lab.widgets.figures import find_step
 from ddp_lab.widgets.model_map import map_cells
@@ -160,6 +161,61 @@ def test_readiness_of_each_parameter() -> None:
     assert found["ready"][3] is None
     assert readiness(made.views(0), 10)["used"][8:] == [0, 0], "the last ones may be unused, too"
     assert found["ready"][7] == pytest.approx(made.spans().query("bucket == 1").ready_ms.median(), rel=0.01)
+
+
+def _with_an_unused_parameter(steps: int = 5) -> Timeline:
+    """A timeline whose parameter 3 never gets a gradient."""
+    made, training = Timeline(), Training(2, 2)
+    for rank in range(2):
+        made.describe(rank, training.assignment())
+    for step in range(steps):
+        for rank, one in enumerate(training.step(step, 10**12 + step * 10**8)):
+            made._enter(rank, None)
+            made._append(rank, one[(one["kind"] != Kind.GRAD_READY) | (one["parameter"] != 3)])
+    return made
+
+
+def test_unused_parameters_are_marked() -> None:
+    """The map of the buckets, as figure and as picture, marks those that never got a gradient, and no others."""
+    made = _with_an_unused_parameter()
+    (trace,) = figure(made, "buckets").data
+    at = list(trace.ids).index("layers.1.bias")
+    assert trace.labels[at] == "bias · unused"
+    assert trace.customdata[at] == "bucket 0, gradient never ready: unused"
+    assert [one for one, shape in enumerate(trace.marker.pattern.shape) if shape] == [at]
+    assert "hatched: unused, 1 of 8 parameters" in figure(made, "buckets").layout.title.text
+    frame, assignment = find_step(made, None, None)
+    text = pictures.picture("buckets", made, frame, assignment)
+    assert "layers.1.bias: bucket 0, unused" in text
+    assert text.count("<path") == 1
+    assert "hatched: 1 unused parameter" in text
+    assert "unused" not in str(figure(timeline_of(3), "buckets"))
+
+
+def test_before_a_step_has_ended_nothing_is_unused() -> None:
+    """While the first step runs, or the first with other buckets, nothing is said of its parameters."""
+    made, training = Timeline(), Training(2, 2)
+    for rank, one in enumerate(training.step(0, 10**12)):
+        made.describe(rank, training.assignment() | {"session": 1})
+        made.extend(Batch(rank, 1, 0, 0, one[:5]))
+    assert readiness(made.views(0), 8)["generation"] == -1
+    assert "unused" not in str(figure(made, "buckets"))
+    made = timeline_of(3)
+    before = readiness(made.views(0), 12)
+    for rank, one in enumerate(Training(2, 3).step(3, 2 * 10**12)):
+        begun = one[:5].copy()
+        begun["generation"] = 1
+        made.describe(rank, {**Training(2, 3).assignment(), "generation": 1})
+        made._append(rank, begun)
+    assert readiness(made.views(0), 12) == before
+    assert "unused" not in str(figure(made, "buckets"))
+
+
+def test_rates_have_the_unit_that_fits() -> None:
+    """The pictures of the gradient sync tell small and large bandwidths with three digits."""
+    rates = figure(timeline_of(bucket_bytes=1024), "sync").data[1].text
+    assert all(re.fullmatch(r"[\d.]{3,4} (kB/s|MB/s) \(bus\)", one) for one in rates), rates
+    assert (rate(123.4), rate(0.75), rate(0.0034), rate(2.5e-7)) == ("123 GB/s", "0.75 GB/s", "3.4 MB/s", "250 B/s")
 
 
 def test_gradients_of_a_bucket() -> None:
