@@ -100,7 +100,7 @@ class ClusterViews(LiveControl):
 
         Args:
             collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"``, ``"reduce"``,
-                ``"gather"`` or ``"scatter"``; the root is rank 0.
+                ``"gather"``, ``"scatter"`` or ``"all_to_all"``; the root is rank 0.
             algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"``, ``"doubling"`` or ``"direct"``, where the
                 collective has it; None for its first one.
             bytes: of the buffer on each rank, up to 64 MiB; rounded up to whole numbers in as many parts as ranks.

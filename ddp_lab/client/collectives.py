@@ -62,7 +62,7 @@ class ShownCollective(CollectiveRun):
         """Plain data for the browser; holders as numbers with a bit for each rank."""
         steps = [
             {
-                "transfers": [[one.source, one.target, list(one.parts)] for one in step.transfers],
+                "transfers": [[one.source, one.target, list(one.parts), list(one.places)] for one in step.transfers],
                 "bytes": list(step.bytes),
                 "holds": _bits(step.holds),
                 "ms": step.ms,

@@ -19,14 +19,21 @@ class Transfer:
     Attributes:
         source: the rank that sends.
         target: the rank that receives.
-        parts: which parts of the buffer.
+        parts: which parts of the source's buffer.
         reduces: they are added to what the target has; False: they replace it.
+        others: where they go in the target's buffer, if not to the same places.
     """
 
     source: int
     target: int
     parts: tuple[int, ...]
     reduces: bool
+    others: tuple[int, ...] = ()
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Which parts of the target's buffer they go to."""
+        return self.others or self.parts
 
 
 Step = list[Transfer]
@@ -106,6 +113,12 @@ def _direct_scatter(n: int) -> list[Step]:
     return [[Transfer(0, r, (r,), False) for r in range(1, n)]] if n > 1 else []
 
 
+def _direct_all_to_all(n: int) -> list[Step]:
+    """Each to all others at once: rank r's part s becomes rank s's part r."""
+    every = [Transfer(r, s, (s,), False, others=(r,)) for r in range(n) for s in range(n) if r != s]
+    return [every] if every else []
+
+
 def _chain_broadcast(n: int) -> list[Step]:
     """Part after part along the ranks: a pipeline."""
     return [[Transfer(r, r + 1, (s - r,), False) for r in range(n - 1) if 0 <= s - r < n] for s in range(2 * n - 2)]
@@ -123,6 +136,7 @@ ALGORITHMS: Final[dict[str, dict[str, Callable[[int], list[Step]]]]] = {
     "reduce": {"tree": _tree_reduce},
     "gather": {"direct": _direct_gather, "tree": _tree_gather},
     "scatter": {"direct": _direct_scatter, "tree": _tree_scatter},
+    "all_to_all": {"direct": _direct_all_to_all},
 }
 _POWERS_OF_TWO: Final = {"halving", "doubling"}
 

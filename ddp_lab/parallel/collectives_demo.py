@@ -35,7 +35,7 @@ def demonstrate(
 
     Args:
         collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"``, ``"reduce"``,
-            ``"gather"`` or ``"scatter"``; the root is rank 0.
+            ``"gather"``, ``"scatter"`` or ``"all_to_all"``; the root is rank 0.
         algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"``, ``"doubling"`` or ``"direct"``, where the
             collective has it.
         part_numel: elements of a part; a buffer has as many parts as there are ranks, float64.
@@ -110,7 +110,7 @@ def _run(step: list[Transfer], parts: list[torch.Tensor], rank: int, group: dist
     for work in dist.batch_isend_irecv(operations) if operations else []:
         work.wait()
     for transfer, buffer in incoming:
-        for part, arrived in zip(transfer.parts, buffer.chunk(len(transfer.parts)), strict=True):
+        for part, arrived in zip(transfer.places, buffer.chunk(len(transfer.parts)), strict=True):
             if transfer.reduces:
                 parts[part].add_(arrived)
             else:

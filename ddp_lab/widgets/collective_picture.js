@@ -85,10 +85,10 @@ export class Stage {
   // What travels in a step: [{markup, from, to}], positions in pixels.
   travelling(step) {
     const before = this.states[step - 1];
-    return this.shown.steps[step - 1].transfers.flatMap(([source, target, parts]) =>
-      parts.map((part) => {
+    return this.shown.steps[step - 1].transfers.flatMap(([source, target, parts, places]) =>
+      parts.map((part, index) => {
         const markup = `<rect x="0" y="0" width="${round(this.cell)}" height="${this.row - 4}" class="ddp-block"/>${this.fills(before[source][part], part, 0, 0)}`;
-        return { markup, from: [this.x(source), this.y(part)], to: [this.x(target), this.y(part)] };
+        return { markup, from: [this.x(source), this.y(part)], to: [this.x(target), this.y(places[index])] };
       }),
     );
   }
@@ -96,19 +96,19 @@ export class Stage {
   // Arrows of the transfers of a step, above the cells.
   arrows(step) {
     return this.shown.steps[step - 1].transfers
-      .flatMap(([source, target, parts]) => parts.map((part) => this.arrow(source, target, part)))
+      .flatMap(([source, target, parts, places]) => parts.map((part, index) => this.arrow(source, target, part, places[index])))
       .join("");
   }
 
-  arrow(source, target, part) {
+  arrow(source, target, part, place) {
     const right = target > source;
-    const y = this.y(part) + (this.row - 4) / 2;
+    const [y, end] = [part, place].map((one) => this.y(one) + (this.row - 4) / 2);
     const from = this.x(source) + (right ? this.cell : 0);
     const to = this.x(target) + (right ? 0 : this.cell);
     const bend = Math.abs(target - source) > 1 ? this.row * 0.45 : 0;
-    const line = `M${round(from)} ${round(y)}Q${round((from + to) / 2)} ${round(y - 2 * bend)} ${round(to)} ${round(y)}`;
+    const line = `M${round(from)} ${round(y)}Q${round((from + to) / 2)} ${round((y + end) / 2 - 2 * bend)} ${round(to)} ${round(end)}`;
     const back = right ? -6 : 6;
-    return `<path class="ddp-arrow" d="${line}"/><path class="ddp-arrow-head" d="M${round(to)} ${round(y)}l${back} -3.5v7z"/>`;
+    return `<path class="ddp-arrow" d="${line}"/><path class="ddp-arrow-head" d="M${round(to)} ${round(end)}l${back} -3.5v7z"/>`;
   }
 
   // What each rank has sent so far; `at` may be within a step.

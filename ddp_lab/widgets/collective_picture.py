@@ -59,7 +59,7 @@ def _legend(ranks: int) -> list[str]:
 def _panel(shown: ShownCollective, number: int, step: CollectiveStep | None, cell: int, row: int) -> str:
     title = "begin" if step is None else f"{number}: {'adds' if step.adds else 'replaces'}, {step.ms:.2f} ms"
     holds = shown.begin if step is None else step.holds
-    arrived = {} if step is None else {(one.target, part): one.source for one in step.transfers for part in one.parts}
+    arrived = {} if step is None else {(one.target, part): one.source for one in step.transfers for part in one.places}
     body = [_text(16, 10, title, weight=600)]
     for rank in range(shown.ranks):
         x = 16 + rank * (cell + 3)

@@ -146,7 +146,7 @@ export class CollectivesView {
     const share = ease(at - Math.floor(at));
     this.blocks.forEach(({ from, to }, index) => {
       const lift = Math.sin(Math.PI * share) * stage.row * (Math.abs(to[0] - from[0]) > 1.5 * stage.column ? 0.6 : 0.3);
-      this.moving.children[index].setAttribute("transform", `translate(${from[0] + (to[0] - from[0]) * share} ${from[1] - lift})`);
+      this.moving.children[index].setAttribute("transform", `translate(${from[0] + (to[0] - from[0]) * share} ${from[1] + (to[1] - from[1]) * share - lift})`);
     });
     this.bars.innerHTML = stage.bars(at);
     setText(this.play, moving ? "❚❚ Pause" : "▶ Play");

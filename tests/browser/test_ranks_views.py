@@ -129,6 +129,20 @@ def test_one_sender_is_named(shown: Shown) -> None:
     assert shown.fills(1, 2) == 0
 
 
+def test_parts_change_their_places(shown: Shown) -> None:
+    """In all_to_all the arrow of each part ends in another row, at the number of the rank that it came from."""
+    shown.run("all_to_all", "direct")
+    shown.stage.focus()
+    shown.page.keyboard.press("End")
+    shown.until(lambda: shown.now().startswith("Step 1 of 1: 3 ranks send at once, 42.7 KiB each"), "the only step")
+    slanted = "paths => paths.map(one => [0, one.getTotalLength()].map(at => Math.round(one.getPointAtLength(at).y)))"
+    ends: Any = shown.page.locator(".ddp-arrow").evaluate_all(slanted)
+    assert len(ends) == RANKS * (RANKS - 1)
+    assert all(begin != end for begin, end in ends)
+    shown.page.keyboard.press("ArrowDown")
+    shown.says(".ddp-voice", "after 1 step, has sent 42.7 KiB, holds part 0 of 0; part 1 of 1; part 2 of 2")
+
+
 def test_nothing_is_wider_than_the_page(shown: Shown) -> None:
     """At 600 pixels nothing is cut off."""
     width: Any = shown.page.evaluate("() => document.documentElement.scrollWidth")

@@ -25,7 +25,7 @@ def _ends_well(shown: Any) -> None:
     for rank in range(n):
         if shown.collective == "all_reduce":
             assert last[rank] == (everyone,) * n
-        elif shown.collective == "all_gather":
+        elif shown.collective in ("all_gather", "all_to_all"):
             assert last[rank] == tuple((part,) for part in range(n))
         elif shown.collective == "reduce_scatter":
             assert last[rank][rank] == everyone

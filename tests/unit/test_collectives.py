@@ -30,9 +30,9 @@ def shown_of(collective: str, algorithm: str, ranks: int = 4) -> ShownCollective
     for step in schedule(collective, algorithm, ranks):
         after = [list(parts) for parts in holds]
         for one in step:
-            for part in one.parts:
-                arrived = set(holds[one.source][part]) | (set(holds[one.target][part]) if one.reduces else set())
-                after[one.target][part] = tuple(sorted(arrived))
+            for part, place in zip(one.parts, one.places, strict=True):
+                arrived = set(holds[one.source][part]) | (set(holds[one.target][place]) if one.reduces else set())
+                after[one.target][place] = tuple(sorted(arrived))
         holds = tuple(map(tuple, after))
         steps.append(CollectiveStep(tuple(step), tuple(1024 * len(one.parts) for one in step), holds, 0.5))
     return ShownCollective(collective, algorithm, ranks, 1024 * ranks, begin, tuple(steps))
@@ -56,6 +56,9 @@ def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
     assert [one for one in words if one.endswith("0.50 ms") and one[0].isdigit()].__len__() == len(made.steps)
     if collective == "all_reduce":
         assert "rank 7, part 7: contributions of 0, 1, 2, 3, 4, 5, 6, 7" in words
+    if collective == "all_to_all":
+        assert "rank 7, part 5: contributions of 5" in words
+        assert "part 5 came from rank 5" in words
     figure = collective_picture.figure(made)
     assert sum(sum(trace.y) for trace in figure.data if trace.yaxis == "y2") * 1024 == sum(map(made.sent, range(8)))
 
