@@ -17,6 +17,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = PROJECT / "notebooks" / "quickstart.ipynb"
 LESSONS = sorted((PROJECT / "tutorials").glob("*.ipynb"))
 NOTEBOOKS = [*sorted((PROJECT / "notebooks").glob("*.ipynb")), *LESSONS]
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PLOTLY = "application/vnd.plotly.v1+json"
 _SECONDS_A_CELL = 200
 KERNEL_ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),  # this checkout
@@ -78,6 +80,12 @@ def text(of: Cell) -> str:
 
 def mime_types(of: Cell) -> set[str]:
     return {kind for output in of.outputs for kind in output.get("data", {})}
+
+
+def figure(of: Cell) -> Any:
+    """The one plotly figure that a cell shows: a dictionary with `data` and `layout`."""
+    [found] = [output.data[PLOTLY] for output in of.outputs if PLOTLY in output.get("data", {})]
+    return found
 
 
 def numbers(values: Any) -> list[float]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
 from . import running
 
-_PLOTLY = "application/vnd.plotly.v1+json"
 _SMALLER = {
     r"^seconds = [\d.]+": "seconds = 0.02",
     r"^parameters = [\d_]+": "parameters = 60_000",
@@ -41,11 +39,6 @@ def executed(name: str) -> running.Notebook:
     return running.execute(notebook, running.PROJECT / "notebooks")
 
 
-def drawn(cell: Any) -> Any:
-    [figure] = [output.data[_PLOTLY] for output in cell.outputs if _PLOTLY in output.get("data", {})]
-    return figure
-
-
 @pytest.mark.parametrize(
     "name", ["overlap", *(pytest.param(name, marks=pytest.mark.soak) for name in list(FIGURES)[1:])]
 )
@@ -54,7 +47,7 @@ def test_paper_notebook(name: str) -> None:
     essential lines claim is so; the kernel needs no torch."""
     notebook = executed(name)
     for cell, number in FIGURES[name].items():
-        figure = drawn(running.cell(notebook, cell))
+        figure = running.figure(running.cell(notebook, cell))
         assert figure["layout"]["title"]["text"].startswith(f"Figure {number} of the DDP paper")
         titles = [one["text"] for one in figure["layout"]["annotations"]]
         kinds = {kind for kind in ("measured", "simulated") if any(title.startswith(kind) for title in titles)}

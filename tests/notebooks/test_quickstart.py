@@ -38,9 +38,7 @@ def test_all_ranks_tell_their_loss(executed: running.Notebook) -> None:
     epochs = {rank: [int(epoch) for of, epoch, _ in told if of == rank] for rank in ("0", "1")}
     assert epochs["0"] == epochs["1"] == list(range(1, 13))
     assert float(told[-1][2]) < 0.1 < 0.5 < float(told[0][2])
-    plotly = "application/vnd.plotly.v1+json"
-    outputs = running.cell(executed, "plot-losses").outputs
-    [curves] = [output.data[plotly] for output in outputs if plotly in output.get("data", {})]
+    curves = running.figure(running.cell(executed, "plot-losses"))
     assert [trace["name"] for trace in curves["data"]] == ["rank 0", "rank 1"]
 
 
@@ -55,7 +53,7 @@ def test_gradients_equal(executed: running.Notebook) -> None:
 def test_dashboard_is_kept(executed: running.Notebook) -> None:
     """The training cell shows the dashboard, and a picture that needs no kernel."""
     cell = running.cell(executed, "train-model")
-    assert "application/vnd.jupyter.widget-view+json" in running.mime_types(cell)
+    assert running.WIDGET in running.mime_types(cell)
     pages = [output.data.get("text/html", "") for output in cell.outputs if output.output_type != "stream"]
     assert any("<img" in page and 'alt="DigitReader on 2 ranks' in page for page in pages)
 
@@ -69,8 +67,7 @@ def test_timeline_is_told_in_words(executed: running.Notebook) -> None:
     assert re.search(r"Bucket \d \([^)]+ and \d more\) waited longest: [\d.]+ ms", told)
     assert "No event was dropped." in told
     assert "text/html" in running.mime_types(running.cell(executed, "in-words"))
-    [figure] = running.cell(executed, "figure").outputs
-    assert len(figure.data["application/vnd.plotly.v1+json"]["data"]) >= 3
+    assert len(running.figure(running.cell(executed, "figure"))["data"]) >= 3
 
 
 def test_a_failing_rank_fails_papermill(tmp_path: Path) -> None:
