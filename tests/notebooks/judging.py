@@ -39,8 +39,10 @@ def executed(lesson: str, wrong: Wrong) -> running.Notebook:
 def judge(notebook: running.Notebook, wrong: Wrong) -> None:
     """Asserts what each check says to the untouched exercise, to each wrong answer and to the solution.
 
-    Every exercise of the lesson must have wrong answers.
+    Every exercise of the lesson must have wrong answers. And a lesson begins with a picture, or a live widget.
     """
+    first = [cell for cell in notebook.cells[:6] if cell.cell_type == "code"]
+    assert {running.PLOTLY, running.WIDGET} & set().union(*map(running.mime_types, first))
     exercises = [tag for cell in notebook.cells for tag in running.tags(cell) if tag.startswith("check-")]
     assert {tag.removeprefix("check-") for tag in exercises} == set(wrong)
     for number, answers in wrong.items():
@@ -48,6 +50,8 @@ def judge(notebook: running.Notebook, wrong: Wrong) -> None:
         for index, (answer, expected) in enumerate(answers.items()):
             verdict = running.text(running.cell(notebook, f"verdict-{number}-{index}"))
             assert "Not yet: " in verdict, answer
+            assert "Right: " not in verdict, answer
             assert expected in verdict, answer
         last = running.text(running.cell(notebook, f"verdict-{number}-{len(answers)}"))
         assert "Right: " in last, last
+        assert "Not yet: " not in last, last

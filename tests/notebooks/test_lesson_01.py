@@ -8,9 +8,13 @@ from . import running
 from .judging import judge
 
 WRONG = {
-    "1": {"%%distributed\npart = sum(numbers[:100])": "together"},
+    "1": {
+        "%%distributed\npart = sum(numbers[:100])": "together",
+        "%%distributed\npart = sum(numbers) if rank == 0 else 0": "One rank does all the work",
+        "%%distributed\npart = torch.tensor(sum(numbers) / world_size)": "is the whole sum, divided",
+    },
     "2": {
-        "%%distributed\nmean = mine.mean()\ndist.all_reduce(mean)\nmean = mean.item() / 2": "mean of the two means",
+        "%%distributed\nmean = mine.mean()\ndist.all_reduce(mean)\nmean = mean / 2": "mean of the two means",
         "%%distributed\nmean = 1.0": "should be",
     },
 }

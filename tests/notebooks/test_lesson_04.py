@@ -24,6 +24,7 @@ WRONG = {
         + _REPLICATE
         + "    outputs = [replica(*piece) for replica, piece in zip(replicas, pieces)]\n"
         + _GATHER: "one after the other",
+        _BY_HAND + "    return model(x)": "put its four methods in the place of its forward",
         _BY_HAND + _SCATTER + "    replicas = [model.module] * 2\n" + _APPLY + _GATHER: "replicate it",
         _BY_HAND + _SCATTER + _REPLICATE + _APPLY + "    return outputs": "a list of 2",
         _BY_HAND + _SCATTER + "    pieces = [(x,), (x,)]\n" + _REPLICATE + _APPLY + _GATHER: "512 outputs for 256",
@@ -54,15 +55,13 @@ def test_the_four_steps(lesson: running.Notebook) -> None:
     assert "forward ran in ['replica-0', 'replica-1']" in told["apply"]
     assert "gathered: [256, 10]" in told["apply"]
     assert "Caught ValueError in replica 1 on device cpu:1." in told["apply"]
-    [drawn] = running.cell(lesson, "picture").outputs
-    assert len(drawn.data["application/vnd.plotly.v1+json"]["data"]) == 5
+    assert len(running.figure(running.cell(lesson, "picture"))["data"]) == 5
 
 
 def test_compared_with_two_ranks(lesson: running.Notebook) -> None:
     """One process, DataParallel and DDP compute the same gradients, and each is drawn for both networks."""
     told = running.text(running.cell(lesson, "compare"))
     assert told.count("the same gradients in all three ways: True") == 2
-    [drawn] = running.cell(lesson, "compare-seen").outputs
-    bars = drawn.data["application/vnd.plotly.v1+json"]["data"]
+    bars = running.figure(running.cell(lesson, "compare-seen"))["data"]
     assert [(bar["name"], len(bar["x"])) for bar in bars] == [("forward", 3), ("backward", 3)] * 2
     assert running.text(running.cell(lesson, "gil")).count(" times") == 3

@@ -46,8 +46,7 @@ def test_averaging_equals_one_process(lesson: running.Notebook) -> None:
     assert min(_differences(lesson, "steps", "for itself")) > 0.1
     assert max(_differences(lesson, "ddp", "from ByHand")) < 1e-5
     assert max(_differences(lesson, "ddp", "from one process")) < 1e-3
-    [drawn] = running.cell(lesson, "picture").outputs
-    assert len(drawn.data["application/vnd.plotly.v1+json"]["data"]) == 3
+    assert len(running.figure(running.cell(lesson, "picture"))["data"]) == 3
 
 
 def test_where_it_does_not(lesson: running.Notebook) -> None:

@@ -68,8 +68,7 @@ def test_steps_of_the_reducer(lesson: running.Notebook) -> None:
 def test_measured(lesson: running.Notebook) -> None:
     """Four ways by hand and five sizes of buckets are drawn as distributions."""
     assert re.search(r"With overlap, a step takes \d+% of the time", running.text(running.cell(lesson, "draw")))
-    [drawn] = [one for one in running.cell(lesson, "draw").outputs if one.output_type != "stream"]
-    boxes = drawn.data["application/vnd.plotly.v1+json"]["data"]
+    boxes = running.figure(running.cell(lesson, "draw"))["data"]
     assert [one["type"] for one in boxes] == ["box"] * 9
 
 

@@ -17,11 +17,15 @@ _ALONE = (  # a wrapper that averages nothing
     "%%distributed\nclass Alone(torch.nn.Module):\n    def __init__(self, module):\n        super().__init__()\n"
     "        self.module = module\n    def forward(self, x):\n        return self.module(x)\n"
 )
+_BOTH = "cross_entropy(outputs[1], labels % 2) + cross_entropy(outputs[0], labels)"
+_IN_TURNS = "cross_entropy(outputs[number % 2], labels % 2 if number % 2 else labels)"
+_LOSS = "\ndef loss(outputs, number):\n    return "
 _FREEZE = "[head.requires_grad_(False) for head in (heads.digit, heads.odd)]"
 
 WRONG = {
     "1": {
-        _MAKE.format("", "wrap(heads, static_graph=True)"): "the heads take turns",
+        _MAKE.format("", "wrap(heads)") + _LOSS + _BOTH: "take the heads in turns",
+        _MAKE.format("", "wrap(heads, static_graph=True)") + _LOSS + _IN_TURNS: "the heads take turns",
         _MAKE.format(_FREEZE, "wrap(heads)"): "is frozen",
         _ALONE + "def make_model():\n    return Alone(TwoHeads())": "is not the average",
     },

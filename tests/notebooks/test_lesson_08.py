@@ -61,8 +61,7 @@ def test_checks(lesson: running.Notebook) -> None:
 
 def test_what_accumulating_costs(lesson: running.Notebook) -> None:
     """With small batches accumulating does not matter; with large ones 8 added gradients end far above the others."""
-    [drawn] = running.cell(lesson, "figure-11").outputs
-    curves = drawn.data["application/vnd.plotly.v1+json"]["data"]
+    curves = running.figure(running.cell(lesson, "figure-11"))["data"]
     small, large = ([np.mean(curve["y"][-4:]) for curve in curves[first : first + 4]] for first in (0, 4))
     assert max(small) < 1.5 * min(small) < 1.5
     assert large[3] > 5 * large[0]

@@ -42,6 +42,7 @@ WRONG = {
         _3.format("unused parameters", "slow link", "old_head.weight"): "Are those the bytes",
         _3.format("unused parameters", "one bucket", "old_head.weight"): "run 6 isn't",
         _3.format("unused parameters", "tiny buckets", "layer3.weight"): "comes in every step",
+        _3.format("unused parameters", "tiny buckets", "old_head.bias"): "there is none of that name",
     },
 }
 

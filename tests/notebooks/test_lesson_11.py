@@ -7,14 +7,11 @@ import re
 from . import running
 from .judging import judge
 
-_COUNT = (
-    "%%distributed\ntotal = torch.zeros(1)\nfor batch in {}:\n    counted = torch.ones(1){}\n    total += counted\n"
-)
-
 WRONG = {
     "1": {
-        _COUNT.format("range(3)", "\n    dist.all_reduce(counted)"): "was left out",
-        _COUNT.format("range(3 + rank)", ""): "Both ranks should come to 7",
+        "%%distributed\ntotal = torch.zeros(1)\nfor batch in range(3):\n    counted = torch.ones(1)\n"
+        "    dist.all_reduce(counted)\n    total += counted": "was left out",
+        "%%distributed\ntotal = torch.tensor(3 + rank)": "Both ranks should come to 7",
     },
     "2": {
         "stuck_rank, stuck_in = 0, 'write_log'": "Whom does it wait for",

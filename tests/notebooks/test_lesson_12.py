@@ -31,6 +31,7 @@ WRONG = {
         _TURN.format(_AVERAGE, "groups[bucket.index()]"): "the hook failed with",
         _TURN.format(_AVERAGE, "groups[rank]"): "no meeting",
         _TURN.format(_AVERAGE, "groups[bucket.index() % 2]"): "never had a turn: [2]",
+        _TURN.format(_AVERAGE, "groups[bucket.index() // 2 % 3]"): "Each goes to the next group",
         _TURN.format("", "groups[bucket.index() % 3]"): "no longer the averages",
     },
 }
@@ -54,7 +55,7 @@ def test_what_grows_with_the_ranks(lesson: running.Notebook) -> None:
     assert float(best) >= 1  # where 2 ranks are best off depends on the machine
     plain, wide, near = (float(step) for step in re.findall(r"µs: ([\d.]+) ms a step", told))
     assert near < wide < plain
-    assert "application/vnd.jupyter.widget-view+json" in running.mime_types(running.cell(lesson, "what-if"))
+    assert running.WIDGET in running.mime_types(running.cell(lesson, "what-if"))
 
 
 def test_the_papers_figures(lesson: running.Notebook) -> None:
@@ -72,6 +73,4 @@ def test_the_papers_figures(lesson: running.Notebook) -> None:
 
 def _drawn(lesson: running.Notebook, name: str) -> list[dict[str, Any]]:
     """The traces of a cell's figure."""
-    kind = "application/vnd.plotly.v1+json"
-    [figure] = [one.data[kind] for one in running.cell(lesson, name).outputs if kind in one.get("data", {})]
-    return list(figure["data"])
+    return list(running.figure(running.cell(lesson, name))["data"])

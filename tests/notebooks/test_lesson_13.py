@@ -21,6 +21,8 @@ WRONG = {
     "1": {
         f"{_KEEP}before = weight.grad.norm()\ntrain(model, optimizer, steps=1)": "of the gradient's shape",
         f"{_KEEP}before = weight.grad.detach()\ntrain(model, optimizer, steps=1)": "lies in the bucket",
+        _KEEP.replace("gradient_as_bucket_view=True", "")
+        + "before = weight.grad\ntrain(model, optimizer, steps=1)": "Leave the option as it was",
         f"{_KEEP}train(model, optimizer, steps=1)\nbefore = weight.grad.clone()": "Copy it before the fourth",
     },
     "2": {
@@ -45,8 +47,8 @@ def test_checks(lesson: running.Notebook) -> None:
 
 def test_what_is_in_memory(lesson: running.Notebook) -> None:
     """Views leave no gradient outside of the buckets; ZeRO leaves each rank about half of Adam's state."""
-    [drawn] = running.cell(lesson, "shared-out-seen").outputs
-    bars = {bar["name"]: running.numbers(bar["y"]) for bar in drawn.data["application/vnd.plotly.v1+json"]["data"]}
+    drawn = running.figure(running.cell(lesson, "shared-out-seen"))["data"]
+    bars = {bar["name"]: running.numbers(bar["y"]) for bar in drawn}
     plain, views, *shared = zip(*bars.values(), strict=True)
     parameters, buckets, gradients, optimizer = plain
     assert buckets == pytest.approx(parameters) == pytest.approx(gradients)

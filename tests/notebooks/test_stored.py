@@ -65,6 +65,19 @@ def test_starts_and_stops_a_cluster(path: Path) -> None:
     assert code[-1].strip() == "%cluster stop"
 
 
+@each_lesson
+def test_says_what_it_is_about(path: Path) -> None:
+    """A lesson says which it is and how long it takes, asks for predictions, links source and paper or torch."""
+    notebook = running.read(path)
+    text = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    assert text[0].startswith(f"# Lesson {int(path.stem[:2])}: ")
+    [minutes] = re.findall(r"^\*About (\d+) minutes\.\*", text[0], re.MULTILINE)
+    assert 10 <= int(minutes) <= 20
+    assert sum(one.count("**Predict") for one in text) >= 3
+    assert re.search(r"\]\(\.\./(ddp_lab|csrc)/", text[-1])
+    assert re.search(r"\]\(https://(arxiv\.org/abs/2006\.15704|docs\.pytorch\.org/)", "\n".join(text))
+
+
 def test_quickstart_explains_each_cell() -> None:
     """In the quickstart, a paragraph stands before every code cell."""
     kinds = [cell.cell_type for cell in running.read(running.QUICKSTART).cells]
