@@ -3,6 +3,11 @@
 Ranks number their reducers alike within one group and one life of their processes. After a restart, or with two
 groups of ranks that build models of their own, equal numbers mean different models: here each model gets a number
 of its own, the rank's where that is free.
+
+[Note: models that are gone]
+Which models exist only the ranks know, and they say so once, when one is gone (`ddp_lab.parallel.recording`). A rank
+with a new process has none of its former ones. A model that one of its ranks has no more can't train, and does not come
+back: so it counts as gone, for ever, and nobody has to ask.
 """
 
 from __future__ import annotations
@@ -26,7 +31,9 @@ class ReducerBook:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's number) -> number here
-        self._models: dict[tuple[int, int, tuple[int, ...]], int] = {}  # (life, rank's number, ranks) -> number here
+        self._models: dict[tuple[int, tuple[int, ...]], int] = {}  # (ranks' number, ranks) -> number here, the newest
+        self._members: dict[int, set[int]] = {}  # number here -> ranks that have named it
+        self._gone: set[int] = set()  # see [Note: models that are gone]
         self._assignments: dict[int, dict[int, dict[str, Any]]] = {}  # reducer -> generation -> description
         self._inspections: dict[tuple[int, int], dict[int, list[dict[str, Any]]]] = {}  # (reducer, step) -> rank
         self._marks: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in mark_names
@@ -37,11 +44,13 @@ class ReducerBook:
         """The number here of what this rank, in this life, calls `reducer`."""
         own = (rank, life, reducer)
         if own not in self._numbers:
-            model = (life, reducer, ranks)
-            if model not in self._models:
-                taken = set(self._models.values())
-                self._models[model] = reducer if reducer not in taken else max(taken) + 1
-            self._numbers[own] = self._models[model]
+            number = self._models.get((reducer, ranks))
+            # Ranks are replaced one by one: a model of an old process and a new one is one model.
+            if number is None or rank in self._members[number] or number in self._gone:
+                number = reducer if reducer not in self._members else max(self._members) + 1
+                self._models[reducer, ranks], self._members[number] = number, set()
+            self._members[number].add(rank)
+            self._numbers[own] = number
         return self._numbers[own]
 
     def own_number(self, rank: int, life: int, reducer: int) -> int | None:
@@ -50,6 +59,14 @@ class ReducerBook:
             if (of_rank, of_life, number) == (rank, life, reducer):
                 return own
         return None
+
+    def is_gone(self, reducer: int) -> bool:
+        """Whether a rank of this model is known not to have it any more."""
+        return reducer in self._gone
+
+    def begin_life(self, rank: int) -> None:
+        """This rank has a new process: its models are gone."""
+        self._gone.update(number for (of_rank, _, _), number in self._numbers.items() if of_rank == rank)
 
     def mark(self, rank: int, life: int, index: int) -> int:
         """Index in `mark_names` of what this rank, in this life, calls mark `index`; -1 if it has no name."""
@@ -69,6 +86,9 @@ class ReducerBook:
             made["reducer"] = self.number(rank, life, made["reducer"], tuple(made["group_ranks"]))
             self._share(made)
             self._assignments.setdefault(made["reducer"], {})[made["generation"]] = made
+        elif kind == "gone":
+            made["reducer"] = self.number(rank, life, made["reducer"])
+            self._gone.add(made["reducer"])
         elif kind == "inspection":
             made["reducer"] = self.number(rank, life, made["reducer"])
             self._inspections.setdefault((made["reducer"], made["step"]), {})[rank] = made["buckets"]
