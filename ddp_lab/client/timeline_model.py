@@ -132,9 +132,9 @@ class TimelineModel:
             return rank
         if session in rank.sessions:
             return None
-        if rank.sessions:
-            self._book.begin_life(number)
         rank.sessions.append(session)
+        if rank.life:
+            self._book.begin_life(number, rank.life)
         rank.next = rank.events = rank.dropped = 0
         rank.status = {}
         return rank
