@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError, faults
+from ddp_lab.insight.carried import shares
 from ddp_lab.widgets.controls import Controls
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
@@ -98,6 +99,8 @@ def test_buckets_and_hooks_change_while_a_cell_trains(lab: Lab, tmp_path: Path) 
             described = lab.timeline.assignment(reducer, done.generation)
             assert described["first_step"] == done.step
             assert len(described["buckets"]) == buckets
+            halved = what.get("comm_hook") == "fp16"
+            assert shares(described) == (1.0, 0.5 if halved else 1.0)
             _wait_steps(lab, 15)
         assert not running.done
         compared = lab.before_after()
