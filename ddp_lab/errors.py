@@ -47,6 +47,7 @@ class RankFailure:
         waited_in: of a consequence, what the rank waited in, e.g. ``"all_reduce #17 of 4 MiB (float32 [1048576])"``; ""
             where that is not known.
         broke_backward: whether the backward of a model was under way: it is discarded, with the model's gradients.
+        brief: the traceback without the frames of libraries between the user's own; "" where it would be the same.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class RankFailure:
     consequence: bool
     waited_in: str = ""
     broke_backward: bool = False
+    brief: str = ""
 
 
 class CellError(DdpLabError):

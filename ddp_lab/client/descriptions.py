@@ -125,6 +125,7 @@ _KINDS: dict[str, _Check] = {
             "options": _maybe(_OPTIONS),
         },
     ),
+    "gone": _record({"reducer": _REDUCER}),
     "inspection": _record({"reducer": _REDUCER, "step": _STEP, "buckets": _list(_record({"bucket": _BUCKET}))}),
     "gradients": _record({"reducer": _REDUCER, "step": _STEP}),
     "drift": _record({"reducer": _REDUCER, "step": _STEP}),

@@ -25,6 +25,7 @@ __all__ = ["Report", "Watch"]
 _SURE_SECONDS = 2.0  # a rank waits for one that was not given the cell: nothing but another cell changes that
 _MOMENT_S = 0.1
 _LOOKS = 4  # examinations within the time after which a cell without progress is told of
+_FRAMES, _LONGEST = 4, 140  # of each rank in the text: frames, and characters of one
 _APART = 0.7  # of that time: what is found then is told within it
 
 
@@ -66,10 +67,17 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self.brief]
+        shown: dict[tuple[str, ...], int] = {}  # stack -> the first rank that has it
         for one in self.ranks:
             lines.append(f"  rank {one.rank} {one}{_since(one)}")
             if one.in_flight:
                 lines.append(f"    in flight: {one.in_flight}")
+            frames = tuple(_frames(one))
+            first = shown.setdefault(frames, one.rank)
+            if first != one.rank and frames:
+                lines.append(f"      its stack: as that of rank {first}")
+            else:
+                lines += [f"      {frame}" for frame in _innermost(frames)]
         if self.lesson:
             lines.append(f"  More: {self.lesson}")
         return "\n".join(lines)
@@ -101,10 +109,20 @@ def _since(one: Examined) -> str:
     return f" (in the cell for {one.seconds:.0f} s)" if one.seconds >= 1 else ""
 
 
-def _stack(one: Examined) -> str:
+def _frames(one: Examined) -> list[str]:
     """The user's own frames, the innermost last, as in a traceback."""
-    lines = [f"{place} in {place.function}: {place.text}" for place in reversed(one.stack) if place.users]
-    return "<br>".join(html.escape(line) for line in lines) or "–"
+    return [f"{place} in {place.function}: {place.text}" for place in reversed(one.stack) if place.users]
+
+
+def _innermost(frames: Sequence[str]) -> list[str]:
+    """The last of these, and how many were left out."""
+    left = len(frames) - _FRAMES
+    kept = [frame if len(frame) <= _LONGEST else frame[:_LONGEST] + "…" for frame in frames[-_FRAMES:]]
+    return [*([f"… {left} frame{'s' if left > 1 else ''} further out"] if left > 0 else ()), *kept]
+
+
+def _stack(one: Examined) -> str:
+    return "<br>".join(html.escape(line) for line in _frames(one)) or "–"
 
 
 class Watch:

@@ -47,15 +47,17 @@ _COMMUNICATION_NAMES = {"DistBackendError", "DistNetworkError", "DistStoreError"
 
 def failure_of(rank: int, report: Mapping[str, Any]) -> RankFailure:
     """The failure that rank `rank` reported (see `ddp_lab.engine.cell.run`)."""
+    whole, brief = ("\n".join(report[name]) for name in ("traceback", "brief"))
     return RankFailure(
         rank=rank,
         name=str(report["name"]),
         message=str(report["message"]),
-        traceback="\n".join(report["traceback"]),
+        traceback=whole,
         time_ns=int(report["time_ns"]),
         consequence=bool(report["consequence"]),
         waited_in=str(report["waited_in"]),
         broke_backward=bool(report["broke_backward"]),
+        brief="" if brief == whole else brief,
     )
 
 
@@ -133,7 +135,9 @@ def cell_error(failures: Mapping[int, RankFailure], label: str) -> CellError:
     else:
         message = f"{who} failed: {_headline(first)}"
         lines = [f"\x1b[1;31m{who} failed\x1b[0m in cell {label}"]
-        lines += first.traceback.splitlines() or [_headline(first)]
+        lines += (first.brief or first.traceback).splitlines() or [_headline(first)]
+        if first.brief:
+            lines.append(f"all frames: `import sys; print(sys.last_value.failures[{first.rank}].traceback)`")
     lines += _folded([each for each in failures.values() if each not in same], first)
     lines += _discarded(failures)
     return CellError(message, failures, "\n".join(lines))

@@ -1,13 +1,14 @@
 """What the client can do to models that train: reconfigure them, break things on purpose, pause and step through.
 
-All of it goes over the control channel, and works while a cell runs; the rank side is `ddp_lab.parallel.live`.
+All of it goes over the control channel, and works while a cell runs; the rank side is `ddp_lab.parallel.live`. Where
+no model is named, the one that was active last is meant, of those that the ranks still have.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class LiveControl:
         Works while a cell trains (started with ``wait=False``, or from another thread), or before one that will.
 
         Args:
-            reducer: which model; None for the most recently active.
+            reducer: which model; None for the most recently active of those that exist.
             bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
             first_bucket_mb: cap of the bucket that is launched first.
             bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
@@ -74,14 +75,19 @@ class LiveControl:
             ClusterError: the ranks refuse (they say why), or no step came in time: then nothing is changed, unless
                 the message says otherwise.
         """
-        asked = {
+        change = {
             "bucket_cap_mb": bucket_cap_mb,
             "first_bucket_mb": first_bucket_mb,
             "bucket_cap_mb_list": None if bucket_cap_mb_list is None else list(bucket_cap_mb_list),
             "order": order if order is None or isinstance(order, str) else list(order),
             "comm_hook": comm_hook,
         }
-        number = self._live_model(reducer)
+        return self._reconfigure(self._live_model(reducer), change, timeout)
+
+    def _reconfigure(
+        self, number: int, asked: dict[str, Any], timeout: float, trains: Callable[[], bool] = lambda: True
+    ) -> Reconfigured:
+        """See `reconfigure`; gives up, too, when `trains()`, which is asked again and again, says no."""
         ranks = list(self.timeline.assignment(number)["group_ranks"])
         name = uuid.uuid4().hex
         self._live(number, ranks, "check", change=asked)
@@ -89,7 +95,7 @@ class LiveControl:
         try:
             self._live(number, ranks[1:], "prepare", change=asked, name=name)
             self._live(number, ranks[:1], "prepare", change=asked, name=name)
-            done = self._wait_applied(number, ranks, name, time.monotonic() + timeout)
+            done = self._wait_applied(number, ranks, name, time.monotonic() + timeout, trains)
         except ClusterError as error:
             if not self._withdraw(number, ranks, name):
                 raise ClusterError(f"{error} It is decided: they make the change when they train on.") from error
@@ -103,7 +109,9 @@ class LiveControl:
             number, first["step"], first["generation"], {k: v for k, v in asked.items() if v is not None}
         )
 
-    def _wait_applied(self, reducer: int, ranks: list[int], name: str, deadline: float) -> dict[int, dict[str, Any]]:
+    def _wait_applied(
+        self, reducer: int, ranks: list[int], name: str, deadline: float, trains: Callable[[], bool]
+    ) -> dict[int, dict[str, Any]]:
         while True:
             found = self._live(reducer, ranks, "status", name=name)
             states = {answer["state"] for answer in found.values()}
@@ -116,6 +124,8 @@ class LiveControl:
                 raise ClusterError("The ranks were given new groups meanwhile, and the change was dropped: ask again.")
             if time.monotonic() > deadline:
                 raise ClusterError("The model has not trained two steps in time.")
+            if not trains():
+                raise ClusterError("The training has ended.")
             time.sleep(_LOOK_SECONDS)
 
     def _wait_described(self, reducer: int, generation: int) -> None:
@@ -149,7 +159,9 @@ class LiveControl:
         Raises:
             ValueError: there are fewer than 10 steps on a side.
         """
-        return before_after(*steps_of_change(self.timeline, self._live_model(reducer), what, last_steps, generation))
+        known = [one.reducer for one in self.timeline.reducers() if reducer in (None, one.reducer)]
+        number = known[-1] if known else self._live_model(reducer)  # which says why there is none
+        return before_after(*steps_of_change(self.timeline, number, what, last_steps, generation))
 
     # -- faults
 
@@ -158,7 +170,7 @@ class LiveControl:
 
         Args:
             fault: e.g. ``ddp_lab.faults.SlowLayer(rank=1, parameter="0.weight", seconds=0.02)``.
-            reducer: which model; None for the most recently active.
+            reducer: which model; None for the most recently active of those that exist.
 
         Returns:
             A number, for `clear_faults`.
@@ -207,7 +219,7 @@ class LiveControl:
             ranks: which pause; None for all of the model.
             parameters: at the gradients of these alone (qualified names); empty: of all.
             buckets: at the other points for these alone; empty: for all.
-            reducer: which model; None for the most recently active.
+            reducer: which model; None for the most recently active of those that exist.
 
         Raises:
             ClusterError: a rank refuses it, or does not answer.
@@ -244,7 +256,7 @@ class LiveControl:
         Args:
             ranks: which; None for all that pause. The others stay where they are.
             timeout: seconds to wait: a rank that needs another one that pauses does not come there.
-            reducer: which model; None for the most recently active.
+            reducer: which model; None for the most recently active of those that exist.
         """
         return self._go_on("event", ranks, timeout, reducer)
 
@@ -278,16 +290,21 @@ class LiveControl:
     # -- the ranks
 
     def _live_model(self, reducer: int | None) -> int:
-        """The number of the model that is meant."""
-        known = {one.reducer for one in self.timeline.reducers()}
-        if reducer is None:
-            latest = self.timeline.reducers()
-            if not latest:
-                raise ClusterError("no rank has a model yet: wrap one in ddp_lab.DistributedDataParallel")
-            return latest[-1].reducer
-        if reducer not in known:
-            raise ValueError(f"there is no model {reducer} on the timeline: choose one of {sorted(known)}")
-        return reducer
+        """The number of the model that is meant; asks nobody, see [Note: models that are gone] in `reducer_book`."""
+        living = [one.reducer for one in self.timeline.living()]
+        if reducer in living or (reducer is None and living):
+            return living[-1] if reducer is None else reducer
+        known = [one.reducer for one in self.timeline.reducers()]
+        if reducer is not None and reducer not in known:
+            raise ValueError(f"there is no model {reducer} on the timeline: choose one of {sorted(living)}")
+        if not known:
+            raise ClusterError("no rank has a model yet: wrap one in ddp_lab.DistributedDataParallel")
+        which = "no rank has a model any more" if reducer is None else f"model {reducer} is gone"
+        why = "no variable of a cell holds it any more, or one of its ranks has a new process"
+        remedy = (
+            f"choose one of {sorted(living)}" if living else "wrap one in ddp_lab.DistributedDataParallel, and keep it"
+        )
+        raise ClusterError(f"{which} ({why}): {remedy}")
 
     def _model_ranks(self, reducer: int) -> list[int]:
         return list(self.timeline.assignment(reducer)["group_ranks"])

@@ -35,7 +35,7 @@ class Looking(LiveControl):
 
         Args:
             every: how many steps apart; 0: no more.
-            reducer: which model; None for the most recently active.
+            reducer: which model; None for the most recently active of those that exist.
 
         Raises:
             ClusterError: a rank refuses, or does not answer.
@@ -50,7 +50,7 @@ class Looking(LiveControl):
 
         Args:
             every: how many steps apart; 0: no more.
-            reducer: which model; None for the most recently active.
+            reducer: which model; None for the most recently active of those that exist.
 
         Raises:
             ClusterError: a rank refuses, or does not answer.
@@ -61,7 +61,7 @@ class Looking(LiveControl):
         """Compares parameters and buffers of all ranks now: between two steps while they train, else at once.
 
         Args:
-            reducer: which model; None for the most recently active.
+            reducer: which model; None for the most recently active of those that exist.
             timeout: seconds in which a model that trains must have made two steps.
 
         Raises:

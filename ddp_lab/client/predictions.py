@@ -68,7 +68,7 @@ class Predictions(LiveControl):
 
         Args:
             step: the code of one training step on each rank, such as ``"train_step()"``; None: a cell trains.
-            reducer: which model; None for the most recently active.
+            reducer: which model; None for the most recently active of those that exist.
             lossy: try comm hooks, too, that round gradients to 16 bits.
             seconds: how long it may take.
             steps: of a turn; None: about 0.3 s of them.

@@ -3,6 +3,12 @@
 Ranks number their reducers alike within one group and one life of their processes. After a restart, or with two
 groups of ranks that build models of their own, equal numbers mean different models: here each model gets a number
 of its own, the rank's where that is free.
+
+[Note: models that are gone]
+Which models exist only the ranks know, and they say so once, when one is gone (`ddp_lab.parallel.recording`). A rank
+with a new process has none of its former ones, until `restore_from` gives it a copy of another rank's, which goes on
+with the generation after the last. A model that one of its ranks has not can't train: so it counts as gone, and nobody
+has to ask.
 """
 
 from __future__ import annotations
@@ -26,23 +32,36 @@ class ReducerBook:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's number) -> number here
-        self._models: dict[tuple[int, int, tuple[int, ...]], int] = {}  # (life, rank's number, ranks) -> number here
+        self._models: dict[tuple[int, tuple[int, ...]], int] = {}  # (ranks' number, ranks) -> number here, the newest
+        self._lives: dict[int, int] = {}  # rank -> its life
+        self._members: dict[int, dict[int, int]] = {}  # number here -> rank -> its life when it named the model last
+        self._missing: dict[int, set[int]] = {}  # number here -> ranks that do not have it any more
         self._assignments: dict[int, dict[int, dict[str, Any]]] = {}  # reducer -> generation -> description
         self._inspections: dict[tuple[int, int], dict[int, list[dict[str, Any]]]] = {}  # (reducer, step) -> rank
         self._marks: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in mark_names
         self.mark_names: list[str] = []
         self.watched = GradientBook()
 
-    def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = ()) -> int:
-        """The number here of what this rank, in this life, calls `reducer`."""
+    def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = (), generation: int = 0) -> int:
+        """The number here of what this rank, in this life, calls `reducer`; the last two are of its description."""
         own = (rank, life, reducer)
         if own not in self._numbers:
-            model = (life, reducer, ranks)
-            if model not in self._models:
-                taken = set(self._models.values())
-                self._models[model] = reducer if reducer not in taken else max(taken) + 1
-            self._numbers[own] = self._models[model]
+            number = self._models.get((reducer, ranks))
+            if number is None or not self._is_same(number, rank, generation):
+                number = reducer if reducer not in self._members else max(self._members) + 1
+                self._models[reducer, ranks] = number
+                self._members[number], self._missing[number] = {}, set()
+            self._members[number][rank] = self._lives[rank] = life
+            self._missing[number].discard(rank)
+            self._numbers[own] = number
         return self._numbers[own]
+
+    def _is_same(self, number: int, rank: int, generation: int) -> bool:
+        """Whether a model that this rank names for the first time in its life is that one."""
+        members = self._members[number]
+        if rank not in members:  # ranks are replaced one by one: their lives need not be equal
+            return not self._missing[number]
+        return generation > 0 and any(life == self._lives[of] for of, life in members.items() if of != rank)
 
     def own_number(self, rank: int, life: int, reducer: int) -> int | None:
         """What this rank, in this life, calls the reducer numbered so here; None if it has no such model."""
@@ -50,6 +69,17 @@ class ReducerBook:
             if (of_rank, of_life, number) == (rank, life, reducer):
                 return own
         return None
+
+    def is_gone(self, reducer: int) -> bool:
+        """Whether a rank of this model is known not to have it. See [Note: models that are gone]."""
+        return bool(self._missing.get(reducer))
+
+    def begin_life(self, rank: int, life: int) -> None:
+        """This rank has a new process."""
+        self._lives[rank] = life
+        for number, members in self._members.items():
+            if rank in members:
+                self._missing[number].add(rank)
 
     def mark(self, rank: int, life: int, index: int) -> int:
         """Index in `mark_names` of what this rank, in this life, calls mark `index`; -1 if it has no name."""
@@ -66,9 +96,13 @@ class ReducerBook:
             self._marks[rank, life, made["index"]] = index
             return {**made, "index": index}
         if kind == "assignment":
-            made["reducer"] = self.number(rank, life, made["reducer"], tuple(made["group_ranks"]))
+            ranks = tuple(made["group_ranks"])
+            made["reducer"] = self.number(rank, life, made["reducer"], ranks, made["generation"])
             self._share(made)
             self._assignments.setdefault(made["reducer"], {})[made["generation"]] = made
+        elif kind == "gone":
+            made["reducer"] = self.number(rank, life, made["reducer"])
+            self._missing[made["reducer"]].add(rank)
         elif kind == "inspection":
             made["reducer"] = self.number(rank, life, made["reducer"])
             self._inspections.setdefault((made["reducer"], made["step"]), {})[rank] = made["buckets"]

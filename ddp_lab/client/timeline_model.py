@@ -133,6 +133,8 @@ class TimelineModel:
         if session in rank.sessions:
             return None
         rank.sessions.append(session)
+        if rank.life:
+            self._book.begin_life(number, rank.life)
         rank.next = rank.events = rank.dropped = 0
         rank.status = {}
         return rank
@@ -201,6 +203,11 @@ class TimelineModel:
         with self._lock:
             made = [self._info(reducer) for reducer in {*self._book.reducers(), *self._latest}]
         return sorted(made, key=lambda one: (one.last_event_ns, one.reducer))
+
+    def living(self) -> list[ReducerInfo]:
+        """Those of `reducers` that their ranks still have, as far as they have said: see `reducer_book`."""
+        with self._lock:
+            return [one for one in self.reducers() if not self._book.is_gone(one.reducer)]
 
     def _info(self, reducer: int) -> ReducerInfo:
         ranks = tuple(sorted(rank for of, rank in self._tables if of == reducer))

@@ -43,7 +43,7 @@ def tune(cluster: Cluster, step: str | None, *, reducer: int | None, steps: int 
     """See `Cluster.tune`."""
     if step is None:
         return tune_live(cluster, reducer, steps=steps, link=cluster._link, **options)
-    if cluster.timeline._chosen(reducer) is None or _recorded(cluster, reducer) < _FIRST_STEPS:
+    if _recorded(cluster, reducer) < _FIRST_STEPS:
         cluster.run(
             f"_tuned_step = {step!r}\nfor _ in range({_FIRST_STEPS}): exec(_tuned_step, globals())",
             label="tune",
@@ -67,7 +67,7 @@ def tune_live(
 
     Args:
         control: reaches the ranks.
-        reducer: which model; None for the most recently active.
+        reducer: which model; None for the most recently active of those that exist.
         steps: of a turn, see `Turns`.
         link: how long an all-reduce takes; None: fitted to recorded ones.
         first_seconds: how long to wait for the first steps.
@@ -82,8 +82,8 @@ def tune_live(
 
 
 def _recorded(control: LiveControl, reducer: int | None) -> int:
-    info = control.timeline._chosen(reducer)
-    return 0 if info is None else info.last_step + 1
+    known = [one for one in control.timeline.living() if reducer in (None, one.reducer)]
+    return known[-1].last_step + 1 if known else 0
 
 
 def _wait_first_steps(control: LiveControl, reducer: int | None, seconds: float) -> None:

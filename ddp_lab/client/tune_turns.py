@@ -27,6 +27,8 @@ _STEPS = (5, 60)
 _LOOK_SECONDS = 0.01
 _ANSWER_SECONDS = 5.0
 _PATIENCE_SECONDS = 20.0
+_QUIET_SECONDS = 0.1  # without a step, after which the ranks are asked whether they run anything
+_PAUSE_SECONDS, _PAUSE_STEPS = 2.0, 5  # the same where they run nothing while they train: on a thread of their own
 _BACKWARD_END = STEP_FIELDS.index("backward_end")
 _APPLY = "__import__('ddp_lab.parallel.live.turn', fromlist=['apply']).apply({own}[rank], {change})\n"
 
@@ -168,6 +170,8 @@ class LiveTurns(Turns):
         recent = self._times(self._last_step - 10, self._last_step)
         typical = float(np.median(recent)) / 1e3 if len(recent) else 0.0
         self.patience = max(_PATIENCE_SECONDS, 10 * typical) if patience is None else patience
+        self._quiet = _QUIET_SECONDS if self.training else max(_PAUSE_SECONDS, _PAUSE_STEPS * typical)
+        self._seen, self._moved, self._asked = -1, 0.0, 0.0  # the last step, since when, and when the ranks were asked
 
     def take(self, setting: Setting) -> npt.NDArray[np.float64]:
         """See `Turns.take`."""
@@ -190,7 +194,7 @@ class LiveTurns(Turns):
         if not change:
             return self._last_step + 1
         try:
-            done = self.control.reconfigure(self.reducer, **change, timeout=self.patience)
+            done = self.control._reconfigure(self.reducer, change, self.patience, self._trains)
         except ClusterError as error:
             if not self.training:
                 raise TrainingEnded("Training ended.") from error
@@ -224,24 +228,31 @@ class LiveTurns(Turns):
         answers = self.control.wire.request(self.ranks, "ping", _ANSWER_SECONDS)
         return any(answer.get("cell", "") is not None for answer in answers.values())
 
+    def _trains(self) -> bool:
+        """Whether the model trains on, as far as is known; asked again and again, it asks the ranks when no step comes.
+
+        A cell that has ended trains no more; steps of a thread may come without one.
+        """
+        now, last = time.monotonic(), self._last_step
+        if last != self._seen:
+            self._seen, self._moved = last, now
+        if now - max(self._moved, self._asked) < self._quiet:
+            return True
+        self._asked = now
+        return self.training
+
     def _wait_step(self, step: int) -> None:
         """Waits until all of the steps before `step` have ended.
 
         Raises:
             TrainingEnded: they don't come.
         """
-        seen, moved = -1, time.monotonic()
-        asked = moved
-        while (last := self._last_step) < step:
-            now = time.monotonic()
-            if last != seen:
-                seen, moved = last, now
-            if now - moved > self.patience:
+        self._seen = -1
+        while self._last_step < step:
+            if not self._trains():
+                raise TrainingEnded("Training ended.")
+            if time.monotonic() - self._moved > self.patience:
                 raise TrainingEnded(f"The model has not trained a step in {self.patience:.0f} s.")
-            if now - max(moved, asked) > 1.0:
-                asked = now
-                if not self.training:
-                    raise TrainingEnded("Training ended.")
             time.sleep(_LOOK_SECONDS)
 
 

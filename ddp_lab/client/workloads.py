@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..insight.carried import carried, shares
 from ..insight.link_model import Point
 from ..insight.workload import Workload
 from .span_columns import TableView, device_rows
@@ -88,6 +89,7 @@ def workload(
         ready = _ready(steps.gradients[:, :, : len(parameters)] - begin[:, :, None], members)
         computed = np.median(steps.field("finalize") - begin, axis=1)
     caps = description.get("options", {}).get("bucket_cap_mb_list", [])
+    in_buffers, on_link = shares(description)
     return Workload(
         names=tuple(one["name"] for one in parameters),
         sizes=size,
@@ -102,6 +104,8 @@ def workload(
         caps=tuple(int(cap * _MEBIBYTE) for cap in caps),
         world_size=len(description["group_ranks"]),
         step_ns=float(np.median((steps.field("backward_end") - steps.before).mean(axis=0))),
+        buffered=in_buffers,
+        carried=on_link,
     )
 
 
@@ -112,7 +116,7 @@ def step_times(timeline: TimelineModel, reducer: int | None = None, *, generatio
 
 
 def _bucket_sizes(description: Any) -> list[int]:
-    """Bytes of the parameters in each bucket, as a workload counts them; with mixed precision less travels."""
+    """Bytes of the parameters in each bucket, as a workload counts them."""
     parameters = description["parameters"]
     return [sum(parameters[index]["bytes"] for index in one["parameters"]) for one in description["buckets"]]
 
@@ -173,12 +177,13 @@ def all_reduces(
 ) -> list[Point]:
     """Recorded all-reduces that had the link to themselves: (bytes, ns, ranks).
 
-    A collective counts from the last rank's launch to the last rank's end, if all before it had ended by then; on
-    devices it takes as long as on the rank that came last.
+    Bytes are those that travel; of a hook of which nobody knows that, the buffer's. A collective counts from the last
+    rank's launch to the last rank's end, if all before it had ended by then; on devices it takes as long as on the rank
+    that came last.
     """
     description, steps = _chosen(timeline, reducer, generation, last_steps)
     ranks = len(description["group_ranks"])
-    size = _bucket_sizes(description)
+    size = carried(description) or [float(one["bytes"]) for one in description["buckets"]]
     if steps.on_device:
         duration = (steps.bucket("device_end") - steps.bucket("device_begin")).min(axis=0)[:, : len(size)]
         return [(size[b], float(ns), ranks) for row in duration for b, ns in enumerate(row) if ns > 0]

@@ -38,7 +38,7 @@ import torch.distributed as dist
 from IPython.core import interactiveshell
 
 from ..parallel.live import breakpoints
-from . import await_runner, cell, examine, flights, groups, regroup
+from . import await_runner, cell, examine, flights, groups, regroup, tracebacks
 from .asking import Asking
 
 __all__ = ["Agent"]
@@ -374,7 +374,7 @@ def _users_steps(error: BaseException) -> TracebackType | None:
     """
     first, *others = _steps(error.__traceback__)
     kept: TracebackType | None = None
-    for step in reversed([first, *(one for one in others if examine.is_users(one.tb_frame.f_code.co_filename))]):
+    for step in reversed([first, *(one for one in others if tracebacks.is_users(one.tb_frame.f_code.co_filename))]):
         kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return kept
 

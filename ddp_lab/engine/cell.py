@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import await_runner, sources, values, variables
+from . import await_runner, sources, tracebacks, values, variables
 
 __all__ = ["CellEnd", "before_cell", "on_done", "on_failure", "run", "running", "text_of"]
 
@@ -98,8 +98,8 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
 
     Returns:
         A dict of plain data: ``ok``, ``seconds``, ``end_ns``, ``blob`` (the pickled value) or None, ``kind`` (the
-        value's type), and for a failure ``name``, ``message``, ``traceback`` (lines), ``time_ns``, ``consequence``,
-        ``freed_by``, ``waited_in``, ``broke_backward``.
+        value's type), and for a failure ``name``, ``message``, ``traceback`` (lines), ``brief`` (the same without the
+        frames of libraries in between), ``time_ns``, ``consequence``, ``freed_by``, ``waited_in``, ``broke_backward``.
     """
     global _running
     from IPython import get_ipython
@@ -255,10 +255,12 @@ def _report(shell: Any, end: CellEnd, value: Any, begin: int, always: bool) -> d
             if always:
                 report["unsent"] = str(error)
     if end.error is not None:
+        rendered = list(shell._last_traceback or traceback.format_exception(end.error))
         report.update(
             name=type(end.error).__name__,
             message=text_of(end.error),
-            traceback=list(shell._last_traceback or traceback.format_exception(end.error)),
+            traceback=rendered,
+            brief=tracebacks.folded(rendered, shell.InteractiveTB.mode),
             time_ns=end.time_ns,
             consequence=end.consequence,
             freed_by=end.freed_by,

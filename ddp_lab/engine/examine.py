@@ -10,7 +10,6 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -26,12 +25,11 @@ from ..insight.examined import Examined
 from ..parallel.inspection import live_models
 from ..parallel.live import breakpoints
 from . import cell, flights, groups
+from .tracebacks import is_users
 
-__all__ = ["entered_at", "examine", "is_users", "waited_in"]
+__all__ = ["entered_at", "examine", "waited_in"]
 
 _C10D = c10d.__file__
-_OURS = __file__.rpartition("engine")[0]
-_LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"])
 _COLLECTIVES = {
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_reduce_coalesced"),
     *("all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
@@ -114,11 +112,6 @@ def _described(frame: FrameType) -> dict[str, Any]:
         "text": _text(frame),
         "users": is_users(code.co_filename),
     }
-
-
-def is_users(file: str) -> bool:
-    """Whether code of this file is the user's own: a cell's or a script's, not a library's."""
-    return file.startswith("<cell ") or not file.startswith((_OURS, *_LIBRARIES, "<"))
 
 
 def _text(frame: FrameType) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch.distributed as dist
 
 from .. import faults
-from ..parallel.inspection import live_models
+from ..parallel.inspection import is_observed, live_models
 from ..parallel.live import breakpoints, happening, looking, rehearsal, state
 from ..parallel.live.change import Change, check
 
@@ -42,11 +42,19 @@ def answer(rank: int, message: _Message) -> Mapping[str, Any] | None:
     do = message["do"]
     if do in _ALL_MODELS:
         return _ALL_MODELS[do](message)
-    number = int(message["reducers"][str(rank)])
+    number = message["reducers"].get(str(rank))
+    if number is None:
+        return {"error": "it has no such model"}
     model = _model(number)
     if model is None:  # no failure of ours: a view may ask for a model that a cell has just replaced
-        return {"error": f"its model {number} is gone: no variable of a cell holds it any more"}
+        return {"error": _why_not(number)}
     return _ONE_MODEL[do](model, message)
+
+
+def _why_not(number: int) -> str:
+    if is_observed(number):
+        return f"its model {number} is of torch's class, and only observed: wrap it in ddp_lab.DistributedDataParallel"
+    return f"its model {number} is gone: no variable of a cell holds it any more"
 
 
 def _model(reducer: int) -> ModelState | None:

@@ -44,7 +44,7 @@ class Configuration:
         bucket_cap_mb: MiB; a number, one for each bucket (the last one repeats), or None: a first bucket of 1 MiB and
             others of 25. 0 is a bucket for each parameter, `math.inf` one for all.
         order: parameters as buckets are to be filled; None: the order of readiness; "registration": its reverse.
-        hook: a comm hook; None: plain all-reduce.
+        hook: a comm hook in the place of the recorded one (`Hook()`: a plain all-reduce); None: as recorded.
         sync_every: gradients are averaged once in so many backwards (`no_sync` for the others); times are then
             averages over them, and what is outside of forward and backward happens once.
         world_size: ranks; None: as recorded. The recorded ranks stand for all.

@@ -148,7 +148,8 @@ class _Run:
             size = self.assignments[row].bytes.astype(np.float64)
             hook, count = one.hook or Hook(), len(size)
             world = one.world_size or self.world_size
-            latency, transfer = link.parts(size * hook.bytes_factor, world)
+            travels = self.base.carried if one.hook is None else self.base.buffered * hook.bytes_factor
+            latency, transfer = link.parts(size * travels, world)
             self.costs["latency"][row, :count], self.costs["transfer"][row, :count] = latency, transfer
             self.costs["launch"][row, :count] = link.launch_ns + hook.ns + hook.ns_per_byte * size
             self.costs["write_back"][row, :count] = fixed + (per_byte + hook.after_ns_per_byte) * size

@@ -33,6 +33,8 @@ class Workload:
         world_size: ranks that trained.
         step_ns: median of the recorded steps, mean over the ranks; None: unknown.
         waits_ns: what a step takes beyond what a replay explains, see `ddp_lab.insight.anchor`; may be negative.
+        buffered: bytes of the buckets' buffers over `sizes`: less than 1 with mixed precision.
+        carried: bytes that travelled over `sizes`, with the recorded comm hook; see `ddp_lab.insight.carried`.
     """
 
     names: tuple[str, ...]
@@ -49,6 +51,8 @@ class Workload:
     world_size: int = 1
     step_ns: float | None = None
     waits_ns: float = 0.0
+    buffered: float = 1.0
+    carried: float = 1.0
 
     def __post_init__(self) -> None:
         ranks, parameters = self.ready_ns.shape

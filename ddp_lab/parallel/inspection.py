@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .model_state import ModelState
     from .observe import Observation
 
-__all__ = ["inspect_gradients", "install", "install_observed", "live_models", "request_inspection"]
+__all__ = ["inspect_gradients", "install", "install_observed", "is_observed", "live_models", "request_inspection"]
 
 # A model that has done nothing for so long is not between two steps of a running loop.
 _IDLE_SECONDS = 1.0
@@ -45,6 +45,11 @@ def install_observed(model: Observation) -> None:
     """The same for a model of torch's class: requests reach it, but it is none of `live_models`."""
     _observed.add(model)
     _report_here(model)
+
+
+def is_observed(reducer_id: int) -> bool:
+    """Whether this is the number of a model of torch's class that exists."""
+    return any(model.reducer_id == reducer_id for model in list(_observed))
 
 
 def _report_here(model: ModelState | Observation) -> None:

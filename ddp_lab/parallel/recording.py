@@ -8,7 +8,8 @@ appended before it, so a reader drains first the events, then the descriptions, 
 [Note: how long a description is kept]
 As long as the object that it describes lives (its owner, a model) and no newer assignment of it came, and then until no
 event that was recorded in that time is in the ring any more; for ever without an owner. So a process may build models
-without end. Fleeting ones, which describe one step each, give way to newer ones: the newest 2,048 are kept.
+without end. Fleeting ones, which describe one step each, or say that the owner of an assignment is gone, give
+way to newer ones: the newest 2,048 are kept.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class _Description:
 
 _descriptions: list[_Description] = []
 _fleeting: collections.deque[tuple[int, str]] = collections.deque(maxlen=2048)  # position, JSON
+_gone: collections.deque[int] = collections.deque()  # models that are gone, which no description says yet
 _next_position = 0
 _describing = threading.Lock()
 _marks: dict[str, int] = {}  # name -> index
@@ -193,13 +195,25 @@ def describe_fleeting(description: dict[str, Any]) -> None:
 
 
 def _owner_is_gone(description: _Description) -> None:
+    """Takes no lock: garbage is collected anywhere, also where this thread holds one."""
     if description.end is None:
         description.end = statistics().recorded
+        if description.reducer is not None:
+            _gone.append(description.reducer)
+
+
+def _describe_gone() -> None:
+    """Appends a description of each model that has gone. Needs the lock."""
+    global _next_position
+    while _gone:
+        _fleeting.append((_next_position, json.dumps({"type": "gone", "reducer": _gone.popleft()})))
+        _next_position += 1
 
 
 def descriptions(cursor: int) -> tuple[list[dict[str, Any]], int]:
     """The descriptions from position `cursor` on that are still kept, and the next cursor."""
     with _describing:
+        _describe_gone()
         found = [(one.position, one.text) for one in _descriptions if one.position >= cursor]
         for position, text in reversed(_fleeting):
             if position < cursor:

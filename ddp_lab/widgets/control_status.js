@@ -61,7 +61,8 @@ export class NeedsCluster {
   }
 }
 
-// Which model a control is about: the one that is shown, unless the reader chooses another. Seen where there are several.
+// Which model a control is about: the one that is shown, or if that is gone the one that was active last, unless the
+// reader chooses another. Seen where there are several.
 export class ModelChoice {
   // actions: {redraw()}
   constructor(actions) {
@@ -71,10 +72,13 @@ export class ModelChoice {
   }
 
   // facts: of KernelFacts; returns {model: its number or null, current: its newest assignment}
-  pick({ models, model, current }) {
+  pick({ models, model, current, control }) {
+    const living = (control?.live && control.living) || models.map((one) => one.reducer);
+    const offered = models.filter((one) => living.includes(one.reducer));
     this.node.hidden = models.length < 2;
-    setOptions(this.select, [["", "the one that trains"], ...models.map((one) => [one.reducer, `${one.module} (reducer ${one.reducer})`])]);
-    const chosen = models.find((one) => String(one.reducer) === this.select.value);
+    setOptions(this.select, [["", "the one that trains"], ...offered.map((one) => [one.reducer, `${one.module} (reducer ${one.reducer})`])]);
+    const meant = this.select.value || (living.includes(model) ? "" : living.at(-1));
+    const chosen = offered.find((one) => String(one.reducer) === String(meant));
     return chosen ? { model: chosen.reducer, current: chosen } : { model, current };
   }
 }

@@ -58,6 +58,7 @@ class Controls:
         self._frozen = False
         self._spent = 0.0
         self._seen_version = -1
+        self._living: list[int] = []  # models that the ranks still have, the most recently active last
         self._parts: dict[str, StepControl | FaultControl | BucketControl | WatchControl] = {}
         self._refresher = Refresher(self._round, self._fail, _RATE)
         if cluster is not None:
@@ -93,6 +94,7 @@ class Controls:
         """Returns what is to be shown, by the name of the trait."""
         shown = {name: part.shown for name, part in self._parts.items()}
         control = {"live": not self._why, "why": self._why, "heard": list(self._heard), "shift": self._shift}
+        control["living"] = self._living
         return {
             "control": control,
             "stepping": shown.get("step", {}),
@@ -142,7 +144,8 @@ class Controls:
             return compared
         self._why = "" if not self._frozen else self._why
         busy = not self._asked.empty()
-        before = [part.shown for part in self._parts.values()]
+        before = [self._living, *(part.shown for part in self._parts.values())]
+        self._living = [one.reducer for one in self._timeline.living()]
         while not self._asked.empty():
             command = self._asked.get()
             self._carry_out(command)
@@ -152,7 +155,7 @@ class Controls:
         if time.monotonic() >= self._next and (active or self._looks or version != self._seen_version):
             self._seen_version = version
             self._look_around()
-        if busy or before != [part.shown for part in self._parts.values()]:
+        if busy or before != [self._living, *(part.shown for part in self._parts.values())]:
             self._changed()
         return busy or self._active
 
@@ -193,7 +196,9 @@ class Controls:
             part.look()
         elif isinstance(part, BucketControl) or not self._timeline.reducers():
             return
-        elif isinstance(part, StepControl) or self._looked_at("gradients"):
+        elif isinstance(part, StepControl):
+            part.look(self._reducer if self._reducer in self._living else None)
+        elif self._looked_at("gradients"):
             part.look(self._reducer)
 
     @property

@@ -7,11 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..client.timeline import Timeline
 from ..events import Kind
 from ..faults import mark_kind
+from ..insight.carried import carried
 from .messages import encode_steps
 from .step_store import StepFrame, StepStore
 
@@ -136,15 +135,14 @@ class StepFeed:
             return None
 
     def expected(self, reducer: int, generation: int, link: Any) -> dict[str, Any]:
-        """Returns what a link needs for each bucket, alone, in ns, and its limit on the bus in GB/s."""
+        """Returns the ns that a link needs for each bucket alone (None: unknown), and its limit on the bus in GB/s."""
         assignment = self.assignment(reducer, generation) or {"buckets": (), "group_ranks": ()}
         ranks = len(assignment["group_ranks"])
-        sizes = np.array([one["bytes"] for one in assignment["buckets"]], np.float64)
-        if ranks < 2 or not len(sizes):
+        if ranks < 2 or not assignment["buckets"]:
             return {}
-        large = 1e9
+        large, sizes = 1e9, carried(assignment)
         return {
-            "ns": [float(ns) for ns in link.time_ns(sizes, ranks)],
+            "ns": [None] * len(assignment["buckets"]) if sizes is None else link.time_ns(sizes, ranks).tolist(),
             "limit": 2 * (ranks - 1) / ranks * large / float(link.time_ns(large, ranks)),
             "from": f"{link.algorithm} of {ranks} ranks, fitted to {link.fit.points} sizes"
             if link.fit

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddp_lab.bench.browser import NotebookPage, until
+from ddp_lab.client.timeline import Timeline
 from tests.browser.bare_page import BarePage
 from tests.browser.test_views import training_of
 from tests.browser.waiting import says
+from tests.training_events import Training
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -149,4 +151,26 @@ def test_a_recording_has_no_controls(page: Page, view: str) -> None:
     shown = BarePage(page, training_of(steps=3), views=[view])
     shown.until(lambda: "controls need a live cluster" in page.locator(".ddp-main").inner_text(), "the words")
     assert not page.locator(".ddp-controls").is_visible()
+    shown.close()
+
+
+def test_a_control_means_a_model_that_exists(page: Page) -> None:
+    """While the model that trained last is shown and gone, the control offers and asks for one that the ranks have."""
+    timeline = Timeline()
+    training = Training()
+    for reducer in (0, 1):
+        training.reducer = reducer
+        for step in range(3):
+            training.feed(timeline, step, (reducer + 1) * 10**12 + step * 10**8)
+    shown = BarePage(page, timeline, views=["step"])
+    shown.until(lambda: "controls need a live cluster" in page.locator(".ddp-main").inner_text(), "the words")
+    control = {"live": True, "why": "", "heard": [], "living": [0]}
+    page.evaluate("(control) => window.fromKernel({control}, [])", control)
+    offered = page.locator(".ddp-step").get_by_label("model", exact=True).locator("option")
+    shown.until(lambda: offered.all_text_contents() == ["the one that trains", "DigitsNet (reducer 0)"], "one model")
+    page.get_by_role("button", name="Pause").click()
+    asked = until(
+        lambda: page.title() + "." and [one for one in shown._asked if one["type"] == "step"], 10, "a request"
+    )
+    assert asked[0]["reducer"] == 0
     shown.close()

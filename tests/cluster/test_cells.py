@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -185,6 +186,43 @@ def test_error_shows_the_cells_own_line(lab: Lab) -> None:
     assert "Cell %%distributed [3], line 3" in report
     assert "----> 3     int('no number')" in report
     assert lab.values("y") == {0: 0, 1: 1}
+
+
+BAD = """
+class Bad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, g): raise ValueError('bad gradient')
+def train(loss):
+    loss.backward()
+"""
+
+
+def test_frames_of_libraries_are_folded(lab: Lab) -> None:
+    """Of a backward's error the user's frames are shown, and the last one; all of them are where the report says."""
+    with pytest.raises(CellError) as caught:
+        lab.run(BAD + "train(Bad.apply(torch.ones(1, requires_grad=True)))")
+    report = plain(caught.value.report)
+    frames = ["line 9\n", "line 8, in train(loss)", "… 4 frames of libraries", "line 6, in Bad.backward(ctx, g)"]
+    assert [frame for frame in frames if frame in report] == frames
+    assert "site-packages" not in report
+    told = re.search(r"sys\.last_value\.failures\[(\d)\]\.traceback", report)
+    assert told is not None, report
+    whole = plain(caught.value.failures[int(told[1])].traceback)
+    assert whole.count("site-packages/torch") == 4
+    chained = (
+        "try: torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.ones(3))\nexcept RuntimeError: raise KeyError('mine')"
+    )
+    with pytest.raises(CellError) as caught:
+        lab.run(chained)
+    assert re.findall(r"… \d+|linear\.py|During handling|'mine'$", plain(caught.value.report), re.MULTILINE)[1:] == [
+        "linear.py", "During handling", "'mine'",
+    ]  # fmt: skip
+    with pytest.raises(CellError) as caught:
+        lab.run("%xmode Verbose\n" + BAD + "train(Bad.apply(torch.ones(1, requires_grad=True)))")
+    lab.run("%xmode Context")
+    assert "site-packages" in plain(caught.value.report)
 
 
 def test_same_error_on_all_ranks_is_shown_once(lab: Lab) -> None:

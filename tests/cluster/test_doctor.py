@@ -32,10 +32,16 @@ def test_the_sentence(lab: Lab, name: str) -> None:
 
 
 def test_a_part_of_the_ranks(lab: Lab) -> None:
-    """A cell that was given to one rank alone, but needs all, is told so."""
-    with running(lab, "dist.all_reduce(torch.ones(1))", ranks=[0]):
+    """A cell that was given to one rank alone, but needs all, is told so, with the user's own frames."""
+    nested = "def deep(n):\n    dist.all_reduce(torch.ones(1)) if n == 0 else deep(n - 1)\n"
+    with running(lab, nested + "deep(1)", ranks=[0]):
         report = settled(lab, "subset")
     assert "which rank 1 has to enter, too" in report.diagnosis.sentence
+    found = re.search(r"\n  rank 0 waits in .*\n    in flight: .*\n((?: {6}.*\n)+)  rank 1 runs no", str(report))
+    assert found is not None, str(report)
+    frames = [line.strip() for line in found[1].splitlines()]
+    ends = ["3 in <module>: deep(1)", "2 in deep: deep(n - 1)", "2 in deep: dist.all_reduce(torch.ones(1))"]
+    assert [frame.partition(" line ")[2] for frame in frames] == ends
 
 
 def test_nothing_runs(lab: Lab) -> None:
@@ -158,6 +164,20 @@ def test_a_rank_that_holds_the_interpreter(tmp_path: Path) -> None:
         assert "rank 1 does not answer" in report.diagnosis.sentence
         assert "rank 0 waits for it" in report.diagnosis.sentence
         cell.wait()
+
+
+def test_the_text_has_a_few_frames_of_each_rank() -> None:
+    """Of a deep stack the outer frames are counted, a library's left out; what several ranks share is there once."""
+    user = [Place("<cell %%distributed [3]>", line, "deep", "x" * 500, users=True) for line in range(9, 0, -1)]
+    library = Place("/lib/torch/x.py", 7, "wrapped", "call()", users=False)
+    ranks = [Examined(rank, "running", stack=(library, *user)) for rank in range(3)]
+    lines = str(Report.of(ranks)).splitlines()
+    frames = [line.strip() for line in lines if line.startswith(" " * 6)]
+    assert [frame.partition(" in ")[0] for frame in frames] == [
+        "… 5 frames further out", *(f"%%distributed [3] line {line}" for line in (6, 7, 8, 9)),
+        "its stack: as that of rank 0", "its stack: as that of rank 0",
+    ]  # fmt: skip
+    assert max(map(len, frames)) < 160
 
 
 def test_the_report_escapes_what_ranks_say() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError, faults
+from ddp_lab.insight.carried import shares
+from ddp_lab.widgets.controls import Controls
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
 
@@ -97,6 +99,8 @@ def test_buckets_and_hooks_change_while_a_cell_trains(lab: Lab, tmp_path: Path) 
             described = lab.timeline.assignment(reducer, done.generation)
             assert described["first_step"] == done.step
             assert len(described["buckets"]) == buckets
+            halved = what.get("comm_hook") == "fp16"
+            assert shares(described) == (1.0, 0.5 if halved else 1.0)
             _wait_steps(lab, 15)
         assert not running.done
         compared = lab.before_after()
@@ -135,10 +139,48 @@ def test_what_the_ranks_refuse(lab: Lab) -> None:
         lab.breakpoints("ready", ranks=[1])
     lab.resume()
     assert lab.values("model._live") == {0: None, 1: None}
+    number = lab.timeline.reducers()[-1].reducer
     lab.run("import gc; del model; gc.collect()")
-    with pytest.raises(ClusterError, match=r"rank \d refuses: its model \d+ is gone"):
-        lab.step_state()
+    with pytest.raises(ClusterError, match=rf"model {number} is gone"):
+        lab.step_state(number)
+    own = {str(rank): of_rank for rank, of_rank in lab.timeline.own_numbers(number).items()}
+    answers = lab.wire.request(None, "live", 30.0, do="stage", reducers=own)  # as when they have not said so yet
+    assert all("is gone" in answer["error"] for answer in answers.values())
     assert not lab.run("print(end='')").text(0)  # a refusal is no failure that the ranks' logs tell of
+
+
+def _shown_instead(lab: Lab, gone: int) -> None:
+    """Waits until a page that shows a model that is gone is shown where the ranks stand in one that they have."""
+    controls = Controls(lab.timeline, lab, lambda: None)
+    try:
+        controls.look("page", ["step"], gone)
+        wait_until(lambda: len(controls.traits()["stepping"]["ranks"]) == 2, 60, "where the ranks stand")
+        assert gone not in controls.traits()["control"]["living"]
+    finally:
+        controls.stop()
+
+
+def test_the_most_recent_model_of_those_that_exist(lab: Lab) -> None:
+    """Without a number a model that is gone is never meant: an older one is that lives, and if none does it says so."""
+    lab.run("import gc; model = kept = None; gc.collect()")
+    lab.run(MODEL + "for _ in range(3): step()\nkept, older = model, step")
+    number = lab.timeline.reducers()[-1].reducer
+    lab.run(MODEL + "for _ in range(3): step()")
+    newer = lab.timeline.reducers()[-1].reducer
+    assert newer != number
+    lab.run("del model, step; gc.collect()")
+    assert lab.timeline.reducers()[-1].reducer == newer
+    assert {state.step for state in lab.step_state().values()} == {3}
+    _shown_instead(lab, newer)
+    with pytest.raises(ClusterError, match="has not trained two steps in time"):
+        lab.reconfigure(bucket_cap_mb=SMALL, timeout=0.1)
+    lab.inject(faults.SlowRank(rank=1, seconds=0.001))
+    lab.run("model, step = kept, older\nstep()")
+    assert lab.faults()[1][0]["begun"]
+    lab.clear_faults()
+    lab.run("step()\nmodel = kept = None; gc.collect()")
+    with pytest.raises(ClusterError, match=r"no rank has a model any more.*wrap one in"):
+        lab.breakpoints("launched")
 
 
 def test_a_cell_that_fails_meanwhile(lab: Lab) -> None:

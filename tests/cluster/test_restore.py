@@ -75,6 +75,11 @@ def go_on_after_a_death(lab: Lab, kind: str, arguments: str, victim: int) -> Non
     assert lab.values("batch_of.__globals__ is globals()") == {0: True, 1: True}
     assert lab.values("len(model._comm_hooks)") == {0: 1, 1: 1}
     assert lab.pids().items() >= kept.items()
+    if kind.startswith("ddp_lab"):
+        assert set(lab.step_state()) == {0, 1}, "both ranks have the model that trained last"
+        newest = lab.timeline.reducers()[-1].reducer
+        last = lab.timeline.steps(newest).groupby("rank").step.max()
+        assert last.loc[victim] == last.loc[1 - victim] >= 15
 
 
 def test_ranks_that_have_them_load_their_states(lab: Lab) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError
+from ddp_lab.client import tune_turns
 from tests.cluster.conftest import Lab
 from tests.cluster.test_live_control import LOOP
 
@@ -86,19 +87,27 @@ def test_while_a_cell_trains_an_interrupt_puts_all_back(slow: Lab, tmp_path: Pat
     assert _settings(slow) == before
 
 
-@pytest.mark.soak
-def test_training_that_ends_too_early(slow: Lab, tmp_path: Path) -> None:
-    """When the cell ends before a winner is sure the result says so, and the model has what it had."""
-    before = _settings(slow)
+@pytest.mark.parametrize("how", ["cell", pytest.param("thread", marks=pytest.mark.soak)])
+def test_training_that_ends_too_early(lab: Lab, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When training ends before a winner is sure that is noticed, however long steps might be waited for: the result
+    says so, and the model has what it had."""
+    monkeypatch.setattr(tune_turns, "_PATIENCE_SECONDS", 3600.0)
+    lab.run(MODEL + SLOW.replace("0.02", "0.004"))
+    before = _settings(lab)
     path = tmp_path / "stop"
-    running = slow.run(LOOP.format(path=str(path)), wait=False, timeout=180)
-    found = slow.tune(steps=4, tell=lambda line: path.touch())
+    code = LOOP.format(path=str(path))
+    if how == "thread":
+        code = f"import threading\ntrainer = threading.Thread(target=exec, args=({code!r}, globals()))\ntrainer.start()"
+    running = lab.run(code, wait=False, timeout=180)
+    found = lab.tune(steps=4, tell=lambda line: path.touch())
     running.wait()
     assert found.best is None
     assert not found.applied
     assert found.ended.startswith("Training ended")
     assert "nothing was changed" in str(found)
-    assert _settings(slow) == before
+    if how == "thread":
+        lab.run("trainer.join()")
+    assert _settings(lab) == before
 
 
 def test_a_step_that_fails(slow: Lab) -> None:

@@ -169,6 +169,18 @@ def test_nothing_of_a_newer_assignment_stays_with_its_model(cursor: int) -> None
     assert weakref.getweakrefcount(owner) <= 2
 
 
+def test_a_model_that_is_gone_is_described_once(cursor: int) -> None:
+    """However often its buckets were assigned; a model that lives is not."""
+    owner, other = _Owner(), _Owner()
+    for _ in range(3):
+        recording.describe({"type": "assignment", "reducer": 12346}, owner)
+    recording.describe({"type": "assignment", "reducer": 12347}, other)
+    _, position = recording.descriptions(0)
+    del owner
+    gone = [one for one in recording.descriptions(position)[0] if one["reducer"] in (12346, 12347)]
+    assert gone == [{"type": "gone", "reducer": 12346}]
+
+
 def test_a_description_is_a_copy_that_json_can_express() -> None:
     """What is appended later to the caller's dict is not in the description; what JSON lacks is refused."""
     _, position = recording.descriptions(0)

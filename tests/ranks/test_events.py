@@ -267,9 +267,10 @@ def _inspection_on_rank(rank: int, size: int) -> list[Any]:
     assert now["step"] == 5
     request_inspection(model.reducer_id, 100)  # never reached: when the model has been idle for a while
     deadline = time.monotonic() + 30
-    while len(recording.descriptions(start)[0]) < 2 and time.monotonic() < deadline:
-        pass
-    assert recording.descriptions(start)[0][1]["step"] == 5
+    found = [now]
+    while len(found) < 2 and time.monotonic() < deadline:
+        found = [d for d in recording.descriptions(start)[0] if d["type"] == "inspection"]
+    assert found[1]["step"] == 5
 
     with torch.no_grad():  # one bit of one gradient on one rank
         if rank == 1:

@@ -107,9 +107,10 @@ def test_a_ranks_report_becomes_a_failure() -> None:
         "name": "E",
         "message": "m",
         "traceback": ["a", "b"],
+        "brief": ["b"],
         "time_ns": 5,
         "consequence": True,
         "waited_in": "barrier #2",
         "broke_backward": True,
     }
-    assert failure_of(3, report) == RankFailure(3, "E", "m", "a\nb", 5, True, "barrier #2", True)
+    assert failure_of(3, report) == RankFailure(3, "E", "m", "a\nb", 5, True, "barrier #2", True, "b")

@@ -129,6 +129,49 @@ def test_a_restarted_cluster_brings_new_models() -> None:
     assert timeline.own_numbers(0) == {}, "no rank has it any more"
 
 
+def _described(timeline: Timeline, rank: int, session: int, reducer: int, generation: int = 0) -> None:
+    described = assignment([[0]], ranks=(0, 1), reducer=reducer, generation=generation)
+    timeline.describe(rank, described | {"session": session})
+
+
+def test_models_that_are_gone_do_not_live() -> None:
+    """A model lives until one of its ranks says that it is gone, or has a new process; its steps stay."""
+    timeline = Timeline()
+    for reducer in (0, 1):
+        for rank in (0, 1):
+            _described(timeline, rank, 10 + rank, reducer)
+    assert [one.reducer for one in timeline.living()] == [0, 1]
+    timeline.describe(0, {"type": "gone", "reducer": 1, "session": 10})
+    assert [one.reducer for one in timeline.living()] == [0]
+    timeline.set_status(1, {"session": 21})
+    assert timeline.living() == []
+    assert [one.reducer for one in timeline.reducers()] == [0, 1]
+
+
+def test_a_model_of_a_rank_that_was_replaced_and_of_one_that_was_not() -> None:
+    """Ranks that began at different times have one model together, not two."""
+    timeline = Timeline()
+    for rank, session, reducer in [(0, 10, 0), (1, 20, 0), (0, 10, 1), (1, 21, 1)]:
+        _described(timeline, rank, session, reducer)
+    assert [one.reducer for one in timeline.reducers()] == [0, 1]
+    assert timeline.own_numbers(1) == {0: 1, 1: 1}
+    assert [one.reducer for one in timeline.living()] == [1]
+
+
+def test_a_model_that_a_new_rank_was_given_goes_on() -> None:
+    """The copy that a replaced rank got of another rank's model is that model, and it lives again."""
+    timeline = Timeline()
+    _described(timeline, 0, 10, 3)
+    _described(timeline, 1, 20, 3)
+    timeline.set_status(1, {"session": 21})
+    assert timeline.living() == []
+    _described(timeline, 1, 21, 3, generation=1)
+    _described(timeline, 0, 10, 3, generation=1)
+    assert [one.reducer for one in timeline.living()] == [3]
+    assert timeline.own_numbers(3) == {0: 3, 1: 3}
+    assert [one.reducer for one in timeline.reducers()] == [3]
+
+
 def test_separate_groups_that_number_alike_are_separate_models() -> None:
     """Two groups of ranks that each build a model numbered 0 are two models."""
     timeline = Timeline()

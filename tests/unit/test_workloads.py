@@ -14,6 +14,7 @@ from ddp_lab.insight.calibrate import Measured, calibrated, errors
 from ddp_lab.insight.link_model import LinkModel
 from ddp_lab.insight.simulate import Configuration, simulate
 from ddp_lab.insight.workload import Workload
+from ddp_lab.widgets.step_feed import StepFeed
 from tests.unit.backwards import MS, Bucket, Recorder
 
 MIB = 1 << 20
@@ -122,18 +123,35 @@ def test_all_reduces_that_had_the_link_to_themselves() -> None:
     assert float(what_if.fit_link(timeline).time_ns(MIB, 2)) == pytest.approx(2e6)
 
 
-def test_mixed_precision_counts_the_parameters_bytes() -> None:
-    """Buckets that travel in half as many bytes: the link counts the parameters' bytes, as the workload does."""
+HALVED = [{"bucket": 0, "bytes": MIB, "parameters": [3, 2]}, {"bucket": 1, "bytes": MIB // 2, "parameters": [1, 0]}]
+HOOK = {"bucket_cap_mb_list": [2.0, 1.0], "comm_hook": "fp16_compress_hook"}
+
+
+@pytest.mark.parametrize("fields", [{"buckets": HALVED}, {"options": HOOK}, {"buckets": HALVED, "options": HOOK}])
+def test_bytes_that_travel(fields: dict[str, object]) -> None:
+    """With mixed precision, or a hook that rounds to 16 bits, half of the parameters' bytes count: for a link that is
+    fitted to these steps, and for one that was measured apart."""
     made = recorded()
-    plain = workloads.all_reduces(made)
-    buckets = [
-        {"bucket": 0, "bytes": MIB, "parameters": [3, 2]},
-        {"bucket": 1, "bytes": MIB // 2, "parameters": [1, 0]},
-    ]
     for rank in range(2):
-        made.describe(rank, described() | {"buckets": buckets})
-    assert [one["bytes"] for one in made.assignment(0)["buckets"]] == [MIB, MIB // 2]
-    assert workloads.all_reduces(made) == plain
+        made.describe(rank, described() | fields)
+    assert {size for size, _, _ in workloads.all_reduces(made)} == {MIB, MIB // 2}
+    assert what_if.fit_link(made).time_ns([MIB // 2, MIB], 2) == pytest.approx([2e6, 4e6])
+    assert made.simulate().step_ms == pytest.approx(18.0, abs=0.1)
+    link, workload = LinkModel(0.0, 4e6 / MIB), made.workload()  # two ranks send the buffer's bytes once
+    found = simulate(workload, Configuration([2.0, 1.0]), link)
+    assert (found.reduced_ns - found.begun_ns).tolist() == pytest.approx([4e6, 2e6])
+    feed = StepFeed(made, lambda *message: None)
+    assert feed.expected(0, 1, link)["ns"] == pytest.approx([4e6, 2e6])
+
+
+def test_a_hook_of_which_nobody_knows_what_it_sends() -> None:
+    """Of PowerSGD no time is expected; of a hook of one's own, that of the bucket."""
+    made, link = recorded(), LinkModel(0.0, 4e6 / MIB)
+    feed = StepFeed(made, lambda *message: None)
+    for name, wanted in [("powerSGD_hook", [None, None]), ("mine", [8e6, 4e6]), (None, [8e6, 4e6])]:
+        for rank in range(2):
+            made.describe(rank, described() | {"options": HOOK | {"comm_hook": name}})
+        assert feed.expected(0, 1, link)["ns"] == wanted
 
 
 def test_an_unused_parameter_is_ready_with_its_bucket() -> None:

@@ -1,0 +1,54 @@
+"""A rendered traceback without the wall of library frames between the user's own.
+
+A backward goes through four frames of torch and a forward through six for each module, ours among them; what went wrong
+is in the user's frames and in the last one. Only IPython's rendering with context is folded: who has asked for another
+mode (``%xmode Verbose``) wants that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Sequence
+
+__all__ = ["folded", "is_users"]
+
+_OURS = __file__.rpartition("engine")[0]
+_LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"])
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_FRAME = re.compile(r"Cell |File (.+?):\d+(?:, in |\n|$)")
+_FEWEST = 2  # frames that are left out: one is as short as the word of it
+
+
+def is_users(file: str) -> bool:
+    """Whether code of this file is the user's own: a cell's or a script's, not a library's."""
+    return file.startswith("<cell ") or not file.startswith((_OURS, *_LIBRARIES, "<"))
+
+
+def folded(rendered: Sequence[str], mode: str = "Context") -> list[str]:
+    """The parts of a traceback with the user's frames and the innermost one of each exception, the others counted.
+
+    Args:
+        rendered: IPython's: headings, frames and messages, a part for each.
+        mode: of the rendering.
+    """
+    if mode != "Context":
+        return list(rendered)
+    made: list[str] = []
+    run: list[str] = []  # library frames in a row
+    for number, part in enumerate(rendered):
+        frame = _FRAME.match(_ANSI.sub("", part))
+        following = rendered[number + 1] if number + 1 < len(rendered) else ""
+        innermost = _FRAME.match(_ANSI.sub("", following)) is None
+        if frame is None or innermost or frame[1] is None or is_users(os.path.expanduser(frame[1])):
+            made += _left_out(run)
+            run = []
+            made.append(part)
+        else:
+            run.append(part)
+    return made
+
+
+def _left_out(run: Sequence[str]) -> list[str]:
+    return list(run) if len(run) < _FEWEST else [f"… {len(run)} frames of libraries\n"]
