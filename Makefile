@@ -37,7 +37,8 @@ $(VENV)/.python:
 
 $(INSTALLED): $(VENV)/.python pyproject.toml setup.py
 	@rm -f $(VENV)/.installed-* $(VENV)/.built-*
-	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' wheel ninja 'pybind11>=2.13' || { echo "could not install $(TORCH): is that release there for this Python? pass TORCH=torch==X.Y.Z (2.11 or later)"; exit 1; }
+	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' wheel ninja 'pybind11>=2.13' numpy || { echo "could not install $(TORCH): is that release there for this Python? pass TORCH=torch==X.Y.Z (2.11 or later)"; exit 1; }
+	@echo "compiling the extension and installing the rest: some minutes"
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[notebooks,test]'
 	@touch $@
 

@@ -23,6 +23,7 @@ __all__ = ["main"]
 
 _NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
 _SLOWER = 3  # exit code of `compare`
+_WRITTEN = "`ddp-lab run` writes such a folder, `lab.timeline.save(path)` a file"
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
@@ -142,7 +143,7 @@ def report(arguments: argparse.Namespace) -> int:
     try:
         reports.show(arguments.files, Path(arguments.output or beside), partial=arguments.partial)
     except FileNotFoundError as error:
-        raise DdpLabError(f"{error}; `ddp-lab run` writes such a folder, `lab.timeline.save(path)` a file") from error
+        raise DdpLabError(f"{error}; {_WRITTEN}") from error
     except ValueError as error:
         raise DdpLabError(str(error)) from error
     return 0
@@ -154,7 +155,10 @@ def compare(arguments: argparse.Namespace) -> int:
 
     try:
         compared = compare_runs(*arguments.files)
-    except (FileNotFoundError, ValueError) as error:
+    except FileNotFoundError as error:
+        missing = error if error.filename is None else f"{error.filename} does not exist"
+        raise DdpLabError(f"{missing}; {_WRITTEN}") from error
+    except ValueError as error:
         raise DdpLabError(str(error)) from error
     print(compared)
     if arguments.json:

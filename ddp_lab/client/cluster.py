@@ -44,10 +44,10 @@ from .wire import Wire
 if TYPE_CHECKING:
     from ..insight.link_model import LinkModel
 
-__all__ = ["Cluster", "RankRecord", "current_cluster", "set_current"]
+__all__ = ["Cluster", "RankRecord", "current_cluster"]
 
 _BACKENDS = ("auto", "nccl", "gloo", "shm", "mpi")
-_current: Cluster | None = None
+_running: list[Cluster] = []  # in this process, the one that was started last at the end
 _sessions = itertools.count(time.time_ns())  # ranks remember cells by their ids: no later client may use one again
 
 
@@ -225,12 +225,12 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         self._wire.on_status(self.timeline.set_status)
 
     def _is_up(self) -> None:
-        set_current(self)
+        _running.append(self)
 
     def _is_down(self) -> None:
         atexit.unregister(self._at_exit)
-        if current_cluster() is self:
-            set_current(None)
+        if self in _running:
+            _running.remove(self)
 
     def _at_exit(self) -> None:
         if self._processes is not None and self._processes.keeper is not None:
@@ -467,10 +467,4 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
 
 def current_cluster() -> Cluster | None:
     """The cluster that was started last and still runs; None if there is none."""
-    return _current
-
-
-def set_current(cluster: Cluster | None) -> None:
-    """Makes `cluster` the one that magics use."""
-    global _current
-    _current = cluster
+    return _running[-1] if _running else None

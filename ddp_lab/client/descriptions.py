@@ -101,6 +101,7 @@ _OPTIONS = _record(
         "static_graph": _flag,
         "gradient_as_bucket_view": _flag,
         "batched_grad_copy": _flag,
+        "averages_in_place": _flag,
         "bucket_cap_mb": _maybe(_number),
         "bucket_cap_mb_list": _maybe(_list(_number)),
         "comm_hook": _maybe(text),

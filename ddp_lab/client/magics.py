@@ -224,7 +224,7 @@ def _cluster_parser() -> _Parser:
     parser = _Parser("%cluster", "Starts, shows and ends the cluster that %%distributed cells run on.")
     commands_ = parser.add_subparsers(dest="command", metavar="command")
     parser.set_defaults(command="status")
-    start = commands_.add_parser("start", description="Starts ranks and returns when all have finished a collective.")
+    start = commands_.add_parser("start", description=_START, help=_START)
     start.add_argument("-n", type=_checked(_count), metavar="N", help="number of ranks (default: one per GPU, else 2)")
     start.add_argument("--devices", type=_checked(_devices), metavar="0,2", help="which GPUs (default: all)")
     start.add_argument(
@@ -270,6 +270,7 @@ def _cluster_parser() -> _Parser:
     return parser
 
 
+_START = "Starts ranks and returns when all have finished a collective."
 _ATTACH = "Finds a detached cluster again: variables are kept, cells have run on."
 _CLUSTER_COMMANDS = {
     "status": "Shows every rank: state, device, process.",

@@ -23,6 +23,7 @@ from ..insight.tuned import Tried, Tuned
 from ..insight.workload import Workload
 from . import workloads
 from .outputs import SilentBoard
+from .results import CellText
 from .tune_turns import CellTurns, LiveTurns, TrainingEnded, Turns
 from .what_if import fit_link
 
@@ -45,7 +46,7 @@ def tune(cluster: Cluster, step: str | None, *, reducer: int | None, steps: int 
         return tune_live(cluster, reducer, steps=steps, link=cluster._link, **options)
     if _recorded(cluster, reducer) < _FIRST_STEPS:
         cluster.run(
-            f"_tuned_step = {step!r}\nfor _ in range({_FIRST_STEPS}): exec(_tuned_step, globals())",
+            CellText(f"_tuned_step = {step!r}\nfor _ in range({_FIRST_STEPS}): exec(_tuned_step, globals())"),
             label="tune",
             board=SilentBoard(),
         )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..errors import CellError, ClusterError
 from ..insight.settings import Setting
 from .outputs import SilentBoard
+from .results import CellText
 from .step_table import STEP_FIELDS
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Turns:
         self.users = Setting(_caps(described["options"]["bucket_cap_mb_list"]))
         self.present: Setting | None = self.users
         self.hook: str | None = described["options"].get("comm_hook")
-        self.views = bool(described["options"].get("gradient_as_bucket_view"))
+        self.views = any(described["options"].get(one) for one in ("gradient_as_bucket_view", "averages_in_place"))
         self._changed = self._hooked = False
         names = {one["index"]: one["name"] for one in described["parameters"]}
         kinds = {(one["dtype"], one["device"]) for one in described["parameters"]}
@@ -281,7 +282,7 @@ class CellTurns(Turns):
         change, before = self._begin(setting), self._last_step
         loop = f"_tuned_step = compile({self.code!r}, 'the step that is tuned', 'exec')\n"
         loop += f"for _tuned_turn in range({WARM_UP + count}): exec(_tuned_step, globals())\n"
-        self.cluster.run(_text(self, change) + loop, label="tune", board=SilentBoard())
+        self.cluster.run(CellText(_text(self, change) + loop), label="tune", board=SilentBoard())
         self.present = setting
         self.steps += WARM_UP + count
         last = self._last_step
@@ -312,7 +313,7 @@ def apply_in_cell(turns: Turns, setting: Setting) -> bool:
     run = getattr(turns.control, "run", None)
     if change and run is not None:
         try:
-            run(_text(turns, change), label="tune", board=SilentBoard())
+            run(CellText(_text(turns, change)), label="tune", board=SilentBoard())
         except CellError:
             turns.present = None
             raise

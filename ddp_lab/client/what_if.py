@@ -16,6 +16,7 @@ from ..insight.simulate import Configuration, Prediction, simulate
 from ..insight.workload import Workload
 from . import workloads
 from .outputs import SilentBoard
+from .results import CellText
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -126,7 +127,8 @@ def fit_link(timeline: Timeline, reducer: int | None = None) -> LinkModel:
 def measure_link(cluster: Cluster, sizes: Sequence[int] | None, repeats: int) -> LinkModel:
     """See `Cluster.measure_link`."""
     arguments = f"sizes={None if sizes is None else list(map(int, sizes))}, repeats={int(repeats)}, device=device"
-    found: dict[int, Any] = cluster.run(f"{_CODE}({arguments})", label="measure the link", board=SilentBoard()).values
+    code = CellText(f"{_CODE}({arguments})")
+    found: dict[int, Any] = cluster.run(code, label="measure the link", board=SilentBoard()).values
     measured = found[min(found)]
     points = [(size, ns, measured["ranks"]) for size, ns in measured["points"]]
     made = LinkModel.fitted(points, lanes=_LANES.get(measured["backend"], 1))

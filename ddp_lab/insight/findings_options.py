@@ -19,6 +19,7 @@ _SEARCH_NS = 500.0  # to find one parameter in the graph: 300 to 600 ns were mea
 _EXPOSED_PERCENT = 5.0
 _SMALL_BYTES = 16_384
 _FEWEST_SMALL = 20
+_SLOWEST_COPY = 1.0  # ns a byte: a rank that loses its processor meanwhile seems to copy more slowly
 
 
 def unused_parameters(facts: Facts) -> list[Finding]:
@@ -137,12 +138,13 @@ def _handling(facts: Facts) -> tuple[float, float]:
 
 def copies(facts: Facts) -> list[Finding]:
     """Gradients that are copied into buckets and back."""
-    if facts.options.get("gradient_as_bucket_view", True) or facts.steps.on_device:
+    in_place = facts.options.get("gradient_as_bucket_view", True) or facts.options.get("averages_in_place")
+    if in_place or facts.steps.on_device:
         return []
     _, a_byte = _handling(facts)
     total = sum(facts.sizes)
     tail = float(np.median(facts.replay.tail))
-    inward, back = a_byte * total, min(tail, a_byte * total) if a_byte > 0 else tail
+    inward, back = a_byte * total, min(tail, (a_byte or _SLOWEST_COPY) * total)
     saved = back + inward / 2  # a view still has to be divided by the number of ranks
     return [
         Finding(

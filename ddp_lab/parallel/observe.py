@@ -248,6 +248,7 @@ def _options(model: TorchDDP) -> dict[str, Any]:
         "static_graph": model.static_graph,
         "gradient_as_bucket_view": model.gradient_as_bucket_view,
         "batched_grad_copy": getattr(model, "batched_grad_copy", False),
+        "averages_in_place": False,
         "bucket_cap_mb": model.bucket_bytes_cap / mebibyte,
         "bucket_cap_mb_list": [cap / mebibyte for cap in caps],
         # Built-in hooks are only there.

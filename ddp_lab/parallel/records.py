@@ -167,6 +167,7 @@ def _options(model: ModelState) -> dict[str, Any]:
         "static_graph": model.static_graph,
         "gradient_as_bucket_view": model.gradient_as_bucket_view,
         "batched_grad_copy": model.batched_grad_copy,
+        "averages_in_place": model.reducer.sums_pieces() and not (model._comm_hooks or model.batched_grad_copy),
         "bucket_cap_mb": caps.others / arguments.MEBIBYTE,
         "bucket_cap_mb_list": [cap / arguments.MEBIBYTE for cap in caps.rebuilt()],
         "comm_hook": name_of_hook(model._comm_hooks),

@@ -260,7 +260,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             return str(self._stage.shown or collective_picture.NOTHING)
         if self.tabs[0][0] == "what_if":
             return what_if_picture.words(self._what_if.snapshot())
-        return self._timeline.summary() if self._store.reducers() else self._nothing
+        with self._lock:
+            begun = bool(self._store.reducers())
+        return self._timeline.summary() if begun else self._nothing
 
     @property
     def _store(self) -> StepStore:

@@ -368,14 +368,14 @@ class Soak:
         """Whether the interrupt button, pressed after `delay` seconds, was answered with KeyboardInterrupt."""
         timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
         seen = False
-        try:
-            timer.start()
-            what()
-        except KeyboardInterrupt:
-            seen = True
-        while timer.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):
-                timer.join()
+        with contextlib.suppress(KeyboardInterrupt):  # it may come after the end of `what`
+            try:
+                timer.start()
+                what()
+            except KeyboardInterrupt:
+                seen = True
+            timer.join()
+        timer.join()
         return seen
 
     # What is held

@@ -272,6 +272,13 @@ def test_wrong_options(notebook: Notebook, line: str, message: str) -> None:
     assert "UsageError" in shown.text
 
 
+def test_help(notebook: Notebook) -> None:
+    """The help of %cluster says of each of its commands what it does."""
+    shown = notebook.run("%cluster --help").text
+    for command in ("start", "attach", "status", "rejoin", "interrupt", "detach", "list", "results", "doctor"):
+        assert re.search(rf"^ +{command}\s+[A-Z]", shown, re.MULTILINE), command
+
+
 def test_push_and_pull(notebook: Notebook) -> None:
     """Variables go to the ranks and come back bound and returned: by rank, or the value itself of a single rank."""
     notebook.run("numbers = [1, 2]\nadd = lambda x: x + sum(numbers_there)\nnumbers_there = [10]")

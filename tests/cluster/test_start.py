@@ -92,26 +92,26 @@ def test_ranks_forked_from_one_process_differ(lab: Lab) -> None:
     assert len(set(lab.values("import numpy; float(numpy.random.rand())").values())) == 2
 
 
-def test_progress_and_restart() -> None:
+def test_progress_and_restart(lab: Lab) -> None:
     """A start tells what it waits for, with a fraction that never falls; restart gives new processes that work."""
     seen: list[tuple[float, str]] = []
-    with Lab(3, env={"DDP_LAB_TEST_VARIABLE": "7"}).start(lambda *step: seen.append(step)) as lab:
+    with Lab(3, env={"DDP_LAB_TEST_VARIABLE": "7"}).start(lambda *step: seen.append(step)) as mine:
         fractions = [fraction for fraction, _ in seen]
         assert fractions == sorted(fractions)
         assert fractions[-1] == 1.0
         said = "\n".join(text for _, text in seen)
         for stage in ("controller", "importing torch", "starting engines", "joining", "first collective"):
             assert stage in said
-        assert lab.values("import os; os.environ['DDP_LAB_TEST_VARIABLE']") == {0: "7", 1: "7", 2: "7"}
-        assert ddp_lab.current_cluster() is lab
-        before = lab.values("x = 1; os.getpid()")
-        lab.restart()
-        assert not set(before.values()) & set(lab.values("import os; os.getpid()").values())
-        assert lab.values("'x' in globals()") == {0: False, 1: False, 2: False}
-        assert lab.sum_of_ones() == {0: 3.0, 1: 3.0, 2: 3.0}
-    assert ddp_lab.current_cluster() is None
+        assert mine.values("import os; os.environ['DDP_LAB_TEST_VARIABLE']") == {0: "7", 1: "7", 2: "7"}
+        assert ddp_lab.current_cluster() is mine
+        before = mine.values("x = 1; os.getpid()")
+        mine.restart()
+        assert not set(before.values()) & set(mine.values("import os; os.getpid()").values())
+        assert mine.values("'x' in globals()") == {0: False, 1: False, 2: False}
+        assert mine.sum_of_ones() == {0: 3.0, 1: 3.0, 2: 3.0}
+    assert ddp_lab.current_cluster() is lab, "of those that run, the last one that was started"
     with pytest.raises(ClusterError, match="does not run"):
-        lab.run("1")
+        mine.run("1")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_the_faster_caps_are_found_and_applied(slow: Lab) -> None:
     assert "bucket_cap_mb" in found.arguments
     assert any(line.startswith("confirming") for line in told)
     assert {one.note for one in found.tried} == {"", "yours"}
+    assert not {"tune", "measure the link"} & set(slow.results), "these are not the user's cells"
 
 
 def test_while_a_cell_trains_an_interrupt_puts_all_back(slow: Lab, tmp_path: Path) -> None:

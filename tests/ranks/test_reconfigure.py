@@ -145,7 +145,7 @@ def test_what_can_not_be_is_refused(ranks: Ranks) -> None:
         assert "bucket_cap_mb_list alone" in said["both"]
         assert "registration" in said["order"]
         assert "each of the 8 trained parameters" in said["names"]
-        assert "did you mean 'fp16'" in said["hook"]
+        assert "did you mean 'fp16'?): choose one of 'none', 'fp16'" in said["hook"]
         assert "PowerSGD hangs on Gloo with several buckets" in said["power"]
         assert "other arguments on rank 1" in said["different"]
         assert "during a backward" in said["backward"]

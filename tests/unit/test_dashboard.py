@@ -238,6 +238,18 @@ def test_the_mime_bundle_has_a_picture_and_words(make: Made) -> None:
     assert "DigitsNet on 2 ranks" in data["text/plain"]
 
 
+def test_words_while_steps_come(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words below a picture are found under the lock of the thread that takes new steps."""
+    timeline = Timeline()
+    Training().feed(timeline, 0)
+    dashboard: Any = make(timeline)
+    looked, reducers = [], dashboard._store.reducers
+    monkeypatch.setattr(dashboard._store, "reducers", lambda: looked.append(dashboard._lock._is_owned()) or reducers())
+    dashboard.snapshot()
+    assert looked
+    assert all(looked)
+
+
 def test_the_saved_picture_is_marked(make: Made) -> None:
     """The picture's HTML bears the live view's token, holds the SVG, and has the words as alternative text."""
     timeline = Timeline()

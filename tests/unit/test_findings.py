@@ -215,8 +215,15 @@ def test_copies_and_small_tensors() -> None:
     small = found(model, "small-tensors")
     assert small.title.startswith("30 of 60 gradients")
     assert small.gain_percent == pytest.approx(100 * 30 * 0.02 / step, rel=0.2)
-    views = replace(model, options={"gradient_as_bucket_view": True})
-    assert "copy-cost" not in {one.kind for one in views.record().findings()}
+    for option in ("gradient_as_bucket_view", "averages_in_place"):
+        without = replace(model, options={option: True})
+        assert "copy-cost" not in {one.kind for one in without.record().findings()}
+
+
+def test_the_end_of_a_backward_is_not_all_copies() -> None:
+    """Where the rate of copies is not known, what a rank loses between its last bucket and the end is not theirs."""
+    model = StepModel(gradients=[1.0], sizes=[MB], buckets=[[0]], tail=20.0)
+    assert found(model, "copy-cost").gain_percent == pytest.approx(100 * 1.0 / model.step_ms(), rel=0.1)
 
 
 def test_ranks_that_sent_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,6 +13,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+from ddp_lab import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,6 +109,21 @@ def test_the_source_distribution_holds_what_a_build_needs(sdist: Path) -> None:
     expected |= {"pyproject.toml", "setup.py", "LICENSE", "README.md", "ddp_lab/py.typed"}
     assert expected - names == set()
     assert [name for name in names if name.endswith(".so")] == []
+
+
+def test_only_our_notebooks_are_installed(tmp_path: Path) -> None:
+    """All lessons and notebooks go into a wheel; one that a reader has made in the clone does not."""
+    tree, installed = tmp_path / "tree", tmp_path / "installed"
+    listed = call("git", "ls-files", cwd=ROOT).splitlines()
+    for name in listed:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    ours = {Path(name) for name in listed if name.endswith(".ipynb")}
+    for folder in shipped.FOLDERS:
+        shutil.copy(tree / shipped.QUICKSTART, tree / folder / "Untitled.ipynb")
+    call(sys.executable, "setup.py", "--quiet", "install_data", "--install-dir", installed, cwd=tree)
+    share = installed / "share" / "ddp_lab"
+    assert {path.relative_to(share) for path in share.glob("*/*.ipynb")} == ours
 
 
 def test_mpi_is_built_only_where_it_is(tmp_path: Path) -> None:

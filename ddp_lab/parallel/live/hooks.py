@@ -101,7 +101,9 @@ def check(model: ModelState, name: str | None) -> None:
     if name not in known():
         close = difflib.get_close_matches(name, known(), 1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"no comm hook is known as {name!r} on this rank{hint}: there are {', '.join(known())}")
+        raise ValueError(
+            f"no comm hook is known as {name!r} on this rank{hint}: choose one of {', '.join(map(repr, known()))}"
+        )
     if model.mixed_precision is not None:
         raise RuntimeError("mixed_precision has its own way to reduce gradients: such a model takes no comm hook")
     if "optim" in present:
