@@ -59,8 +59,8 @@ class ReducerBook:
     def _is_same(self, number: int, rank: int, generation: int) -> bool:
         """Whether a model that this rank names for the first time in its life is that one."""
         members = self._members[number]
-        if rank not in members:  # ranks are replaced one by one: their lives need not be equal
-            return not self._missing[number]
+        if rank not in members:  # the others may have named it, and be without it already: models can be short-lived
+            return all(life == self._lives[of] for of, life in members.items())
         return generation > 0 and any(life == self._lives[of] for of, life in members.items() if of != rank)
 
     def own_number(self, rank: int, life: int, reducer: int) -> int | None:
@@ -101,8 +101,9 @@ class ReducerBook:
             self._share(made)
             self._assignments.setdefault(made["reducer"], {})[made["generation"]] = made
         elif kind == "gone":
-            made["reducer"] = self.number(rank, life, made["reducer"])
-            self._missing[made["reducer"]].add(rank)
+            known = self._numbers.get((rank, life, made["reducer"]))
+            if known is not None:  # else it had gone before anybody looked
+                self._missing[known].add(rank)
         elif kind == "inspection":
             made["reducer"] = self.number(rank, life, made["reducer"])
             self._inspections.setdefault((made["reducer"], made["step"]), {})[rank] = made["buckets"]

@@ -148,6 +148,21 @@ def test_models_that_are_gone_do_not_live() -> None:
     assert [one.reducer for one in timeline.reducers()] == [0, 1]
 
 
+def test_a_short_lived_model_is_one() -> None:
+    """A rank may say that it has gone before another one names it, or before anybody looked: later models keep the ranks'
+    own numbers."""
+    timeline = Timeline()
+    timeline.describe(0, {"type": "gone", "reducer": 4, "session": 10})
+    _described(timeline, 0, 10, 5)
+    timeline.describe(0, {"type": "gone", "reducer": 5, "session": 10})
+    _described(timeline, 1, 20, 5)
+    for rank in (0, 1):
+        _described(timeline, rank, 10 * (rank + 1), 6)
+    assert [one.reducer for one in timeline.reducers()] == [5, 6]
+    assert [one.reducer for one in timeline.living()] == [6]
+    assert timeline.own_numbers(6) == {0: 6, 1: 6}
+
+
 def test_a_model_of_a_rank_that_was_replaced_and_of_one_that_was_not() -> None:
     """Ranks that began at different times have one model together, not two."""
     timeline = Timeline()
