@@ -19,7 +19,7 @@ from typing import Any
 from . import __version__, shipped
 from .errors import DdpLabError
 
-__all__ = ["main"]
+__all__ = ["main", "run_notebook"]
 
 _NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
 _SLOWER = 3  # exit code of `compare`
@@ -53,8 +53,6 @@ BENCHMARKS = {
 def demo(arguments: argparse.Namespace) -> int:
     """Runs the quickstart notebook on a cluster; writes the executed notebook and one HTML page."""
     import nbformat
-    from jupyter_client.manager import AsyncKernelManager
-    from nbclient import NotebookClient
 
     source = shipped.home() / shipped.QUICKSTART
     folder = Path(arguments.output)
@@ -64,21 +62,37 @@ def demo(arguments: argparse.Namespace) -> int:
     # Figures carry plotly.js with them, so that the page needs no network.
     os.environ["PLOTLY_RENDERER"] = "plotly_mimetype+notebook"
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as private:
-        # Through files that only this user can open, instead of TCP ports.
-        kernel = AsyncKernelManager(transport="ipc", connection_file=str(Path(private, "kernel.json")))
-        client = NotebookClient(notebook, kernel, timeout=600, resources={"metadata": {"path": str(source.parent)}})
-        client.owns_km = True  # it ends the kernel, too
-        try:
-            client.execute()
-        finally:
-            nbformat.write(notebook, folder / "quickstart.ipynb")
+    try:
+        run_notebook(notebook, source.parent)
+    finally:
+        nbformat.write(notebook, folder / "quickstart.ipynb")
     page = folder / "quickstart.html"
     page.write_text(_to_html(notebook), encoding="utf-8")
     for line in _printed(notebook, tag="summary"):
         print(line)
     print(f"done in {time.monotonic() - began:.1f} s; wrote {folder / 'quickstart.ipynb'} and {page}")
     return 0
+
+
+def run_notebook(notebook: Any, folder: Path) -> None:
+    """Runs all cells in a new kernel, and keeps their outputs in the notebook.
+
+    Args:
+        notebook: of nbformat.
+        folder: where the kernel works.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell failed, and has no tag that allows it.
+    """
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    with tempfile.TemporaryDirectory() as private:
+        # Through files that only this user can open, instead of TCP ports.
+        kernel = AsyncKernelManager(transport="ipc", connection_file=str(Path(private, "kernel.json")))
+        client = NotebookClient(notebook, kernel, timeout=600, resources={"metadata": {"path": str(folder)}})
+        client.owns_km = True  # it ends the kernel, too
+        client.execute()
 
 
 def _to_html(notebook: Any) -> str:

@@ -149,8 +149,8 @@ def test_models_that_are_gone_do_not_live() -> None:
 
 
 def test_a_short_lived_model_is_one() -> None:
-    """A rank may say that it has gone before another one names it, or before anybody looked: later models keep the ranks'
-    own numbers."""
+    """A rank may say that it has gone before another one names it, or before anybody looked: later models still have
+    the ranks' own numbers."""
     timeline = Timeline()
     timeline.describe(0, {"type": "gone", "reducer": 4, "session": 10})
     _described(timeline, 0, 10, 5)

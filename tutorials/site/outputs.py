@@ -13,7 +13,6 @@ import plotly
 import plotly.io
 
 _ROOT = Path(__file__).resolve().parents[2]
-_SECONDS_A_CELL = 600
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _FIGURE = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "image/svg+xml", "image/png", "text/plain")
@@ -88,7 +87,8 @@ def _drawn(figure, script):
 def main(folder):
     """Runs what has changed. An error in a cell ends it, and names notebook and cell."""
     import nbformat
-    from nbclient import NotebookClient
+
+    from ddp_lab.cli import run_notebook
 
     for path in notebooks():
         run = folder / path
@@ -98,8 +98,7 @@ def main(folder):
         print(f"running {path}: ", end="", flush=True)
         began = time.monotonic()
         notebook = nbformat.reads(stored, as_version=4)
-        where = {"metadata": {"path": str((_ROOT / path).parent)}}
-        NotebookClient(notebook, timeout=_SECONDS_A_CELL, resources=where).execute()
+        run_notebook(notebook, (_ROOT / path).parent)
         run.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, run)
         print(f"{time.monotonic() - began:.0f} s", flush=True)
