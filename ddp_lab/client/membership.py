@@ -358,7 +358,9 @@ class Membership:
                         f"(`%cluster rejoin --replace {silent[0]}`; its variables are lost)"
                     )
                 raise ClusterError(
-                    f"rank {busy[0]} still runs a cell: wait for it, or interrupt it (`%cluster interrupt`)"
+                    f"rank {busy[0]} still runs a cell: wait for it, interrupt it (`%cluster interrupt`), or, where "
+                    f"that does not help, give it a new process (`%cluster rejoin --replace {busy[0]}`; its variables "
+                    "are lost)"
                 )
             time.sleep(0.01)
 

@@ -109,8 +109,10 @@ def test_a_rank_that_ignores_the_interrupt(notebook: Notebook, presses: int) -> 
     shown = notebook.run(f"%%distributed\nimport time\nprint('begun')\n{stubborn}", "begun", presses)
     assert shown.error[0] == "KeyboardInterrupt"
     assert "rank 1 did not answer the interrupt: `%cluster interrupt` tries again" in shown.error[2]
-    assert "rank 1 still runs a cell" in notebook.run("%%distributed\n1").error[1]
-    assert notebook.run("%cluster restart").status == "ok"
+    refused = notebook.run("%%distributed\n1").error[1]
+    assert "rank 1 still runs a cell" in refused
+    assert "`%cluster rejoin --replace 1`" in refused
+    assert notebook.run("%cluster rejoin --replace 1").status == "ok"
     assert notebook.run("%%distributed\nrank").text == "rank 0 → 0\nrank 1 → 1"
 
 
