@@ -202,10 +202,12 @@ def _problem_html(problem: HookProblem) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def line(cells: Sequence[str], tag: str, style: str) -> str:
-        opened = [f"<{tag} style='text-align:{'right' if index else 'left'};{style}'>" for index in range(len(cells))]
-        return (
-            f"<tr>{''.join(f'{one}{html.escape(cell)}</{tag}>' for one, cell in zip(opened, cells, strict=True))}</tr>"
-        )
+        sides = ["left", *["right"] * (len(cells) - 1)]
+        made = [
+            f"<{tag} style='text-align:{side};{style}'>{html.escape(cell)}</{tag}>"
+            for side, cell in zip(sides, cells, strict=True)
+        ]
+        return f"<tr>{''.join(made)}</tr>"
 
     top = line(head, "th", "vertical-align:bottom")
     body = "".join(line(row, "td", "white-space:nowrap") for row in rows)

@@ -62,8 +62,9 @@ class _Description:
 
 
 _descriptions: list[_Description] = []
-_fleeting: collections.deque[tuple[int, str]] = collections.deque(maxlen=2048)  # position, JSON
-_gone: collections.deque[int] = collections.deque()  # models that are gone, which no description says yet
+_FLEETING_KEPT = 2048
+_fleeting: collections.deque[tuple[int, str]] = collections.deque(maxlen=_FLEETING_KEPT)  # position, JSON
+_gone: collections.deque[int] = collections.deque(maxlen=_FLEETING_KEPT)  # models that are gone; nobody was told yet
 _next_position = 0
 _describing = threading.Lock()
 _marks: dict[str, int] = {}  # name -> index

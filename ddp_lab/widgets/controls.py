@@ -59,6 +59,7 @@ class Controls:
         self._spent = 0.0
         self._seen_version = -1
         self._living: list[int] = []  # models that the ranks still have, the most recently active last
+        self._living_version = -1  # of the timeline that said so
         self._parts: dict[str, StepControl | FaultControl | BucketControl | WatchControl] = {}
         self._refresher = Refresher(self._round, self._fail, _RATE)
         if cluster is not None:
@@ -145,7 +146,9 @@ class Controls:
         self._why = "" if not self._frozen else self._why
         busy = not self._asked.empty()
         before = [self._living, *(part.shown for part in self._parts.values())]
-        self._living = [one.reducer for one in self._timeline.living()]
+        if self._timeline.version != self._living_version:
+            self._living_version = self._timeline.version
+            self._living = [one.reducer for one in self._timeline.living()]
         while not self._asked.empty():
             command = self._asked.get()
             self._carry_out(command)

@@ -25,7 +25,7 @@ version = release = next(
 )
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "parts"]
-include_patterns = ["*.md", "tutorials/*.md", "tutorials/*.ipynb", "tutorials/site/**", "notebooks/*.ipynb"]
+include_patterns = ["*.md", "tutorials/*.md", "tutorials/site/**", *outputs.PAGES]
 root_doc = "tutorials/site/index"
 highlight_language = "none"
 default_role = "name"  # of parts.py: a link where the name is documented, else just code

@@ -17,14 +17,8 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 _FIGURE = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "image/svg+xml", "image/png", "text/plain")
 _PICTURE = "ddp-lab-static-"  # in the HTML of the picture that follows a live view
+PAGES = ("notebooks/quickstart.ipynb", "notebooks/paper_*.ipynb", "tutorials/[0-9][0-9]_*.ipynb")  # not a reader's own
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-
-
-def notebooks():
-    """The notebooks that are pages, by their paths from the root of the project."""
-    return sorted(
-        path.relative_to(_ROOT) for folder in ("notebooks", "tutorials") for path in (_ROOT / folder).glob("*.ipynb")
-    )
 
 
 def of_run(notebook, run):
@@ -90,7 +84,7 @@ def main(folder):
 
     from ddp_lab.cli import run_notebook
 
-    for path in notebooks():
+    for path in sorted(path.relative_to(_ROOT) for pattern in PAGES for path in _ROOT.glob(pattern)):
         run = folder / path
         stored = (_ROOT / path).read_text(encoding="utf-8")
         if of_run(json.loads(stored), run):
