@@ -11,7 +11,7 @@ from torch import nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 
 from ..insight.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
-from . import comm_hooks, hook_training, hook_trial, hook_verdict
+from . import comm_hooks, hook_training, hook_trial, hook_verdict, recording
 from .ddp import DistributedDataParallel
 from .hook_cases import Case, cases
 from .hook_state import copy_of_state
@@ -40,7 +40,8 @@ def check_hook(
     It looks at: whether the hook can be called and returns a future of a fitting tensor; whether all ranks get the same
     bits; how far they are from the exact mean; NaN, Inf and zeros; several buckets at once; what is handed to
     collectives and how long encoding, communicating, decoding and copying take; and the loss of a model beside plain
-    averaging. Sparse gradients are not tried. It takes some seconds, and neither your state nor your model changes.
+    averaging. Sparse gradients are not tried. It takes some seconds, neither your state nor your model changes, and
+    nothing of it is recorded.
 
     Args:
         hook: ``hook(state, bucket)``, or a `dist.BuiltinCommHookType`.
@@ -76,7 +77,7 @@ def check_hook(
     check = _Check(hook, state, group, model, loss)
     check.timeout, check.tolerance, check.expect_equal = timeout, tolerance, expect_equal
     check.make_state = make_state
-    with torch.random.fork_rng():
+    with recording.suspended(), torch.random.fork_rng():
         if check.signature():
             asked = list(dtypes) if dtypes else check.dtypes()
             healthy = all(check.try_buckets(case) for case in cases(asked, in_flight, others=dtypes is None))

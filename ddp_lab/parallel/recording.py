@@ -15,10 +15,12 @@ way to newer ones: the newest 2,048 are kept.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ __all__ = [
     "mark",
     "save",
     "statistics",
+    "suspended",
 ]
 
 _C = native.load()
@@ -103,6 +106,18 @@ def disable() -> None:
 def enabled() -> bool:
     """Whether events are being recorded."""
     return bool(_C.recorder_enabled())
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Records nothing while the block runs, on any thread: steps that are no part of the training stay out."""
+    before = enabled()
+    disable()
+    try:
+        yield
+    finally:
+        if before:
+            enable()
 
 
 def mark(name: str) -> None:

@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from ddp_lab import recording
 from tests.ranks.conftest import Ranks
 
 Future = torch.futures.Future
@@ -328,14 +329,17 @@ def _counted(state: Any, bucket: Any) -> Any:
 
 def _state_on_rank(rank: int, size: int) -> tuple[bool, int, int]:
     state = _Counting()
-    before = torch.get_rng_state()
+    before, recorded = torch.get_rng_state(), recording.statistics().recorded
+    assert recording.enabled()
     report = _report(rank, size, _counted, state, steps=2)
     assert torch.equal(before, torch.get_rng_state())
+    assert (recording.statistics().recorded, recording.enabled()) == (recorded, True)
     return report.ok, state.calls, len(state.memory)
 
 
 def test_the_users_state_and_random_numbers_stay(ranks: Ranks) -> None:
-    """Every trial has a state of its own, with the user's group in it; the user's is untouched, and so is the RNG."""
+    """Every trial has a state of its own, with the user's group in it; the user's is untouched, and so is the RNG. The
+    check's own steps are not recorded, those after it are."""
     assert ranks(2, _state_on_rank) == [(True, 0, 0)] * 2
 
 
