@@ -85,7 +85,8 @@ def _cost(facts: Facts, steps: Mapping[str, npt.NDArray[Any]]) -> str:
         "waiting for gradients after it": _median(steps["exposed_ms"]),
     }
     told = [f"{ms(value)} {name}" for name, value in parts.items() if value is not None]
-    return f"{where}, {span}: {whole} (median), of which {enumeration(told)}."
+    of_which = f", of which {enumeration(told)}" if told else ""
+    return f"{where}, {span}: {whole} (median){of_which}."
 
 
 def _communication(facts: Facts, steps: Mapping[str, npt.NDArray[Any]], sync: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -64,9 +64,11 @@ def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
     gone = [one for one in ranks if one.state == "dead"]
     if not gone:
         return None
-    others = f"; {label(one.rank for one in waiting)} waited for it" if waiting else ""
-    sentence = f"{label(one.rank for one in gone)} {'is' if len(gone) == 1 else 'are'} gone ({gone[0].why}){others}."
-    return Diagnosis("dead", sentence, "The next cell, or `%cluster rejoin`, starts new processes for them.")
+    one_is = len(gone) == 1
+    others = f"; {label(one.rank for one in waiting)} waited for {'it' if one_is else 'them'}" if waiting else ""
+    sentence = f"{label(one.rank for one in gone)} {'is' if one_is else 'are'} gone ({gone[0].why}){others}."
+    new = "a new process for it" if one_is else "new processes for them"
+    return Diagnosis("dead", sentence, f"The next cell, or `%cluster rejoin`, starts {new}.")
 
 
 def _paused(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -102,13 +104,16 @@ def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis
     silent = [one for one in ranks if one.state == "silent"]
     if not silent:
         return None
-    wait = f" {label(one.rank for one in waiting)} wait{'s' if len(waiting) == 1 else ''} for it." if waiting else ""
+    does, it, ends = (
+        ("does", "it", "that rank's process; the next cell starts a new one")
+        if len(silent) == 1
+        else ("do", "them", "those ranks' processes; the next cell starts new ones")
+    )
+    wait = f" {label(one.rank for one in waiting)} wait{'s' if len(waiting) == 1 else ''} for {it}." if waiting else ""
     sentence = (
-        f"{label(one.rank for one in silent)} does not answer: a call into C code holds Python's interpreter.{wait}"
+        f"{label(one.rank for one in silent)} {does} not answer: a call into C code holds Python's interpreter.{wait}"
     )
-    return Diagnosis(
-        "silent", sentence, "Interrupting the cell ends that rank's process; the next cell starts a new one."
-    )
+    return Diagnosis("silent", sentence, f"Interrupting the cell ends {ends}.")
 
 
 def _nobody_waits(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:

@@ -61,8 +61,8 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
     return ReportData(
         reducer=info.reducer,
         module=info.module,
-        ranks=info.ranks,
-        buckets=info.buckets,
+        ranks=tuple(sorted({*info.ranks, *steps["rank"].astype(int).tolist()})),  # a file may tell of others
+        buckets=max(info.buckets, int(spans["bucket"].max(initial=-1)) + 1),
         parameters=len(assignment["parameters"]),
         first_step=int(steps["step"].min()),
         last_step=int(steps["step"].max()),

@@ -12,12 +12,15 @@ Wrong = Mapping[str, Mapping[str, str]]
 """Exercise's number -> wrong answer -> what the check says to it."""
 
 
-def executed(lesson: str, wrong: Wrong) -> running.Notebook:
+def executed(
+    lesson: str, wrong: Wrong, environment: Mapping[str, str] = running.KERNEL_ENVIRONMENT
+) -> running.Notebook:
     """The lesson after "Run all"; the untouched exercises are followed by wrong answers and the solution.
 
     Args:
         lesson: the file's stem.
         wrong: answers to try.
+        environment: of the kernel.
     """
     notebook = running.read(LESSONS / f"{lesson}.ipynb")
     for number, answers in wrong.items():
@@ -33,7 +36,7 @@ def executed(lesson: str, wrong: Wrong) -> running.Notebook:
             ]
         after = notebook.cells.index(check) + 1
         notebook.cells[after:after] = tried
-    return running.execute(notebook, LESSONS)
+    return running.execute(notebook, LESSONS, environment)
 
 
 def judge(notebook: running.Notebook, wrong: Wrong) -> None:

@@ -6,6 +6,7 @@ import base64
 import copy
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ NOTEBOOKS = [*sorted((PROJECT / "notebooks").glob("*.ipynb")), *LESSONS]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 _SECONDS_A_CELL = 200
-KERNEL_ENVIRONMENT = {
+GPU_ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),  # this checkout
-    "CUDA_VISIBLE_DEVICES": "",  # two CPU ranks, whatever the machine has
 }
+KERNEL_ENVIRONMENT = GPU_ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ""}  # two CPU ranks, whatever the machine has
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Notebook = Any  # nbformat's NotebookNode
@@ -58,10 +59,10 @@ def copy_of(original: Cell, source: str | None = None, name: str | None = None) 
     return made
 
 
-def execute(notebook: Notebook, folder: Path) -> Notebook:
+def execute(notebook: Notebook, folder: Path, environment: Mapping[str, str] = KERNEL_ENVIRONMENT) -> Notebook:
     """Runs all cells in a new kernel, as "Run all" does: a cell tagged `raises-exception` may fail."""
     client = NotebookClient(notebook, timeout=_SECONDS_A_CELL, resources={"metadata": {"path": str(folder)}})
-    client.execute(env={**os.environ, **KERNEL_ENVIRONMENT})
+    client.execute(env={**os.environ, **environment})
     return notebook
 
 

@@ -27,11 +27,13 @@ WRONG = {
         _MAKE.format("", "wrap(heads)") + _LOSS + _BOTH: "take the heads in turns",
         _MAKE.format("", "wrap(heads, static_graph=True)") + _LOSS + _IN_TURNS: "the heads take turns",
         _MAKE.format(_FREEZE, "wrap(heads)"): "is frozen",
-        _ALONE + "def make_model():\n    return Alone(TwoHeads())": "is not the average",
+        _MAKE.format("heads.double()", "wrap(heads)"): "another error now: mat1 and mat2 must have the same dtype",
+        _ALONE + "def make_model():\n    return Alone(TwoHeads().to(device))": "is not the average",
     },
     "2": {
         "%%distributed\nrepeated = wrap(Repeated(), find_unused_parameters=True)": "ready only once",
-        _ALONE + "repeated = Alone(Repeated())": "is not the average",
+        _ALONE + "repeated = Alone(Repeated().to(device))": "is not the average",
+        "%%distributed\nrepeated = wrap(Repeated().double())": "must have the same dtype",
         _DIRECT: "block ran 3 times a step",
     },
 }

@@ -83,8 +83,9 @@ class RankPool:
     def close(self) -> None:
         """Ends all processes and waits for them."""
         self.hang_up()
+        deadline = time.monotonic() + _GRACE_SECONDS
         for process in self._processes:
-            process.join(_GRACE_SECONDS)
+            process.join(max(0.0, deadline - time.monotonic()))
         self._kill()
 
     def _start(self) -> None:

@@ -66,6 +66,30 @@ def test_ranks_that_come_on() -> None:
     assert diagnose([in_backward(0, 1), in_backward(1, 2)], [in_backward(0, 0), in_backward(1, 1)]).kind == "working"
 
 
+@pytest.mark.parametrize(
+    ("state", "one", "two"),
+    [
+        (
+            "silent",
+            "rank 1 does not answer: .* ranks 0 and 2 wait for it. Interrupting the cell ends that rank's process",
+            "ranks 1 and 2 do not answer: .* rank 0 waits for them. Interrupting the cell ends those ranks' processes",
+        ),
+        (
+            "dead",
+            "rank 1 is gone .*; ranks 0 and 2 waited for it. .* a new process for it",
+            "ranks 1 and 2 are gone .*; rank 0 waited for them. .* new processes for them",
+        ),
+    ],
+)
+def test_one_or_several_that_others_wait_for(state: str, one: str, two: str) -> None:
+    """Ranks that are silent or gone are told with who waits for them, in one's words or in several's."""
+    for missing, told in (((1,), one), ((1, 2), two)):
+        ranks = [Examined(rank, state, why="killed") if rank in missing else waiting(rank) for rank in range(3)]
+        found = diagnose(ranks)
+        assert found.kind == state
+        assert re.search(told, f"{found.sentence} {found.remedy}")
+
+
 def test_all_are_there() -> None:
     """All ranks in the same call: it is under way, whatever keeps it."""
     found = diagnose([waiting(0), waiting(1)])
