@@ -7,14 +7,19 @@ backends have a log of their own, as that one takes no others.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import os
 import pickle
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch._C._distributed_c10d import _dump_fr_trace as _dump  # type: ignore[attr-defined, unused-ignore]
 
 from .. import native
@@ -113,8 +118,37 @@ def frames_of(group: str, number: int) -> list[tuple[str, int]]:
 
 
 def _torchs(frames: bool) -> Mapping[str, Any]:
-    dump: Mapping[str, Any] = pickle.loads(_dump(includeStackTraces=frames))
+    with _without_inductor() if frames else contextlib.nullcontext():
+        dump: Mapping[str, Any] = pickle.loads(_dump(includeStackTraces=frames))
     return dump
+
+
+class _NoInductor:
+    """Stands for `torch._inductor`: this thread finds nothing in it, other threads the module, which they load."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self._thread:
+            raise AttributeError(name)
+        return getattr(importlib.import_module("torch._inductor"), name)
+
+
+@contextlib.contextmanager
+def _without_inductor() -> Iterator[None]:
+    """Torch looks up frames of compiled code, too, and loads its compiler to ask it: for 2 to 6 s, in which this rank
+    would answer nobody. As long as it is not loaded there is no such code."""
+    if "torch._inductor" in sys.modules:
+        yield
+        return
+    stand_in = _NoInductor()
+    vars(torch)["_inductor"] = stand_in
+    try:
+        yield
+    finally:
+        if vars(torch).get("_inductor") is stand_in:  # another thread may have loaded it
+            del vars(torch)["_inductor"]
 
 
 # Backend of a CPU group -> what dumps its collectives, with their frames or without.

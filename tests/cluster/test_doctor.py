@@ -44,6 +44,17 @@ def test_a_part_of_the_ranks(lab: Lab) -> None:
     assert [frame.partition(" line ")[2] for frame in frames] == ends
 
 
+def test_the_doctor_loads_no_compiler(lab: Lab) -> None:
+    """Torch would load its compiler to look for compiled frames, and the rank answer nobody for seconds."""
+    different = "if rank == 0: dist.all_reduce(torch.ones(8))\nelse: dist.broadcast(torch.ones(2), 0); dist.barrier()"
+    with running(lab, different):
+        report = settled(lab, "mismatch")
+    assert re.search(r"rank 0 entered all_reduce .* at .* line 1, rank 1 broadcast .* at .* line 2", str(report))
+    loaded = "import sys; ('torch._inductor' in sys.modules, '_inductor' in vars(torch))"
+    assert lab.run(loaded).values == {0: (False, False), 1: (False, False)}
+    assert lab.run("torch._inductor.config.debug").values == {0: False, 1: False}  # who needs it finds it
+
+
 def test_nothing_runs(lab: Lab) -> None:
     """Between cells there is nothing to say, and nobody is stuck."""
     report = lab.doctor()

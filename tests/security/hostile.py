@@ -49,7 +49,7 @@ def changed_json(draw: st.DrawFn, valid: Any) -> Any:
         for key in way[:-1]:
             inside = inside[key]
         if draw(st.booleans()):
-            inside[way[-1]] = draw(VALUES)
+            inside[way[-1]] = copy.deepcopy(draw(VALUES))  # else a list could come to hold itself
         else:
             del inside[way[-1]]
     return made

@@ -152,6 +152,8 @@ def as_stored(timeline: ddp_lab.Timeline) -> ddp_lab.Timeline:
     ready = timeline.spans().query("step >= @WARM_UP").pivot_table("ready_ms", "step", ["rank", "bucket"])
     last = (ready - ready.median()).abs().mean(axis=1).tail(8).idxmin()
     for rank, description in raw.described:
+        if description["type"] != "assignment":  # that a model is gone, say: the training is over
+            continue
         options = {**description["options"], "comm_hook": None}
         made.describe(rank, {**description, "reducer": 0, "options": options, "session": 0})
     for rank in raw.ranks:
