@@ -51,10 +51,11 @@ t = torch.ones(1); dist.all_reduce(t)
 u = torch.ones(1); dist.all_reduce(u, group=pair)
 kept, float(t), float(u)
 """
-# Gives memory back, and counts the files whose syntax trees IPython keeps, of tracebacks that went through them: some
-# are of 10 MB, each is kept once and for good, and interrupts find new ones for long.
+# Reaps processes that Python reaps when it starts the next, gives memory back, and counts the files whose syntax trees
+# IPython keeps because tracebacks went through them: a tree may take 10 MB, and interrupts find new files for long.
 TRIM = """
-import gc, executing, stack_data
+import gc, multiprocessing, subprocess, executing, stack_data
+multiprocessing.active_children(); subprocess._cleanup()
 gc.collect(); ctypes.CDLL(None).malloc_trim(0)
 sources = [vars(cls).get("__source_cache_with_lines", {}) for cls in (executing.Source, stack_data.Source)]
 len({name for known in sources for name, _ in known if name.startswith("/")})
