@@ -11,11 +11,16 @@ import os
 import re
 import sysconfig
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 __all__ = ["folded", "is_users"]
 
 _OURS = __file__.rpartition("engine")[0]
-_LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"])
+_BELOW_CELLS = ("IPython", "ipykernel", "ipyparallel", "torch")  # wherever they are installed
+_LIBRARIES = (
+    *(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib", "stdlib")),
+    *(os.path.dirname(found.origin) for name in _BELOW_CELLS if (found := find_spec(name)) and found.origin),
+)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _FRAME = re.compile(r"Cell |File (.+?):\d+(?:, in |\n|$)")
 _FEWEST = 2  # frames that are left out: one is as short as the word of it

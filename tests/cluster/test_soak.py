@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import pytest
@@ -14,6 +15,7 @@ from tests.cluster.soak import Soak
 
 CELLS = int(os.environ.get("DDP_LAB_SOAK_CELLS", "1000"))
 SEED = int(os.environ.get("DDP_LAB_SOAK_SEED", "1"))
+_M_ARENA_MAX = -8  # of malloc.h
 # Growth a cell that passes. Client and controller: an allocator's high water is a few megabytes. A rank remembers each
 # cell's text and tree (IPython's history, for tracebacks and `inspect`), and its allocator's high water comes on top.
 LIMITS = {"KiB": 32.0, "rank KiB": 64.0, "files": 0.02, "threads": 0.02, "segments": 0.002, "processes": 0.002}
@@ -31,8 +33,9 @@ def limit(figure: str) -> float:
 def test_a_thousand_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random cells, interrupts, kills and errors: after each the ranks work and know what they knew; no memory, file,
     thread, process or segment stays behind."""
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # the controller, which nobody can ask, gives back what is free
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # so the controller, which nobody can ask, gives back what is free
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(64 << 10))
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # so does this process
     with Lab(2, watch_seconds=None) as lab:
         soak = Soak(lab, SEED)
         try:
