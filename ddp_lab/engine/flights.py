@@ -118,8 +118,7 @@ def frames_of(group: str, number: int) -> list[tuple[str, int]]:
 
 
 def _torchs(frames: bool) -> Mapping[str, Any]:
-    with _without_inductor() if frames else contextlib.nullcontext():
-        dump: Mapping[str, Any] = pickle.loads(_dump(includeStackTraces=frames))
+    dump: Mapping[str, Any] = pickle.loads(_dump(includeStackTraces=frames))
     return dump
 
 
@@ -157,7 +156,8 @@ _DUMPS: dict[str, Callable[[bool], Mapping[str, Any]]] = {"gloo": _torchs, "shm"
 
 @functools.lru_cache(maxsize=4)
 def _frames(backend: str, record: int) -> list[tuple[str, int]]:
-    found = [one for one in _DUMPS[backend](True)["entries"] if one["record_id"] == record]
+    with _without_inductor():
+        found = [one for one in _DUMPS[backend](True)["entries"] if one["record_id"] == record]
     return [(str(frame["filename"]), int(frame["line"])) for one in found for frame in one["frames"]]
 
 

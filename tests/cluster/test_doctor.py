@@ -55,6 +55,20 @@ def test_the_doctor_loads_no_compiler(lab: Lab) -> None:
     assert lab.run("torch._inductor.config.debug").values == {0: False, 1: False}  # who needs it finds it
 
 
+def test_frames_in_shared_memory_load_no_compiler() -> None:
+    """The same of our own backend, whose collectives have frames of the same kind."""
+    ask = (
+        "import sys; from ddp_lab.engine import flights\n"
+        "frames = [one for number in range(9) for one in flights.frames_of(dist.group.WORLD.group_name, number)]\n"
+        "([line for file, line in frames if 'cell' in file], 'torch._inductor' in sys.modules)"
+    )
+    with Lab(2, backend="shm") as cluster:
+        cluster.run("x = torch.ones(8)\n\ndist.all_reduce(x)")
+        found, loaded = cluster.run(ask).values[0]
+    assert 3 in found
+    assert not loaded
+
+
 def test_nothing_runs(lab: Lab) -> None:
     """Between cells there is nothing to say, and nobody is stuck."""
     report = lab.doctor()
