@@ -16,7 +16,7 @@ from importlib.util import find_spec
 __all__ = ["folded", "is_users"]
 
 _OURS = __file__.rpartition("engine")[0]
-_BELOW_CELLS = ("IPython", "ipykernel", "ipyparallel", "torch")  # wherever they are installed
+_BELOW_CELLS = ("IPython", "ipykernel", "ipyparallel", "tornado", "torch")  # wherever they are installed
 _LIBRARIES = (
     *(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib", "stdlib")),
     *(os.path.dirname(found.origin) for name in _BELOW_CELLS if (found := find_spec(name)) and found.origin),
