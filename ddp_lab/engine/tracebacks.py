@@ -19,7 +19,11 @@ _OURS = __file__.rpartition("engine")[0]
 _BELOW_CELLS = ("IPython", "ipykernel", "ipyparallel", "tornado", "torch")  # wherever they are installed
 _LIBRARIES = (
     *(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib", "stdlib")),
-    *(os.path.dirname(found.origin) for name in _BELOW_CELLS if (found := find_spec(name)) and found.origin),
+    *(
+        os.path.join(os.path.dirname(found.origin), "")
+        for name in _BELOW_CELLS
+        if (found := find_spec(name)) and found.origin
+    ),
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _FRAME = re.compile(r"Cell |File (.+?):\d+(?:, in |\n|$)")
