@@ -43,6 +43,10 @@ class LiveControl:
         @property
         def running(self) -> bool: ...
 
+    def busy_ranks(self) -> set[int]:
+        """Ranks that were given a cell that has not ended; none where a program runs."""
+        return set()
+
     # -- buckets and hooks
 
     def reconfigure(

@@ -225,7 +225,9 @@ class LiveTurns(Turns):
 
     @property
     def training(self) -> bool:
-        """Whether a rank of the model runs a cell, or a program."""
+        """Whether a rank of the model runs a cell, or is about to, or a program."""
+        if not self.control.busy_ranks().isdisjoint(self.ranks):
+            return True
         answers = self.control.wire.request(self.ranks, "ping", _ANSWER_SECONDS)
         return any(answer.get("cell", "") is not None for answer in answers.values())
 

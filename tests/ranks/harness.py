@@ -7,6 +7,7 @@ time, all ranks are ended (which frees those that waited for it) and the next `r
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -32,7 +33,7 @@ class RankError(AssertionError):
 
 
 def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
-    """A rank's main loop: functions in, results or tracebacks out, until the pipe closes."""
+    """A rank's main loop: functions in, results or tracebacks out, until nothing comes or the pipe closes."""
     import torch
     import torch.distributed as dist
 
@@ -42,9 +43,12 @@ def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
     pipe.send(("ready", None))
     while True:
         try:
-            function, args = pickle.loads(pipe.recv_bytes())
+            job = pipe.recv_bytes()
         except EOFError:
             break
+        if not job:
+            break
+        function, args = pickle.loads(job)
         try:
             answer = ("result", function(rank, size, *args))
         except BaseException:  # noqa: BLE001 - it is raised again in the test's process
@@ -76,8 +80,10 @@ class RankPool:
         return self._collect(time.monotonic() + timeout)
 
     def hang_up(self) -> None:
-        """Tells all processes to end."""
+        """Tells all processes to end. In words: forked processes of other tests may hold copies of the pipes."""
         for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # it has ended
+                pipe.send_bytes(b"")
             pipe.close()
 
     def close(self) -> None:
