@@ -23,7 +23,6 @@ class Looking(LiveControl):
 
     if TYPE_CHECKING:
 
-        def busy_ranks(self) -> set[int]: ...
         def run(self, code: Any, *args: Any, **options: Any) -> Any: ...
 
     def watch_gradients(self, every: int = 10, reducer: int | None = None) -> None:

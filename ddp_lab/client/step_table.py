@@ -7,6 +7,11 @@ event, so that a live view of many ranks and buckets costs the receiver thread m
 A step that the ring forgets moves to a few more rows behind it, if its number is a multiple of a power of two. That
 power starts at 1 and doubles whenever those rows are full: they always hold evenly spaced steps of the whole past, the
 same ones on all ranks. What such a step lacks is its neighbours.
+
+[Note: no larger than what came]
+A table is dense, but numbers come from outside: two events of a far step and a far parameter would make it a gigabyte.
+So it has no more rows than suit the number of events that were taken. Steps that are recorded whole fill a table a
+hundred times as fast as it may grow; who sends less than that keeps fewer steps.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ def _by_kind(columns: dict[Kind, int]) -> npt.NDArray[np.int8]:
 _STEP_COLUMN, _BUCKET_COLUMN = _by_kind(_STEP_KINDS), _by_kind(_BUCKET_KINDS)  # by kind; -1: not there
 _END: Final = STEP_FIELDS.index("backward_end")
 _FIRST_ROWS = 64
+_SPARE_NUMBERS, _NUMBERS_AN_EVENT = 1 << 18, 256  # that a table may have, see [Note: no larger than what came]
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -72,6 +78,7 @@ class StepTable:
     def __init__(self, max_steps: int) -> None:
         self._max_steps, self._max_thinned = max_steps, max_steps // 4
         self._every = 1  # which steps are kept behind the ring
+        self._taken = 0  # events
         self._revision = 0
         self._allocate(min(_FIRST_ROWS, max_steps), 0, 0, 0)
         self.last_step = -1
@@ -170,6 +177,11 @@ class StepTable:
         if int(events["parameter"].max()) >= parameters:  # that of a mark is no parameter's number
             of_gradients = events["parameter"][(events["kind"] == _GRAD_READY)]
             parameters = max(parameters, int(of_gradients.max(initial=-1)) + 1)
+        self._taken += len(events)
+        width = len(STEP_FIELDS) + buckets * len(BUCKET_FIELDS) + parameters
+        most = max(1, (_SPARE_NUMBERS + _NUMBERS_AN_EVENT * self._taken) // width)
+        if ring + thinned > most:  # it grows again when there is room for twice as many
+            ring, thinned = self._ring if self._ring <= most < 2 * self._ring else min(ring, most), 0
         known = (self._ring, len(self.step) - self._ring, self.buckets.shape[1], self.gradients.shape[1])
         if (ring, thinned, buckets, parameters) != known:
             self._grow(ring, thinned, buckets, parameters)
@@ -177,6 +189,8 @@ class StepTable:
     def _grow(self, ring: int, thinned: int, buckets: int, parameters: int) -> None:
         before = self._columns()
         held, of_ring = np.flatnonzero(self.step >= 0), self._ring
+        if ring != of_ring:  # a smaller ring has lost some of them, as one that could not grow in time has
+            held = held[(self.step[held] > self.last_step - ring) | ((held >= of_ring) & (thinned > 0))]
         row = np.where(held < of_ring, self.step[held] % ring, held - of_ring + ring)
         self._allocate(ring, thinned, buckets, parameters)
         for table, old in zip(self._columns(), before, strict=True):

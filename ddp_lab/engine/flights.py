@@ -136,7 +136,7 @@ class _NoInductor:
 
 @contextlib.contextmanager
 def _without_inductor() -> Iterator[None]:
-    """Torch looks up frames of compiled code, too, and loads its compiler to ask it: for 2 to 6 s, in which this rank
+    """Torch looks up frames of compiled code, too, and loads its compiler to ask it: for seconds, in which this rank
     would answer nobody. As long as it is not loaded there is no such code."""
     if "torch._inductor" in sys.modules:
         yield

@@ -123,7 +123,7 @@ class Figures:
     def trends(self) -> dict[str, tuple[float, float, float]]:
         """figure -> first and last value, and growth a cell: of every life that was long enough the second half counts,
         of that all pairs of samples that are far apart and have the same trees, and of their slopes the median (after
-        Theil and Sen)."""
+        Theil and Sen); NaN without such a pair."""
         slopes: dict[str, list[float]] = defaultdict(list)
         ends: dict[str, tuple[float, float]] = {}
         for series, points in self.samples.items():
@@ -136,7 +136,7 @@ class Figures:
             apart = at[other] - at[one] >= max(LIFE, life) / 6
             apart &= (life >= LIFE) & ((trees[one] == trees[other]) | (not name.endswith("KiB")))
             slopes[name] += list((values[other] - values[one])[apart] / (at[other] - at[one])[apart])
-        return {name: (*ends[name], float(np.median(slopes[name] or [0.0]))) for name in sorted(ends)}
+        return {name: (*ends[name], float(np.median(slopes[name] or [np.nan]))) for name in sorted(ends)}
 
 
 class Soak:

@@ -42,5 +42,6 @@ def test_a_thousand_cells(monkeypatch: pytest.MonkeyPatch) -> None:
             soak.run(CELLS)
         finally:
             print(f"seed {SEED}: {soak.figures.report()}")
-    growing = {name: slope for name, (_, _, slope) in soak.figures.trends().items() if slope > limit(name)}
-    assert not growing, f"growth a cell: {growing}"
+    trends = soak.figures.trends().items()
+    growing = {name: slope for name, (_, _, slope) in trends if not slope <= limit(name)}  # also what nobody could tell
+    assert not growing, f"growth a cell (NaN: too few cells to tell): {growing}"

@@ -5,6 +5,8 @@ A comm hook that spends 20 ms on each bucket makes few buckets faster than many 
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ddp_lab import CellError, ClusterError
 from ddp_lab.client import tune_turns
 from tests.cluster.conftest import Lab
 from tests.cluster.test_live_control import LOOP
+from tests.leftovers import wait_until
 
 MODEL = """
 torch.manual_seed(0)
@@ -109,6 +112,24 @@ def test_training_that_ends_too_early(lab: Lab, tmp_path: Path, how: str, monkey
     if how == "thread":
         lab.run("trainer.join()")
     assert _settings(lab) == before
+
+
+def test_a_cell_that_has_not_begun_counts(lab: Lab) -> None:
+    """Ranks that were given a cell count as training before they begin it: here they are stopped."""
+    lab.run(MODEL)
+    turns = tune_turns.LiveTurns(lab, lab.timeline.reducers()[-1].reducer, 4)
+    assert not turns.training
+    ranks = [pid for name, pid in lab.pids().items() if name.startswith("rank")]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        running = lab.run("1", wait=False)
+        assert turns.training
+    finally:
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+    running.wait()
+    wait_until(lambda: not turns.training, 10, "the end of the cell is known")
 
 
 def test_a_step_that_fails(slow: Lab) -> None:

@@ -19,7 +19,7 @@ def ours() -> Iterator[Suites]:
 
 
 @SLOW_START
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_every_process_constructs_our_class(start: str, ours: Suites) -> None:
     """In forked and in spawned ranks each of torch's names of the class constructs ours, and none torch's."""
     suites = ours if start == "fork" else Suites(OURS, start)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddp_lab.client import step_table
 from ddp_lab.client.event_store import EventStore
 from ddp_lab.client.span_columns import previous_ends
 from ddp_lab.client.step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
-from ddp_lab.events import DTYPE, Kind
+from ddp_lab.events import DTYPE, MOST_BUCKETS, MOST_PARAMETERS, Kind
 
 _STEP_KINDS = (
     *(Kind.FORWARD_BEGIN, Kind.FORWARD_END, Kind.BACKWARD_BEGIN),
@@ -150,3 +152,32 @@ def test_cursor_reads(sizes: list[int], most: int, reads: list[int]) -> None:
     assert len(got) + told == number
     assert got == sorted(set(got))
     assert number - store.start <= max(most, *sizes, 0) if sizes else True
+
+
+@given(FACTS, st.integers(1, 90), st.lists(st.integers(1, 40), max_size=6), st.integers(540, 3_000), st.integers(0, 60))
+def test_no_larger_than_what_came(
+    facts: list[tuple[int, Kind, int, int]], max_steps: int, cuts: list[int], spare: int, an_event: int
+) -> None:
+    """Whatever steps, buckets and parameters come: the tables have no more numbers than suits the events, and what
+    they hold is what was said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_table, "_SPARE_NUMBERS", spare)
+        patch.setattr(step_table, "_NUMBERS_AN_EVENT", an_event)
+        table, events = StepTable(max_steps), _events(facts)
+        for part in np.split(events, np.unique(np.minimum(np.cumsum(cuts), len(events))).astype(int)):
+            table.extend(part)
+            held = sum(one.size // len(table.step) for one in (table.steps, table.buckets, table.gradients))
+            assert len(table.step) <= max(1, (spare + an_event * len(events)) // held)
+    expected = _expected(events)
+    for step, times in _held(table).items():
+        assert times == {key: value for key, value in expected[step].items() if value}
+    assert not len(events) or table.last_step in _held(table)
+
+
+def test_two_events_of_far_numbers() -> None:
+    """A far step of the last parameter and the last bucket that there may be make no table of gigabytes."""
+    table = StepTable(1_000)
+    kind, far = Kind.GRAD_READY, (MOST_BUCKETS - 1, MOST_PARAMETERS - 1)
+    table.extend(_events([(1, kind, 0, 0), (900, kind, *far), (50_000, kind, *far)]))
+    assert sum(one.nbytes for one in (table.steps, table.buckets, table.gradients)) < 4 << 20
+    assert _held(table)[50_901]["gradient", MOST_PARAMETERS - 1] == 1_002
