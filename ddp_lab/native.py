@@ -1,37 +1,93 @@
-"""Loads the compiled extension `_C`, or says why it can't be loaded and how to rebuild it."""
+"""Loads the compiled extensions that were built for the torch that is installed, or says why there are none.
+
+`ddp_lab/_extensions` has a folder for each minor release of torch that was built for: a clone has one of them, a wheel
+all that are supported. Releases of one minor, and builds for CPU and CUDA, load the same file.
+"""
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import sys
+import threading
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from pathlib import Path
 from types import ModuleType
 
 from .errors import ExtensionError
 
-__all__ = ["load"]
+__all__ = ["built_for", "load", "path_of"]
 
-_REBUILD = (
-    "rebuild it with `make` in the source tree, or `pip install --no-build-isolation --force-reinstall --no-deps .`"
-)
+_FOLDER = Path(__file__).parent / "_extensions"
+_lock = threading.Lock()  # an extension can't be initialised twice in a process
+_RELEASE = re.compile(r"(\d+\.\d+)\.\d+(\+[\w.]+)?")  # no nightly build
 
 
-def load() -> ModuleType:
-    """Returns `ddp_lab._C` after checking that it was compiled against the torch that is installed.
+def built_for(folder: Path | None = None) -> list[str]:
+    """The versions of torch that there are extensions for in a folder (this package's own), oldest first."""
+    folder = folder or _FOLDER
+    found = [path.read_text().strip() for path in folder.glob("torch*/built_for.txt")]
+    return sorted(found, key=lambda version: [int(number) for number in re.findall(r"\d+", version)[:3]])
+
+
+def path_of(name: str, version: str, folder: Path | None = None) -> Path | None:
+    """The file of the extension `name` that loads with this `version` of torch; None if there is none."""
+    folder = folder or _FOLDER
+    release = _RELEASE.fullmatch(version)
+    for built in built_for(folder):
+        of_release = _RELEASE.fullmatch(built)
+        if built == version or (release and of_release and release[1] == of_release[1]):
+            path = folder / f"torch{'.'.join(built.split('.')[:2])}" / f"{name}{EXTENSION_SUFFIXES[0]}"
+            return path if path.is_file() else None
+    return None
+
+
+def load(name: str = "_C") -> ModuleType:
+    """Returns an extension (`ddp_lab._C`, unless another one is named) for the torch that is installed.
 
     Raises:
-        ExtensionError: it is missing, or was compiled against another torch (both versions are named).
+        ExtensionError: there is none for this torch (what there is for is named, and what to do), or it does not load.
     """
     import torch
 
+    qualified = f"{__package__}.{name}"
+    with _lock:
+        return sys.modules.get(qualified) or _load(name, qualified, torch.__version__)
+
+
+def _load(name: str, qualified: str, version: str) -> ModuleType:
+    path = path_of(name, version)
+    if path is None:
+        raise ExtensionError(_why_not(version))
+    spec = importlib.util.spec_from_file_location(qualified, path, loader=ExtensionFileLoader(qualified, str(path)))
+    assert spec is not None
+    assert spec.loader is not None
     try:
-        built_for: str = importlib.import_module("ddp_lab._built_for").TORCH
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     except ImportError as error:
-        raise ExtensionError(f"ddp_lab's extension has not been built: {_REBUILD}") from error
-    if built_for != torch.__version__:
-        raise ExtensionError(
-            f"ddp_lab's extension was compiled against torch {built_for}, but torch {torch.__version__} is installed: "
-            f"{_REBUILD}, or install torch=={built_for.split('+')[0]}"
-        )
-    try:
-        return importlib.import_module("ddp_lab._C")
-    except ImportError as error:
-        raise ExtensionError(f"ddp_lab's extension does not load ({error}): {_REBUILD}") from error
+        raise ExtensionError(f"ddp_lab's extension does not load ({error}): {_rebuild()}") from error
+    sys.modules[qualified] = module
+    return module
+
+
+def _why_not(version: str) -> str:
+    versions = built_for()
+    if not versions:
+        return f"ddp_lab's extension has not been built: {_rebuild()}"
+    *others, last = [built.split("+")[0] for built in versions]
+    named = f"{', '.join(others)} and {last}" if others else last
+    return (
+        f"ddp_lab's extension was built for torch {named}, but torch {version} is installed: install torch=={last}, or "
+        f"{_rebuild()}"
+    )
+
+
+def _rebuild() -> str:
+    if (Path(__file__).parents[1] / "csrc").is_dir():
+        return "rebuild it with `make` in the source tree"
+    compiler = "" if shutil.which("g++") else "install a compiler (Debian: apt install g++ python3-dev), then "
+    archive = f"ddp_lab-{importlib.metadata.version('ddp_lab')}.tar.gz"
+    return f"{compiler}rebuild it from its source distribution: `pip install --no-build-isolation --no-deps {archive}`"

@@ -21,6 +21,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from .errors import ClusterError
+
 __all__ = ["Entry", "add", "entries", "folder", "identity", "is_name", "remove"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -54,13 +56,20 @@ def folder() -> Path:
     """The folder of this user's entries: below Jupyter's for what runs now (``JUPYTER_RUNTIME_DIR``); made if need be.
 
     Raises:
+        ClusterError: it can't be made, as below a home that is read-only.
         PermissionError: it belongs to somebody else, or is open to others.
     """
     from jupyter_core.paths import jupyter_runtime_dir
 
     path = Path(jupyter_runtime_dir()) / "ddp_lab"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ClusterError(
+            f"detached clusters are listed in {path}, which can't be made ({error.strerror}): set JUPYTER_RUNTIME_DIR "
+            "to a folder that can be written"
+        ) from error
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(f"{path} is not a folder of this user alone: remove it, or `chmod 700` it")

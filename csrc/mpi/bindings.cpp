@@ -40,7 +40,7 @@ std::string tell_all(std::string text) {
 
 }  // namespace ddp_lab::mpi
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+PYBIND11_MODULE(_mpi, module) {
   using namespace ddp_lab::mpi;
   const py::call_guard<py::gil_scoped_release> released;
   module.doc() = "torch.distributed's operations through MPI.";

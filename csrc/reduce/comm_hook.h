@@ -6,6 +6,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
+#include <typeinfo>
 #include <utility>
 
 #include "reduce/bucket.h"
@@ -13,9 +14,12 @@
 
 namespace ddp_lab {
 
-// The group is released without the GIL: see [Note: who destroys the process group] in bindings.cpp.
+// The group is released without the GIL: see [Note: who destroys the process group] in bindings/reducer.cpp.
 using GroupPointer = std::shared_ptr<c10d::ProcessGroup>;
 using FuturePointer = c10::intrusive_ptr<c10::ivalue::Future>;
+
+// Backends know no complex numbers: they sum real and imaginary parts as two reals.
+at::Tensor as_reals(const at::Tensor& tensor);
 
 // Replaces the average over the ranks. Torch's CommHookInterface, but that a hook owns its GradBucket (Python may keep
 // it, and needs no copy) and that it has a name.
@@ -46,13 +50,21 @@ using HookPointer = std::unique_ptr<CommHook>;
 // Torch's ALLREDUCE and FP16_COMPRESS, in C++: they need no GIL.
 HookPointer make_builtin_hook(c10d::BuiltinCommHookType kind, GroupPointer group);
 
+// [Note: who holds the sum]
+// The groups that torch makes reduce in place, and wait() of their works says when they have. Of any other class of
+// group, such as one that is written in Python, no more is used than torch's reducer uses: the future of the work,
+// which holds the sum, perhaps in another tensor. Python's wait() may want a timeout, or none.
+inline bool is_subclassed(const c10d::ProcessGroup& group) { return typeid(group) != typeid(c10d::ProcessGroup); }
+
 // A collective that has been started.
 struct Launched {
-  c10::intrusive_ptr<c10d::Work> work;  // null if a comm hook started it
+  c10::intrusive_ptr<c10d::Work> work;  // null if a comm hook started it; and see [Note: who holds the sum]
   FuturePointer future;
 };
 
-// Starts the sum of the bucket's buffer over the ranks, in place. Gradients must have been divided already.
+// Starts the sum of a tensor over the ranks.
+Launched start_all_reduce(c10d::ProcessGroup& group, const at::Tensor& summed);
+// The same for the bucket's buffer. Gradients must have been divided already.
 Launched start_all_reduce(c10d::ProcessGroup& group, const Bucket& bucket);
 // The same for gradients that are reduced in place, which are divided by it on the way.
 Launched start_pieces(PiecewiseBackend& backend, const Bucket& bucket, int divisor);
@@ -62,8 +74,13 @@ FuturePointer all_reduce(c10d::ProcessGroup& group, c10d::GradBucket& bucket);
 // Runs the comm hook, which averages, on bucket `index` of `count`.
 Launched start_hook(CommHook& hook, const Bucket& bucket, std::size_t index, std::size_t count);
 
+// Blocks until the sum of `summed` is over; returns the tensor that holds it.
+at::Tensor finish(const Launched& launched, const at::Tensor& summed);
+// The tensor in what the future of an all_reduce of one tensor holds. Throws if there is none.
+at::Tensor sum_in(const c10::IValue& value);
+
 // Blocks until the collective is over; returns the tensor that holds the averaged gradients, of the bucket's dtype.
-// Throws what it failed with, or c10::Error if the hook's result does not fit: it names the hook, the bucket and its
+// Throws what it failed with, or c10::Error if the result does not fit: it names the hook, the bucket and its
 // parameters. `hook` is null for the all_reduce.
 at::Tensor wait_for(const Launched& launched, CommHook* hook, const Bucket& bucket, std::size_t index);
 

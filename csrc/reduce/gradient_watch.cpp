@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "record/recorder.h"
+#include "reduce/comm_hook.h"
 
 namespace ddp_lab {
 namespace {
@@ -31,10 +32,8 @@ double squares(const T* values, std::int64_t numel) {
   return sum;
 }
 
-at::Tensor reals(const at::Tensor& values) { return values.is_complex() ? at::view_as_real(values) : values; }
-
 at::Tensor dense(const at::Tensor& gradients) {
-  return reals(gradients.layout() == at::kStrided ? gradients : gradients.coalesce().values());
+  return as_reals(gradients.layout() == at::kStrided ? gradients : gradients.coalesce().values());
 }
 
 at::ScalarType wide(const at::Tensor& values) { return values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
@@ -68,7 +67,7 @@ void GradientWatch::before(std::size_t index, const Bucket& bucket, int divisor)
     for (const Slot& slot : bucket.slots()) {
       if (slot.numel == 0) continue;
       entry.parameters.push_back(slot.parameter);
-      gradients.push_back(bucket.sparse() ? values : reals(slot.view));
+      gradients.push_back(bucket.sparse() ? values : as_reals(slot.view));
     }
     if (!gradients.empty()) entry.device_norms = at::stack(at::_foreach_norm(gradients, 2, wide(values)));
   } else {
@@ -80,7 +79,7 @@ void GradientWatch::before(std::size_t index, const Bucket& bucket, int divisor)
 
 void GradientWatch::locate(const Bucket& bucket, const at::Tensor& values) {
   for (const Slot& slot : bucket.slots()) {
-    const at::Tensor gradient = bucket.sparse() ? values : reals(slot.view);
+    const at::Tensor gradient = bucket.sparse() ? values : as_reals(slot.view);
     if (at::isfinite(gradient).all().item<bool>()) continue;
     bad_.push_back({slot.parameter, at::isnan(gradient).any().item<bool>()});
   }

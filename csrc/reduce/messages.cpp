@@ -16,7 +16,7 @@ std::string on_rank(const Where& where) {
 
 std::string quoted(const std::string& name) { return "'" + name + "'"; }
 
-// People search logs for these two lines, so they are worded as torch words them.
+// People search logs for the lines of the next two functions, so they are worded as torch words them.
 std::string without_gradient(const Where& where, const std::vector<std::string>& names,
                              const std::vector<std::size_t>& missing) {
   std::string indices, listed;
@@ -28,6 +28,12 @@ std::string without_gradient(const Where& where, const std::vector<std::string>&
       missing.size() > kMost ? " and " + std::to_string(missing.size() - kMost) + " more" : std::string();
   const std::string line = " which did not receive grad for rank " + std::to_string(where.rank) + ": ";
   return "\nParameter indices" + line + indices + more + "\nParameters" + line + listed + more;
+}
+
+std::string marked_twice(std::size_t index, const std::string& name) {
+  return "\nParameter at index " + std::to_string(index) + " with name " + name +
+         " has been marked as ready twice. This means that multiple autograd engine  hooks have fired for this "
+         "particular parameter during this iteration.";
 }
 
 }  // namespace
@@ -59,18 +65,20 @@ std::string unfinished(const Where& where, const std::vector<std::string>& names
   return text;
 }
 
-std::string ready_twice(const Where& where, const std::string& name, bool unused) {
+std::string ready_twice(const Where& where, std::size_t index, const std::string& name, bool unused) {
   std::string text = "Expected to mark a variable ready only once. ";
   if (unused) {
     return text + "The gradient of " + quoted(name) + " arrived in the backward of " + on_rank(where) +
            " although it can't be reached from the outputs of forward that were found, so that it counted as unused. "
            "Use the parameter inside forward, and return tensors that find_unused_parameters can find (in tuples, "
-           "lists, dicts, dataclasses or objects with attributes).";
+           "lists, dicts, dataclasses or objects with attributes)." +
+           marked_twice(index, name);
   }
   return text + "The gradient of " + quoted(name) + " is ready a second time in the backward of " + on_rank(where) +
          ". Either backward was called several times over graphs that share it: add the losses up, or run all "
          "forwards but the last under no_sync(); or it is used by several reentrant backwards: pass "
-         "use_reentrant=False to torch.utils.checkpoint.checkpoint, or static_graph=True if the graph never changes.";
+         "use_reentrant=False to torch.utils.checkpoint.checkpoint, or static_graph=True if the graph never changes." +
+         marked_twice(index, name);
 }
 
 std::string graph_changed(const Where& where, const std::string& name) {

@@ -19,8 +19,8 @@ struct Where {
 std::string unfinished(const Where& where, const std::vector<std::string>& names,
                        const std::vector<std::size_t>& missing, bool static_graph);
 
-// A second gradient of one parameter in one backward. `unused`: it had been found to be unused.
-std::string ready_twice(const Where& where, const std::string& name, bool unused);
+// A second gradient of parameter `index` in one backward. `unused`: it had been found to be unused.
+std::string ready_twice(const Where& where, std::size_t index, const std::string& name, bool unused);
 
 // A static graph brought a gradient more often than it did at first.
 std::string graph_changed(const Where& where, const std::string& name);

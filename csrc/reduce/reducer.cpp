@@ -169,7 +169,7 @@ bool Reducer::completes(std::size_t parameter) {
   const bool first = place.arrived != arm_;
   if (mode_ == Mode::kEager) {
     if (!first) {
-      fail(messages::ready_twice(where(), options_.names[parameter], place.unused == arm_));
+      fail(messages::ready_twice(where(), parameter, options_.names[parameter], place.unused == arm_));
     }
     return true;
   }

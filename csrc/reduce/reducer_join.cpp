@@ -74,10 +74,10 @@ int Reducer::divisor() {
   if (divisor_ != 0) return divisor_;
   divisor_ = group_->getSize();
   if (!remaining_ranks_) return divisor_;
-  remaining_ranks_->wait();
-  const c10::IValue value = remaining_ranks_->getFuture()->value();
-  const at::Tensor sum = value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
-  divisor_ = sum.flatten()[0].item<int>();  // other elements are the caller's
+  if (!is_subclassed(*group_)) remaining_ranks_->wait();
+  const FuturePointer future = remaining_ranks_->getFuture();
+  future->waitAndThrow();
+  divisor_ = sum_in(future->value()).flatten()[0].item<int>();  // other elements are the caller's
   return divisor_;
 }
 

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "reduce/comm_hook.h"
+
 namespace ddp_lab {
 namespace {
 
@@ -21,8 +23,6 @@ c10::intrusive_ptr<c10d::Store> store_of(const Group& group) {
   }
 }
 
-at::Tensor reals(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
-
 }  // namespace
 
 SharedError::SharedError(c10d::ProcessGroup& group, std::int32_t reducer, std::int64_t step)
@@ -35,7 +35,7 @@ void SharedError::raise_everywhere(const std::string& message, const std::vector
     store->set(key_, std::vector<std::uint8_t>(message.begin(), message.end()));
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     for (const at::Tensor& buffer : unlaunched) {
-      const at::Tensor like = reals(buffer);  // as its all_reduce sees it
+      const at::Tensor like = as_reals(buffer);  // as its all_reduce sees it
       std::vector<at::Tensor> tensors{at::full(like.sizes(), std::numeric_limits<double>::quiet_NaN(), like.options())};
       works.push_back(group_.allreduce(tensors));
     }
@@ -62,7 +62,7 @@ bool SharedError::marks(const at::Tensor& reduced) {
   if (reduced.scalar_type() == at::kFloat) return std::isnan(*reduced.const_data_ptr<float>());
   if (reduced.scalar_type() == at::kDouble) return std::isnan(*reduced.const_data_ptr<double>());
   if (!reduced.is_floating_point() && !reduced.is_complex()) return false;
-  return std::isnan(reals(reduced).flatten()[0].item<double>());
+  return std::isnan(as_reals(reduced).flatten()[0].item<double>());
 }
 
 }  // namespace ddp_lab

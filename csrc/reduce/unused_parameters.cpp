@@ -81,15 +81,14 @@ void UsedMap::start(c10d::ProcessGroup& group) {
   host_ = at::empty({size}, at::kInt);
   std::copy(here_.begin(), here_.end(), host_.mutable_data_ptr<std::int32_t>());
   sum_ = host_.to(device_);
-  std::vector<at::Tensor> tensors{sum_};
-  work_ = group.allreduce(tensors);
+  sum_in_flight_ = start_all_reduce(group, sum_);
   started_ = true;
   waited_ = false;
 }
 
 void UsedMap::wait() {
   if (waited_) return;
-  work_->wait();
+  sum_ = finish(sum_in_flight_, sum_);
   host_ = sum_.to(at::kCPU);
   waited_ = true;
 }
@@ -108,7 +107,7 @@ void UsedMap::reset() noexcept {
 void UsedMap::abandon() {
   reset();
   if (waited_) return;
-  work_.reset();
+  sum_in_flight_ = Launched{};
   sum_ = at::Tensor();
   waited_ = true;
 }

@@ -5,10 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "reduce/autograd_node.h"
+#include "reduce/comm_hook.h"
 
 namespace ddp_lab {
 
@@ -83,7 +83,7 @@ class UsedMap {
   c10::Device device_;
   at::Tensor sum_;   // what the collective works on
   at::Tensor host_;  // its result on the CPU
-  c10::intrusive_ptr<c10d::Work> work_;
+  Launched sum_in_flight_;
   bool started_ = false;  // in this backward
   bool waited_ = true;
 };

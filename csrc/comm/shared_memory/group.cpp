@@ -23,7 +23,6 @@ constexpr int kSpins = 2000;       // some 20 us
 constexpr int kSpinsCrowded = 50;  // who spins then keeps the others from what is waited for
 constexpr int kYields = 20;
 constexpr long kNapNanoseconds = 50'000'000;
-constexpr std::size_t kPage = 4096;
 constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
 
 constexpr std::array<const char*, 9> kNames{"broadcast", "all_reduce", "reduce",     "all_gather", "reduce_scatter",
@@ -80,7 +79,7 @@ struct alignas(128) Group::Shared {
 
 std::size_t Group::bytes_for(int size) {
   const std::size_t head = sizeof(Shared) + static_cast<std::size_t>(size) * sizeof(Member);
-  return (head + kPage - 1) / kPage * kPage + 2 * static_cast<std::size_t>(size) * kSlotBytes;
+  return whole_pages(head) + 2 * static_cast<std::size_t>(size) * kSlotBytes;
 }
 
 Group::Group(Segment segment, int rank, int size, const std::vector<int>& pids, std::vector<PoolView> pools)

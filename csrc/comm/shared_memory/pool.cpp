@@ -15,10 +15,6 @@ namespace ddp_lab::shared_memory {
 
 namespace {
 
-constexpr std::size_t kPage = 4096;
-
-std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
-
 std::size_t memory_of_machine() {
   return whole_pages(static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
                      static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));

@@ -3,7 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 #include "observe/collective_log.h"
 #include "reduce/inspection.h"
 

@@ -1,22 +1,30 @@
 // Comm hooks in Python, and the bucket that they are given.
-#include "hook_bindings.h"
+#include "bindings/hooks.h"
 
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Export.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace py = pybind11;
 
+// Of <torch/csrc/jit/python/pybind_utils.h>, whose templates take a compiler ten seconds.
+namespace torch::jit {
+TORCH_PYTHON_API c10::IValue toIValue(py::handle object, const c10::TypePtr& type, std::optional<std::int32_t> count);
+TORCH_PYTHON_API py::object toPyObject(c10::IValue value);
+}  // namespace torch::jit
+
 namespace ddp_lab {
 namespace {
-
-using torch::jit::PythonFutureWrapper;
 
 std::string type_name(const py::handle& object) {
   const py::handle type = py::type::handle_of(object);
@@ -44,11 +52,11 @@ class PythonHook final : public CommHook {
   FuturePointer run(std::unique_ptr<GradBucket> bucket) override {
     const py::gil_scoped_acquire gil;
     const py::object returned = hook_(state_, std::shared_ptr<GradBucket>(std::move(bucket)));
-    if (!py::isinstance<PythonFutureWrapper>(returned)) {
+    if (!py::isinstance(returned, py::module_::import("torch._C").attr("Future"))) {
       throw std::runtime_error("DDP communication hook's callback must return a torch.futures.Future object, but got " +
                                type_name(returned) + " from '" + name() + "'");
     }
-    return returned.cast<std::shared_ptr<PythonFutureWrapper>>()->fut;
+    return to_future(returned);
   }
 
   at::Tensor result(const c10::IValue& value) const override {
@@ -96,8 +104,10 @@ HookPointer make_python_hook(py::object state, py::object hook) {
 
 std::unique_ptr<GradBucket> copy_of(const GradBucket& bucket) { return std::make_unique<GradBucket>(bucket); }
 
-py::object to_python(FuturePointer future) {
-  return py::cast(std::make_shared<PythonFutureWrapper>(std::move(future)));
+py::object to_python(FuturePointer future) { return torch::jit::toPyObject(c10::IValue(std::move(future))); }
+
+FuturePointer to_future(const py::object& future) {
+  return torch::jit::toIValue(future, c10::FutureType::create(c10::AnyType::get()), std::nullopt).toFuture();
 }
 
 }  // namespace ddp_lab

@@ -1,6 +1,4 @@
 // The module `ddp_lab._C` and its recorder; the Python faces are in ddp_lab/parallel.
-#include "bindings.h"
-
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -10,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "hook_bindings.h"
+#include "bindings/bindings.h"
+#include "bindings/hooks.h"
 #include "python/module_watch.h"
 #include "record/cost.h"
 #include "record/recorder.h"

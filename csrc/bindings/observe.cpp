@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
+#include "bindings/inspection.h"
+#include "bindings/reducer.h"
 #include "observe/observation.h"
 
 namespace py = pybind11;
@@ -15,20 +17,10 @@ namespace py = pybind11;
 namespace ddp_lab {
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
-
-void set_inspection_callback(Observation& observation, py::object callback) {
-  const std::shared_ptr<py::object> held(new py::object(std::move(callback)), [](py::object* object) {
-    const py::gil_scoped_acquire gil;
-    delete object;
-  });
+void set_observation_callback(Observation& observation, py::object callback) {
+  const auto call = inspection_callback(std::move(callback));
   const py::gil_scoped_release no_gil;
-  observation.set_inspection_callback([held](std::int64_t step, const Observation::Inspections& found) {
-    const py::gil_scoped_acquire gil;
-    py::list list;
-    for (const Inspection& one : found) list.append(py::make_tuple(one.norm, one.checksum));
-    (*held)(step, list);
-  });
+  observation.set_inspection_callback(call);
 }
 
 std::shared_ptr<Observation> make(const std::shared_ptr<c10d::Reducer>& reducer, std::vector<at::Tensor> parameters,
@@ -62,7 +54,7 @@ void bind_observation(py::module_& module) {
       .def("inspect_averages", [](const Observation&) { return py::none(); })
       .def("request_inspection", &Observation::request_inspection, py::arg("from_step"))
       .def("inspection_pending", &Observation::inspection_pending)
-      .def("set_inspection_callback", &set_inspection_callback, py::arg("callback"));
+      .def("set_inspection_callback", &set_observation_callback, py::arg("callback"));
 }
 
 }  // namespace ddp_lab

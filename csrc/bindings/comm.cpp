@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 #include "comm/flight_log.h"
 #include "comm/round_robin.h"
 #include "comm/shared_memory/backend.h"

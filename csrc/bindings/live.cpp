@@ -1,6 +1,4 @@
 // The part of `ddp_lab._C.Reducer` that is for pauses, rehearsals and live changes.
-#include "live_bindings.h"
-
 #include <pybind11/stl.h>
 
 #include <cstddef>
@@ -8,12 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/reducer.h"
+
 namespace py = pybind11;
 
 namespace ddp_lab {
 namespace {
-
-using NoGil = py::call_guard<py::gil_scoped_release>;
 
 // Lets a signal end a pause on the main thread; on others there are none.
 void check_signals() {
@@ -55,7 +53,7 @@ py::dict stage(const Reducer& reducer) {
 
 }  // namespace
 
-void bind_live(py::class_<Reducer, std::shared_ptr<Reducer>>& reducer) {
+void bind_live(ReducerClass& reducer) {
   reducer
       .def("set_breakpoints", &set_breakpoints, NoGil(), py::arg("points"), py::arg("parameters"), py::arg("buckets"))
       .def(
