@@ -6,7 +6,8 @@
     ├── ExtensionError       the compiled extension is missing or was built for another torch (also an ImportError)
     └── ScheduleError        a bucket was asked for a transition that its state does not allow
 
-A user's mistake in an argument is a plain `ValueError` or `TypeError`.
+A user's mistake in an argument is a plain `ValueError` or `TypeError`. Where this machine does not allow the best way,
+and another one is taken, a `FallbackWarning` says so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["CellError", "ClusterError", "DdpLabError", "ExtensionError", "RankFailure", "ScheduleError"]
+__all__ = [
+    "CellError",
+    "ClusterError",
+    "DdpLabError",
+    "ExtensionError",
+    "FallbackWarning",
+    "RankFailure",
+    "ScheduleError",
+]
 
 
 class DdpLabError(Exception):
@@ -31,6 +40,10 @@ class ExtensionError(DdpLabError, ImportError):
 
 class ScheduleError(DdpLabError, RuntimeError):
     """A gradient or bucket was reported in a state that does not allow it."""
+
+
+class FallbackWarning(UserWarning):
+    """Something works in another way than it should, slower as a rule; the message says what, and why."""
 
 
 @dataclass(frozen=True)

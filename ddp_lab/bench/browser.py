@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,12 +49,12 @@ def chromium() -> str | None:
 
 
 def printed(cell: Any) -> Any:
-    """What a cell of a saved notebook has printed, as JSON.
+    """What a cell of a saved notebook has printed, as JSON; displays beside it don't count.
 
     Raises:
         DdpLabError: it has failed.
     """
-    (output,) = cell.outputs
+    (output,) = (one for one in cell.outputs if one.output_type in ("stream", "error"))
     if output.output_type == "error":
         raise DdpLabError(f"a cell of the notebook failed: {output.ename}: {output.evalue}")
     return json.loads(output.text)
@@ -160,6 +161,13 @@ class Lab:
         """Returns a notebook as it is on disk."""
         return nbformat.read(self.notebooks / name, as_version=4)
 
+    def kernels(self) -> list[dict[str, Any]]:
+        """Kernels that run, as the server describes them."""
+        request = urllib.request.Request(f"{self.url}api/kernels", headers={"Authorization": f"token {self.token}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            found: list[dict[str, Any]] = json.load(answer)
+        return found
+
 
 @contextmanager
 def chromium_browser() -> Iterator[Browser]:
@@ -173,7 +181,7 @@ def chromium_browser() -> Iterator[Browser]:
 
 
 class NotebookPage:
-    """A notebook open in JupyterLab in Chromium."""
+    """A notebook open in JupyterLab in Chromium; in a page where JupyterLab is open already it is not loaded again."""
 
     def __init__(self, page: Page, lab: Lab, name: str) -> None:
         self.page = page
@@ -181,7 +189,11 @@ class NotebookPage:
         self.name = name
         self.errors: list[str] = []
         page.on("pageerror", self._note_error)
-        self._load()
+        if page.url.startswith(lab.url):
+            self.command("docmanager:open", {"path": name, "factory": "Notebook"})
+            self._wait_for_cells()
+        else:
+            self._load()
 
     def _note_error(self, error: Error) -> None:
         """Keeps an error of a widget's script, which is loaded from a blob; others are JupyterLab's own."""
@@ -191,8 +203,14 @@ class NotebookPage:
     def _load(self) -> None:
         """Opens the notebook and waits for its cells."""
         self.page.goto(f"{self.lab.url}doc/tree/{self.name}?token={self.lab.token}")
+        self._wait_for_cells()
+
+    def _wait_for_cells(self) -> None:
         self.page.wait_for_function(
-            "() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length > 0", timeout=90_000
+            "(name) => { const shown = window.jupyterapp?.shell?.currentWidget;"
+            " return shown?.context?.path === name && shown.content?.widgets?.length > 0 }",
+            arg=self.name,
+            timeout=90_000,
         )
 
     def reload(self) -> None:

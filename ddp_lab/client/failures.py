@@ -31,6 +31,7 @@ LOST = "RankLost"
 NOT_RUN = "NotRun"
 TIMEOUT = "Timeout"
 _LONGEST_MESSAGE = 300
+_ELSEWHERE = "Original Traceback (most recent call last):"
 _REPLACED = "The next cell, or `%cluster rejoin`, starts a new process for it; the other ranks keep their variables."
 _HELP = "`%cluster interrupt` tries again, `%cluster rejoin --replace {}` ends the process for a new one"
 
@@ -231,9 +232,14 @@ def _same(one: RankFailure, other: RankFailure) -> bool:
 
 
 def _headline(failure: RankFailure) -> str:
-    """Name and first line of the message; of a collective's error, what happened without the C++ file name."""
+    """Name and first line of the message; of a collective's error, what happened without the C++ file name.
+
+    What torch has caught in a data loader's worker or a replica's thread says why in its last line.
+    """
     lines = failure.message.strip().splitlines()
     text = lines[0] if lines else ""
+    if lines[1:2] == [_ELSEWHERE]:
+        text = f"{text.rstrip('.')}: {lines[-1].removeprefix(f'{failure.name}: ')}"
     if _is_communication(failure):
         text = _ADDRESS.sub("", _SOURCE_PLACE.sub("", text).split(". ")[0])
     if len(text) > _LONGEST_MESSAGE:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ClusterError
+from ..errors import ClusterError, FallbackWarning
 from ..insight.calls import mismatch_of
 from ..insight.examined import Examined, Place
 from ..insight.flights import in_flight_words
@@ -337,16 +338,18 @@ class Membership:
     def _check_idle(self) -> None:
         """Raises `ClusterError` if a rank still runs a cell, or does not answer.
 
-        One that is being freed gets a moment to end.
+        One that is being freed gets a moment to end, and one whose own code has ended the time to tell how: its first
+        traceback takes seconds on a busy machine.
         """
-        deadline = time.monotonic() + _ANSWER_SECONDS
+        begin = time.monotonic()
         while True:
             answers = self._ask("ping")
             busy = [rank for rank, answer in answers.items() if answer.get("cell") is not None]
             silent = [rank for rank in range(self._world_size) if rank not in answers and rank not in self.lost()]
             if not busy and not silent:
                 return
-            if time.monotonic() > deadline:
+            ending = not silent and all(answers[rank].get("state") != "running" for rank in busy)
+            if time.monotonic() - begin > (_END_SECONDS if ending else _ANSWER_SECONDS):
                 cut_off = self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS)
                 if cut_off:
                     raise ClusterError(
@@ -400,6 +403,8 @@ class Membership:
         joined = processes.call(calls, "joining, first collective", progress)
         for rank, engine in processes.engine_of_rank.items():
             self._joined[rank] = {**self._joined.get(rank, {}), **answers[rank], **joined[engine]}
+        for said in dict.fromkeys(line for answer in joined.values() for line in answer["warnings"]):
+            warnings.warn(said, FallbackWarning, stacklevel=2)
         self.suspect = False
         with self._lock:
             self._told.clear()

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from .cell_run import RankFunction
 from .outputs import SilentBoard
-from .packing import Receiving, pickled_for_ranks, shared
+from .packing import Receiving, pickled_for_ranks, say_in_messages, shared
 from .rank_sets import label_of
 from .results import CellResult
 
@@ -62,6 +62,7 @@ def push(cluster: Runner, mapping: Mapping[str, Any], ranks: Sequence[int]) -> N
     with shared(value, _far(cluster, ranks)) as parcel:
         staged: CellResult = cluster.run(_STAGE, token, parcel, **options)
     if not all(staged.values.values()):
+        say_in_messages("a rank can't open memory of this process")
         cluster.run(_STAGE, token, value.inline(), **options)
     cluster.run(_BIND, token, **options)
 

@@ -15,6 +15,7 @@ import os
 import pickle
 import sys
 import types
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,13 +23,13 @@ import cloudpickle
 
 from ..brought import RANKS_OWN, rank_globals
 from ..culprits import culprit
-from ..errors import ClusterError
+from ..errors import ClusterError, FallbackWarning
 from ..parcels import Parcel, Pickled, TensorBuffers, Unsent, pickled, unpack
 from ..segments import Segments
 from .interrupts import held_back
 from .results import RemoteValue
 
-__all__ = ["FunctionCall", "Receiving", "pickled_for_ranks", "shared"]
+__all__ = ["FunctionCall", "Receiving", "pickled_for_ranks", "say_in_messages", "shared"]
 
 _SEND_SEGMENTS = 32
 _RECEIVE_SEGMENTS = 64  # of all ranks together
@@ -122,6 +123,8 @@ class Receiving:
             ClusterError: it can't be loaded here.
         """
         segments = self._segments[rank]
+        if segments is not None and parcel.inline:
+            say_in_messages(f"rank {rank} can't write to memory of this process, or there is not enough")
         try:
             return unpack(parcel, segments.descriptors if segments is not None else ())
         except (ImportError, AttributeError) as error:
@@ -199,14 +202,23 @@ def _segments(count: int) -> Segments | None:
         return None
     try:
         return Segments(count)
-    except OSError:
+    except OSError as error:
+        say_in_messages(str(error))
         return None
+
+
+def say_in_messages(why: str) -> None:
+    """Warns that objects don't travel as they should."""
+    said = f"large arrays travel in messages, not through shared memory: {why}"
+    warnings.warn(said, FallbackWarning, stacklevel=2)
 
 
 def _placed(value: Pickled, segments: Segments | None) -> Parcel:
     if segments is not None:
-        with contextlib.suppress(OSError):  # no memory for it, beside what ipyparallel would take
+        try:
             return value.into(segments.descriptors, segments.references())
+        except OSError as error:  # no memory for it, beside what ipyparallel would take
+            say_in_messages(str(error))
     return value.inline()
 
 

@@ -27,6 +27,7 @@ _TURN_SECONDS = 0.3
 _STEPS = (5, 60)
 _LOOK_SECONDS = 0.01
 _ANSWER_SECONDS = 5.0
+_LATE_SECONDS = 5.0  # for which a rank's record of a step may come after another's
 _PATIENCE_SECONDS = 20.0
 _QUIET_SECONDS = 0.1  # without a step, after which the ranks are asked whether they run anything
 _PAUSE_SECONDS, _PAUSE_STEPS = 2.0, 5  # the same where they run nothing while they train: on a thread of their own
@@ -178,15 +179,25 @@ class LiveTurns(Turns):
         """See `Turns.take`."""
         first = self._switch(setting) + WARM_UP
         if self.count is None:
-            self._wait_step(first + _STEPS[0])
-            typical = float(np.median(self._times(first, first + _STEPS[0])))
+            typical = float(np.median(self._recorded(first, first + _STEPS[0])))
             self.count = int(np.clip(round(1e3 * _TURN_SECONDS / typical), *_STEPS))
         end = first + self.count
-        self._wait_step(end)
-        times = self._times(first, end)
-        if len(times) < max(1, self.count // 2):
-            raise TrainingEnded("The steps of a turn were not recorded.")
+        times = self._recorded(first, end)
         self.steps += WARM_UP + self.count
+        return times
+
+    def _recorded(self, first: int, end: int) -> npt.NDArray[np.float64]:
+        """The times of these steps, at least half of them, once they have ended on all ranks: one may tell later.
+
+        Raises:
+            TrainingEnded: they don't come, or too many were not recorded.
+        """
+        self._wait_step(end)
+        deadline = time.monotonic() + _LATE_SECONDS
+        while len(times := self._times(first, end)) < end - first and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        if len(times) < max(1, (end - first) // 2):
+            raise TrainingEnded("The steps of a turn were not recorded.")
         return times
 
     def _switch(self, setting: Setting) -> int:

@@ -1,4 +1,4 @@
-"""The backend "mpi" for a torch without one: `ddp_lab._mpi`, there if MPI's compiler was when ddp_lab was built.
+"""The backend "mpi" for a torch without one: `_mpi`, there if ddp_lab was built with MPI (`make mpi`).
 
 [Note: in torch's place for MPI]
 torch knows the name "mpi" and treats it apart: `init_process_group("mpi")` needs no rendezvous, since MPI itself says
@@ -13,8 +13,6 @@ with any backend, "cpu:mpi" among them: ranks are MPI's, and rank 0 tells the ot
 from __future__ import annotations
 
 import atexit
-import importlib
-import importlib.util
 import inspect
 import os
 import socket
@@ -23,10 +21,14 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
+
+from .. import native
+from ..errors import ExtensionError
 
 __all__ = ["LAUNCHED", "NAME", "check_started", "ours", "register", "started_by", "why_not"]
 
@@ -41,10 +43,10 @@ LAUNCHED = (
 )  # what any mpiexec, or srun with MPI, tells its processes
 _START = "start the program with `mpiexec -n {} python ...`, which is what tells MPI of the others"
 
-_EXTENSION = "ddp_lab._mpi"
+_EXTENSION = "_mpi"
 _REMEDY = (
-    "install MPI's compiler (Debian: apt install libopenmpi-dev openmpi-bin), then rebuild ddp_lab: `make build`, or "
-    "`pip install --no-build-isolation --force-reinstall --no-deps .`"
+    "install MPI's compiler (Debian: apt install libopenmpi-dev openmpi-bin), then build ddp_lab so: `make mpi`, or "
+    "`MPICXX=mpicxx pip install --no-build-isolation --force-reinstall --no-deps .`"
 )
 _ENDING_SECONDS = 10.0
 
@@ -54,7 +56,7 @@ _failed = False  # the program ends with an exception
 
 def why_not() -> str:
     """Why there is no backend "mpi" here, with the remedy; ``""`` if there is one, torch's or ours."""
-    if dist.is_mpi_available() or importlib.util.find_spec(_EXTENSION) is not None:
+    if dist.is_mpi_available() or native.path_of(_EXTENSION, torch.__version__) is not None:
         return ""
     return f"neither this torch nor ddp_lab was built with MPI: {_REMEDY}"
 
@@ -111,6 +113,8 @@ class _Creator:
         # torch hands over the ranks alone, but the caller knows more.
         frame = inspect.currentframe()
         asking = frame.f_back.f_locals if frame is not None and frame.f_back is not None else {}
+        if "opts" in asking:  # from torch 2.14 on
+            asking = {name: getattr(asking["opts"], name) for name in ("group_rank", "group_size", "timeout")}
         if dist.is_initialized():
             wanted = dist.get_rank(), dist.get_world_size()
         else:
@@ -145,9 +149,9 @@ def _begin() -> tuple[int, int]:
     global _module
     if _module is None:
         try:
-            _module = importlib.import_module(_EXTENSION)
-        except ImportError as error:
-            raise RuntimeError(f"ddp_lab's MPI extension does not load ({error}): {_REMEDY}") from error
+            _module = native.load(_EXTENSION)
+        except ExtensionError as error:
+            raise RuntimeError(f"the backend mpi does not load: {error}; {_REMEDY}") from error
         _end_with_process()
     rank, size = _module.begin()
     return int(rank), int(size)

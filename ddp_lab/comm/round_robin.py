@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
 
 from .. import native
+from . import registration
 
 __all__ = ["NAME", "members", "register", "round_robin_process_group"]
 
 NAME = "round_robin"
+
+_OWN_NUMBERS = 1 << 40  # no group of all ranks gets there
 
 _C = native.load()
 _members: weakref.WeakKeyDictionary[ProcessGroup, list[str]] = weakref.WeakKeyDictionary()
@@ -31,8 +36,7 @@ class _Groups:
 
 def register() -> None:
     """Makes ``"round_robin"`` known to torch.distributed; once is enough."""
-    if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    registration.register(NAME, _create, ["cpu", "cuda"], extended_api=True)  # noted by the groups that it is made of
 
 
 def round_robin_process_group(groups: Sequence[ProcessGroup]) -> ProcessGroup:
@@ -75,10 +79,29 @@ def round_robin_process_group(groups: Sequence[ProcessGroup]) -> ProcessGroup:
     options = _Groups(given, [torch.device(name) for name in sorted(shared)])
     unsorted: Any = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # older releases of torch always sort them
     # Named by its members alone: no other process takes part.
-    group = dist.new_group(ranks, backend=NAME, pg_options=options, use_local_synchronization=True, **unsorted)
+    with _uncounted(ranks):
+        group = dist.new_group(ranks, backend=NAME, pg_options=options, use_local_synchronization=True, **unsorted)
     assert isinstance(group, ProcessGroup)
     _members[group] = [one.group_name for one in given]
     return group
+
+
+@contextlib.contextmanager
+def _uncounted(ranks: list[int]) -> Iterator[None]:
+    """From torch 2.14 on a group that its members make alone is named by the number that names the next group of all
+    ranks, and takes it: the others, which were not asked, would give that next group another name, and all would wait
+    for ever. So ours take numbers of their own, the smallest that is free, which is the same on all of them.
+    """
+    world: Any = c10d._world
+    count, names = world.group_count, set(world.pg_names.values())
+    try:
+        for number in range(len(names) + 1):
+            world.group_count = _OWN_NUMBERS + number
+            if c10d._hash_ranks_to_str(ranks) not in names:
+                break
+        yield
+    finally:
+        world.group_count = count
 
 
 def members(group: Any) -> list[str]:

@@ -6,8 +6,8 @@ matter), its process id and where its pool is; rank 0 also where its segment is.
 entry in /proc, which the kernel allows to processes of the same user alone, and say whether they could. Where one could
 not (its processes have other ids, as in a container, or the kernel forbids it), rank 0 makes memory that has a random
 name; all open that, say whether they could, and take the name away. Only if all could, shared memory is used; else the
-whole group goes through Gloo, and a warning says why. Pools are opened through /proc, too; if a rank can't, tensors are
-copied. ``DDP_LAB_HOST_ID`` replaces the boot id.
+whole group goes through Gloo. Pools are opened through /proc, too; if a rank can't, tensors are copied. Rank 0 says in
+a `FallbackWarning` what is not as it should be, and why. ``DDP_LAB_HOST_ID`` replaces the boot id.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import json
 import os
 import secrets
 import warnings
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from .. import native
+from ..errors import FallbackWarning
+from . import registration
 
 __all__ = ["NAME", "is_broken", "register"]
 
@@ -37,8 +37,7 @@ _C = native.load()
 
 def register() -> None:
     """Makes ``"shm"`` known to torch.distributed; once is enough."""
-    if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+    registration.register(NAME, _create, ["cpu"])
 
 
 def is_broken(backend: Any) -> bool:
@@ -51,7 +50,7 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
     meeting = _Meeting(store, rank, size)
     segment = meeting.segment()
-    why_not = meeting.agree()
+    why_not = unnamed = meeting.agree()
     if not why_not:
         segment.close_descriptor()  # all ranks have mapped the memory: nobody may open it any more
     elif meeting.on_one_host:
@@ -60,11 +59,28 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
             why_not = meeting.agree()
         finally:
             meeting.forget_name()
+    said = _in_words(why_not, unnamed, meeting.why_no_pools)
+    if said and rank == 0:
+        warnings.warn(f"shm: {said}", FallbackWarning, stacklevel=2)
     if why_not:
-        if rank == 0:
-            warnings.warn(f"shm: {why_not}; this group's collectives go through Gloo", stacklevel=2)
         return gloo
     return _C.shared_memory_backend(segment, gloo, rank, meeting.pids, meeting.pools, timeout)
+
+
+def _in_words(why_not: str, unnamed: str, why_no_pools: str) -> str:
+    """What a group has to do without; "" if nothing.
+
+    Args:
+        why_not: why it can't use shared memory.
+        unnamed: why it can't use memory without a name.
+        why_no_pools: why its ranks can't read each other's tensors.
+    """
+    if why_not:
+        return f"{why_not}; this group's collectives go through Gloo"
+    copied = "its tensors are copied" if why_no_pools else ""
+    if unnamed:
+        return f"{unnamed}; this group's memory lies in /dev/shm{copied and f', and {copied}'}"
+    return f"{why_no_pools}; this group works, but {copied}" if copied else ""
 
 
 class _Meeting:
@@ -72,6 +88,7 @@ class _Meeting:
 
     Attributes:
         why_not: why this rank can't use it.
+        why_no_pools: why a rank can't read the others' pools; after `agree`, of any rank.
         on_one_host: whether all ranks are.
         pids: of all ranks; 0 for a rank that shows with a lock on the memory that it lives.
         pools: those of all ranks, none if a rank can't read them all.
@@ -83,7 +100,7 @@ class _Meeting:
         self._bytes = _C.shared_memory_bytes(size)
         self._name = ""
         self._agreements = 0
-        self.why_not = ""
+        self.why_not = self.why_no_pools = ""
         self.on_one_host = False
         self.pids: list[int] = []
         self.pools: list[Any] = []
@@ -91,8 +108,10 @@ class _Meeting:
     def segment(self) -> Any:
         """The group's memory, None if this rank can't use it."""
         mine: dict[str, Any] = {"host": _host(), "namespace": _process_namespace(), "pid": os.getpid()}
-        with suppress(RuntimeError):  # then there are no pools in this group
+        try:
             mine["pool"] = _C.Pool.own()
+        except RuntimeError as error:  # then there are no pools in this group
+            mine["why_no_pool"] = f"rank {self._rank} can make no memory for tensors: {error}"
         made = None
         if self._rank == 0:
             try:
@@ -110,13 +129,17 @@ class _Meeting:
         self.on_one_host = True
         strangers = [rank for rank, one in enumerate(ranks) if one["namespace"] != ranks[0]["namespace"]]
         if strangers:
-            self.why_not = f"ranks 0 and {strangers[0]} can't see each other's processes"
+            self.why_not = self.why_no_pools = f"ranks 0 and {strangers[0]} can't see each other's processes"
             return None
         if "descriptor" not in ranks[0]:
-            self.why_not = f"rank 0 can make no shared memory: {ranks[0]['why_not']}"
+            self.why_not = self.why_no_pools = f"rank 0 can make no shared memory: {ranks[0]['why_not']}"
             return None
-        with suppress(KeyError, RuntimeError):
-            self.pools = [_C.Pool.of_process(one["pid"], *one["pool"]) for one in ranks]
+        self.why_no_pools = next((one["why_no_pool"] for one in ranks if "why_no_pool" in one), "")
+        if not self.why_no_pools:
+            try:
+                self.pools = [_C.Pool.of_process(one["pid"], *one["pool"]) for one in ranks]
+            except RuntimeError as error:
+                self.why_no_pools = f"rank {self._rank} can't read the tensors of another one: {error}"
         if made is not None:
             return made
         try:
@@ -159,9 +182,10 @@ class _Meeting:
         """Tells all ranks what this one can use; returns why one of them can't use the memory, ``""`` if all can."""
         self._agreements += 1
         keys = [f"answer {self._agreements} of {rank}" for rank in range(self._size)]
-        self._store.set(keys[self._rank], json.dumps({"why_not": self.why_not, "pools": bool(self.pools)}))
+        self._store.set(keys[self._rank], json.dumps({"why_not": self.why_not, "why_no_pools": self.why_no_pools}))
         answers = [json.loads(self._store.get(key)) for key in keys]
-        if not all(answer["pools"] for answer in answers):
+        self.why_no_pools = next((answer["why_no_pools"] for answer in answers if answer["why_no_pools"]), "")
+        if self.why_no_pools:
             self.pools = []
         return next((answer["why_not"] for answer in answers if answer["why_not"]), "")
 

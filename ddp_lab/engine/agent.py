@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import bdb
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -90,6 +91,7 @@ class Agent:
         self._to_free: tuple[str, int | None] | None = None  # a cell that has not begun here, and who failed in it
         self._interrupted: str | None = None  # id of the cell that is being interrupted
         self._ended: tuple[str, bool] | None = None  # the last cell whose own code ended here, and whether it failed
+        self._reporting = threading.Lock()  # the newest status is sent last: the client may see that one alone
         self._freed_by: int | None = None
         self._freed: str | None = None  # the cell during which this rank's groups were shut down
         self._began: tuple[str, int] | None = None  # the running cell, and since when (host time in ns)
@@ -171,6 +173,7 @@ class Agent:
             end.consequence, end.freed_by = True, self._freed_by
             end.error = error.with_traceback(_users_steps(error))
         self._ended = (end.cell_id, True)
+        self._take_over_children()
         self._report()
         threading.Thread(
             target=self._free_unless_settled, args=(end.cell_id,), name="ddp_lab-free", daemon=True
@@ -179,21 +182,23 @@ class Agent:
     def _on_done(self, end: cell.CellEnd) -> None:
         self._left.set()
         self._ended = (end.cell_id, end.error is not None)
+        self._take_over_children()
         if end.error is None:
             self._settle(end.cell_id)
         self._report()
         self._channel.flush(end.cell_id)
 
     def _report(self) -> None:
-        self._channel.send_status(
-            {
-                "state": self._state(),
-                "cell": cell.running(),
-                "ended": self._ended,
-                "freed": self._freed,
-                "whole": self._is_whole(),
-            }
-        )
+        with self._reporting:
+            self._channel.send_status(
+                {
+                    "state": self._state(),
+                    "cell": cell.running(),
+                    "ended": self._ended,
+                    "freed": self._freed,
+                    "whole": self._is_whole(),
+                }
+            )
 
     def _is_whole(self) -> bool:
         return self._freed is None and dist.is_initialized() and not groups.broken()
@@ -218,6 +223,22 @@ class Agent:
         self._raised = True
         raise KeyboardInterrupt
 
+    def _take_over_children(self) -> None:
+        """Puts `_on_child` before the handler that a library has set in the cell."""
+        handler = signal.getsignal(signal.SIGCHLD)
+        if callable(handler) and getattr(handler, "func", None) != self._on_child:
+            signal.signal(signal.SIGCHLD, functools.partial(self._on_child, handler))
+
+    def _on_child(self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+        """torch's handler raises when a data loader's worker has died: outside of a cell that would end the engine. The
+        loader says so, too, when it is used next."""
+        try:
+            handler(number, frame)
+        except Exception:
+            if not self._left.is_set() and _in_the_cell(frame):
+                raise
+            _log.warning("a process that rank %d had started has ended", self._rank, exc_info=True)
+
     def _on_unraisable(self, found: sys.UnraisableHookArgs) -> None:
         """Python drops what is raised in a destructor or a fork's hooks: the cell has not been interrupted, then."""
         if found.exc_type is KeyboardInterrupt:
@@ -231,6 +252,10 @@ class Agent:
         with self._gate:
             self._doomed.extend(request["cells"])
             cell_id = self._current()
+            if cell_id is None and cell.running() in request["cells"]:
+                # Its code has ended already, by a connection that an interrupted peer has closed: `_on_failure` waits.
+                self._interrupted = cell.running()
+                self._told.set()
         if cell_id in request["cells"]:
             self._begin_interrupt(str(cell_id))
         return {"state": self._state(), "cell": cell_id}
@@ -372,9 +397,10 @@ def _users_steps(error: BaseException) -> TracebackType | None:
     Nothing of closed sockets, of the signal's handler and of libraries, which were not at fault: formatting their
     frames would take most of the time until control is back (up to 0.2 s).
     """
-    first, *others = _steps(error.__traceback__)
+    steps = list(_steps(error.__traceback__))  # none where the cell's own code raised nothing: its value has no text
     kept: TracebackType | None = None
-    for step in reversed([first, *(one for one in others if tracebacks.is_users(one.tb_frame.f_code.co_filename))]):
+    users = [one for one in steps[1:] if tracebacks.is_users(one.tb_frame.f_code.co_filename)]
+    for step in reversed(steps[:1] + users):
         kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return kept
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import FallbackWarning
 from . import groups, regroup
 
 __all__ = ["join", "leave", "preload", "prepare", "rejoin"]
@@ -69,7 +71,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
             and ``group_count`` of ranks that were there before.
 
     Returns:
-        ``device`` and ``backend`` in words.
+        ``device`` and ``backend`` in words; ``warnings``: what the default group has to do without.
     """
     import torch
     import torch.distributed as dist
@@ -104,7 +106,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     sources.install()
     spawned.install()
     _rank.telemetry.start()
-    _open_default_group(spec)
+    told = _open_default_group(spec)
     regroup.rebuild({}, spec["groups"], spec["group_count"])
     shell.user_ns.update(
         rank=spec["rank"],
@@ -120,7 +122,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     _rank.vitals.install(_rank.telemetry)
     _rank.agent.joined()
     warm_up.start()
-    return {"device": _device_name(device), "backend": dist.get_backend_config()}
+    return {"device": _device_name(device), "backend": _backend(), "warnings": told}
 
 
 def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,19 +133,21 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
             were in a backward: their gradients are discarded.
 
     Returns:
-        ``rebuilt``: names of the groups that were built again; ``lost``: name -> why one could not be.
+        ``rebuilt``: names of the groups that were built again; ``lost``: name -> why one could not be; ``backend`` and
+        ``warnings`` as of `join`.
     """
     import torch
 
     old = regroup.take_down()
     _rank.store = None
     _set_environment(spec)
-    _open_default_group(spec)
+    told = _open_default_group(spec)
     lost = regroup.rebuild(old, spec["groups"], spec["group_count"])
     regroup.discard_gradients(spec["broken"])
     _first_collective(torch.device(spec["device"]))
     _rank.agent.joined()
-    return {"rebuilt": [group["name"] for group in spec["groups"] if group["name"] not in lost], "lost": lost}
+    rebuilt = [group["name"] for group in spec["groups"] if group["name"] not in lost]
+    return {"rebuilt": rebuilt, "lost": lost, "backend": _backend(), "warnings": told}
 
 
 def leave() -> None:
@@ -195,7 +199,9 @@ def _set_environment(spec: Mapping[str, Any]) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "=" + spec["interface"])  # "=": this one, not those that begin so
 
 
-def _open_default_group(spec: Mapping[str, Any]) -> None:
+def _open_default_group(spec: Mapping[str, Any]) -> list[str]:
+    """Returns what that group has to do without, in words: here nobody would see a warning."""
+    import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
 
@@ -212,7 +218,29 @@ def _open_default_group(spec: Mapping[str, Any]) -> None:
     _rank.store = TCPStore(
         spec["address"], spec["port"], spec["world_size"], is_master=bool(listener), wait_for_workers=False, **listener
     )
-    dist.init_process_group(spec["backend"], store=_rank.store, rank=spec["rank"], world_size=spec["world_size"])
+    bound = groups.bound_to(torch.device(spec["device"]), spec["backend"])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", FallbackWarning)
+        dist.init_process_group(
+            spec["backend"], store=_rank.store, rank=spec["rank"], world_size=spec["world_size"], **bound
+        )
+    told = [one for one in warned if issubclass(one.category, FallbackWarning)]
+    for other in warned:
+        if other not in told:
+            warnings.showwarning(other.message, other.category, other.filename, other.lineno)
+    return [str(one.message) for one in told]
+
+
+def _backend() -> str:
+    """The default group's backends by device; one that goes through Gloo is Gloo."""
+    import torch
+    import torch.distributed as dist
+
+    backends: str = dist.get_backend_config()
+    if "cpu:shm" not in backends:
+        return backends
+    group: Any = dist.group.WORLD
+    return backends.replace("cpu:shm", f"cpu:{group._get_backend(torch.device('cpu')).name()}")
 
 
 def _first_collective(device: Any) -> None:

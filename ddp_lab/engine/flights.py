@@ -1,32 +1,21 @@
 """Collectives that this rank has given to its groups: the newest ones, and those that have not ended.
 
-Torch's Flight Recorder notes each of them in C++, whoever starts it, also the reducer, for about a microsecond. It is
-on by default; `install` only makes its ring smaller, so that a look at all of it takes a few milliseconds. Our own
-backends have a log of their own, as that one takes no others.
+Torch's Flight Recorders note each of them in C++, whoever starts it, also the reducer, for about a microsecond. They
+are on by default; `install` only makes their rings smaller, so that a look at all of one takes a few milliseconds.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
 import os
-import pickle
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch._C._distributed_c10d import _dump_fr_trace as _dump  # type: ignore[attr-defined, unused-ignore]
-
-from .. import native
 from ..insight.flight_recorder import Entry, Numbered, entries_of, numbered, tensors_in_words
 from ..parallel.inspection import live_models
 from . import groups
-from .gpu_flights import GpuFlights
+from .recorders import Recorders, end_s
 
 __all__ = ["flights", "frames_of", "in_flight", "install", "left"]
 
@@ -35,10 +24,10 @@ _FORMER_RING = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _ENTRIES = "512"
 _MOST_OPEN = 100  # of a group: the oldest ones
 _NOTED_S = 0.2  # until a collective that a group has counted is noted
-_END_S = 0.05  # until the end of a collective is noted
+_PAUSE_S = 0.005  # between looks whether the last ones have ended
 
-_C = native.load()
-_gpu: GpuFlights | None = None
+_recorders = Recorders()
+_installed = False
 
 
 class _Known(NamedTuple):
@@ -67,8 +56,9 @@ def install(folder: Path) -> None:
     Args:
         folder: where a folder with a socket may be made.
     """
-    global _gpu
-    _gpu = _gpu or GpuFlights(folder)
+    global _recorders, _installed
+    if not _installed:
+        _recorders, _installed = Recorders(folder), True
     if _FORMER_RING not in os.environ:
         os.environ.setdefault(_RING, _ENTRIES)
 
@@ -96,9 +86,7 @@ def in_flight() -> dict[str, Any]:
     """How many collectives of this rank have not ended (``count``), and of the ``oldest`` its ``name``, ``number``,
     ``bytes``, ``seconds`` since it was launched, and ``bucket`` in words ("" if it is none).
     """
-    found = [
-        (number, one) for known in _look(active=True) for number, one in known.numbered.entries.items() if not one.done
-    ]
+    found = _open()
     if not found:
         return {"count": 0, "oldest": None}
     number, oldest = min(found, key=lambda each: each[1].created_ns)
@@ -108,67 +96,33 @@ def in_flight() -> dict[str, Any]:
 
 
 def frames_of(group: str, number: int) -> list[tuple[str, int]]:
-    """File and line of each frame of the call that entered a collective on a CPU group, innermost first; empty if it is
-    not known any more. The first time takes some tenths of a second, in which no Python code of this process runs.
+    """File and line of each frame of the call that entered a collective, innermost first; empty if it is not known any
+    more, or is NCCL's. The first time takes some tenths of a second, in which no Python code of this process runs.
     """
     for known in _look(active=True):
-        if known.record.name == group and known.backend in _DUMPS and number in known.numbered.entries:
-            return _frames(known.backend, known.numbered.entries[number].record)
+        if known.record.name == group and number in known.numbered.entries:
+            found = _recorders.frames(known.backend, known.numbered.entries[number].record)
+            if found:
+                return found
     return []
-
-
-def _torchs(frames: bool) -> Mapping[str, Any]:
-    dump: Mapping[str, Any] = pickle.loads(_dump(includeStackTraces=frames))
-    return dump
-
-
-class _NoInductor:
-    """Stands for `torch._inductor`: this thread finds nothing in it, other threads the module, which they load."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-
-    def __getattr__(self, name: str) -> Any:
-        if threading.get_ident() == self._thread:
-            raise AttributeError(name)
-        return getattr(importlib.import_module("torch._inductor"), name)
-
-
-@contextlib.contextmanager
-def _without_inductor() -> Iterator[None]:
-    """Torch looks up frames of compiled code, too, and loads its compiler to ask it: for seconds, in which this rank
-    would answer nobody. As long as it is not loaded there is no such code."""
-    if "torch._inductor" in sys.modules:
-        yield
-        return
-    stand_in = _NoInductor()
-    vars(torch)["_inductor"] = stand_in
-    try:
-        yield
-    finally:
-        if vars(torch).get("_inductor") is stand_in:  # another thread may have loaded it
-            del vars(torch)["_inductor"]
-
-
-# Backend of a CPU group -> what dumps its collectives, with their frames or without.
-_DUMPS: dict[str, Callable[[bool], Mapping[str, Any]]] = {"gloo": _torchs, "shm": _C.flights}
-
-
-@functools.lru_cache(maxsize=4)
-def _frames(backend: str, record: int) -> list[tuple[str, int]]:
-    with _without_inductor():
-        found = [one for one in _DUMPS[backend](True)["entries"] if one["record_id"] == record]
-    return [(str(frame["filename"]), int(frame["line"])) for one in found for frame in one["frames"]]
 
 
 def left() -> int:
     """How many collectives of this rank are still under way though its cell has ended; those that end now are given
-    `_END_S`.
+    the time until that is noted.
     """
-    deadline = time.monotonic() + _END_S
-    while (count := in_flight()["count"]) and time.monotonic() < deadline:
-        time.sleep(_END_S / 10)
-    return int(count)
+    began = time.monotonic()
+    while found := _open():
+        if time.monotonic() - began >= max(end_s(one.backend) for _, one in found):
+            break
+        time.sleep(_PAUSE_S)
+    return len(found)
+
+
+def _open() -> list[tuple[int, Entry]]:
+    return [
+        (number, one) for known in _look(active=True) for number, one in known.numbered.entries.items() if not one.done
+    ]
 
 
 def _described(known: _Known, since_ns: int) -> dict[str, Any]:
@@ -231,29 +185,28 @@ def _look(active: bool) -> list[_Known]:
     """All living groups; of a rank that has entered nothing since, what was found then.
 
     Args:
-        active: of GPUs' groups only what has not ended.
+        active: of NCCL's groups only what has not ended.
     """
     global _last
     living = [record for record in groups.alive() if not record.freed]
-    by_nccl = any("nccl" in record.backend for record in living)
-    state = [(record.name, record.made_ns, count) for record, count in zip(living, _counts(living), strict=True)]
+    backends = sorted({backend for record in living for backend in record.backends})
+    counts = _counts(living)
+    state = [(record.name, record.made_ns, count) for record, count in zip(living, counts, strict=True)]
     now = time.monotonic()
     since = _last.since if state == _last.state else now
-    settled = _last.at - since >= _NOTED_S
-    if settled and not by_nccl and all(e.done for known in _last.found for e in known.numbered.entries.values()):
+    settled = _last.at - since >= _NOTED_S and "nccl" not in backends and None not in counts
+    if settled and all(e.done for known in _last.found for e in known.numbered.entries.values()):
         return _last.found
-    dumps = [dump(False) for dump in _DUMPS.values()]
-    if by_nccl and _gpu is not None:
-        dumps.append(_gpu.dump(active))
     made = {record.name: record.made_ns for record in living}
     found = []
-    for dump in dumps:
+    for backend in backends:
+        dump = _recorders.dump(backend, active)
         by_key = numbered(entries_of(dump), dump.get("pg_status") or {}, made)
         found += [_Known(record, key[1], by_key[key]) for record in living for key in by_key if key[0] == record.name]
     heard = {known.record.name for known in found}
     for record, count in zip(living, _counts(living), strict=True):
-        if record.name not in heard and count == 0 and "," not in record.backend:
-            found.append(_Known(record, record.backend, Numbered(True, {})))
+        if record.name not in heard and count == 0 and len(record.backends) == 1:
+            found.append(_Known(record, record.backends[0], Numbered(True, {})))
     _last = _Look(state, since, now, found)
     return found
 

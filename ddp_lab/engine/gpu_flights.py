@@ -1,4 +1,4 @@
-"""NCCL's Flight Recorder, asked without Python.
+"""The Flight Recorder of NCCL (not nccl2), asked without Python.
 
 [Note: looks at a GPU's collectives]
 A look at NCCL's recorder asks CUDA whether kernels have ended. That can block while the GPU hangs, which must not

@@ -32,7 +32,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..comm.shared_memory import is_broken
 
-__all__ = ["GroupRecord", "alive", "broken", "forget", "free", "free_store", "install", "sequences", "uninstall"]
+__all__ = [
+    *("GroupRecord", "alive", "bound_to", "broken", "forget", "free", "free_store"),
+    *("install", "sequences", "uninstall"),
+]
 
 Socket = tuple[int, int]  # descriptor, inode
 
@@ -49,6 +52,7 @@ class GroupRecord:
         description: c10d's description.
         sockets: the group's sockets as (descriptor, inode).
         made_ns: before it was made (wall clock).
+        backends: own names of its backends, whatever was asked for.
     """
 
     name: str
@@ -59,6 +63,7 @@ class GroupRecord:
     sockets: list[Socket]
     reference: weakref.ref[Any] = field(repr=False)
     made_ns: int = 0
+    backends: tuple[str, ...] = ()
     freed: bool = False
     asks_backend: bool = field(default=False, repr=False)  # for its count: a group asks only torch's own backends
 
@@ -105,6 +110,16 @@ def uninstall() -> None:
         c10d._new_process_group_helper = _original
         _original = None
     forget()
+
+
+def bound_to(device: torch.device, backend: str) -> dict[str, Any]:
+    """What `init_process_group` has to be told of a rank's device.
+
+    Nccl2, which "nccl" builds from torch 2.15 on, takes the GPU of LOCAL_RANK unless it is told one. The former NCCL
+    takes the first tensor's, and would make groups of some ranks in another way if it were told.
+    """
+    nccl2 = hasattr(c10d, "_nccl2_device") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0"
+    return {"device_id": device} if nccl2 and device.type == "cuda" and "nccl" in backend else {}
 
 
 def exclude_port(port: int) -> None:
@@ -192,6 +207,7 @@ def _registering(*args: Any, **kwargs: Any) -> Any:
             sockets=[found for found in _sockets() if found[1] not in before and _is_connection(*found)],
             reference=weakref.ref(group),
             made_ns=made_ns,
+            backends=_backend_names(group),
         )
         _records.append(record)
     return group, store
@@ -259,3 +275,11 @@ def _backends(group: Any) -> list[Any]:
     if group is None:
         return []
     return [group._get_backend(torch.device(device)) for device in group._device_types]
+
+
+def _backend_names(group: Any) -> tuple[str, ...]:
+    found = set()
+    for backend in _backends(group):
+        with contextlib.suppress(RuntimeError):  # a third party's need not have a name
+            found.add(str(backend.name()))
+    return tuple(sorted(found))

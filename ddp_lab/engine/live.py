@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch.distributed as dist
-
 from .. import faults
 from ..parallel.inspection import is_observed, live_models
 from ..parallel.live import breakpoints, happening, looking, rehearsal, state
@@ -66,12 +64,12 @@ def _check(model: ModelState, message: _Message) -> None:
 
 
 def _prepare(model: ModelState, message: _Message) -> None:
-    decides = dist.get_rank(model.process_group) == 0
+    decides = model.process_group.rank() == 0
     state.prepare(model, message["name"], Change(**message["change"]), decides=decides)
 
 
 def _look(model: ModelState, message: _Message) -> None:
-    decides = dist.get_rank(model.process_group) == 0
+    decides = model.process_group.rank() == 0
     state.prepare_look(model, message["name"], looking.Look(**message["look"]), decides=decides)
 
 

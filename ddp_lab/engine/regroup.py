@@ -129,12 +129,14 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
     """
     new: dict[str, Any] = {_DEFAULT: dist.group.WORLD}
     lost = {}
-    # c10d names a group that its members make without the others by how many groups they have: as many on all ranks,
-    # with one for each that a rank is not in.
+    # c10d names a group that its members make without the others by how many groups they have (as many on all ranks,
+    # with one for each that a rank is not in), from torch 2.14 on by how many they have made: so that is set for each.
+    first = max(group_count, c10d._world.group_count)
     stand_ins: list[object] = []
     names: Any = c10d._world.pg_names
-    for group in sorted(wanted, key=lambda one: bool(one["members"])):  # those that are made of others are last
-        name = group["name"]
+    # Those that are made of others are last.
+    for count, group in enumerate(sorted(wanted, key=lambda one: bool(one["members"])), first):
+        name, c10d._world.group_count = group["name"], count
         try:
             new[name] = _build(group, new)
         except (RuntimeError, ValueError, TypeError) as error:
@@ -145,7 +147,7 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
             names[stand_ins[-1]] = f"not on this rank: {name}"
     for stand_in in stand_ins:
         del names[stand_in]
-    c10d._world.group_count = max(group_count, c10d._world.group_count)
+    c10d._world.group_count = first + len(wanted)
     if old:
         _repoint([(group, new[name]) for name, group in old.items() if name in new], keep=old)
         _let_go(old)

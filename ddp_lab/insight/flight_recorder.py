@@ -1,11 +1,11 @@
-"""Entries of torch's Flight Recorder, which notes every collective that a process gives to Gloo or NCCL.
+"""Entries of torch's Flight Recorders, which note every collective that a process gives to its groups.
 
 [Note: numbers of collectives]
 Collectives of a group are compared by their numbers, which have to mean the same on all ranks. Gloo's sequence number
 does not: sends and receives count, too, and are not recorded. So a group's collectives are numbered by its sequence
 number only if no group of the process has skipped one, else by counting its entries, and that only while the ring
-still holds all of them. Otherwise the numbers are unknown, and nothing is compared. NCCL counts both kinds apart, and
-"shm" counts collectives only.
+still holds all of them. Otherwise the numbers are unknown, and nothing is compared. NCCL counts both kinds apart, so
+does torch's hook for nccl2 and others, and "shm" counts collectives only.
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ _DTYPES = {
     "Float8_e4m3fnuz": ("float8_e4m3fnuz", 1), "Float8_e5m2fnuz": ("float8_e5m2fnuz", 1),
 }  # fmt: skip
 
+# What recorders call it -> the function of torch.distributed, where they differ; NCCL's words, nccl2's and Gloo's.
+_FUNCTIONS = {
+    "_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor",
+    "allreduce_coalesced": "all_reduce_coalesced", "allgather_coalesced": "all_gather_coalesced",
+    "all_reduce_barrier": "barrier",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -35,7 +42,7 @@ class Entry:
     Attributes:
         record: its number among all that the process has recorded.
         group: name of the process group.
-        backend: ``"gloo"``, ``"nccl"`` or ``"shm"``.
+        backend: its own name: ``"gloo"``, ``"nccl"``, ``"nccl2"``, ``"shm"``, …
         made: number of the backend's group object in this process; a name may have been given to several.
         sequence: of its backend's collectives.
         name: e.g. ``"all_reduce"``.
@@ -74,7 +81,7 @@ def entries_of(dump: Mapping[str, Any]) -> list[Entry]:
 
     Args:
         dump: what `torch._C._distributed_c10d._dump_fr_trace` (unpickled) or its JSON variants returned, or the same
-            of the NCCL recorder; version 2.x of the format.
+            of another recorder (``ddp_lab/engine/recorders.py``); version 2.x of the format.
     """
     return sorted((_entry(one) for one in dump.get("entries") or ()), key=lambda entry: entry.record)
 
@@ -88,7 +95,7 @@ def _entry(given: Mapping[str, Any]) -> Entry:
         backend=backend,
         made=int(given["pg_id"]),
         sequence=int(given["p2p_seq_id" if given.get("is_p2p") else "collective_seq_id"]),
-        name=name,
+        name=_FUNCTIONS.get(name, name),
         dtypes=tuple(given["input_dtypes"]),
         shapes=tuple(tuple(shape) for shape in given["input_sizes"]),
         created_ns=int(given["time_created_ns"]),

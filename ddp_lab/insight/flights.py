@@ -82,7 +82,7 @@ class GroupFlights:
 
     Attributes:
         group: its name.
-        backend: ``"gloo"`` or ``"nccl"``.
+        backend: its own name, e.g. ``"gloo"`` or ``"nccl2"``.
         ranks: its global ranks; empty: all.
         entered: how many; None if their numbers are unknown.
         sequence: the backend's own number of its last operation, sends and receives included; None if unknown.

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as _keep_versions
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
-from . import structure
+from . import process_groups, structure
 from .model_state import ModelState
 
 __all__ = ["BufferSync"]
@@ -115,4 +114,4 @@ class BufferSync(ModelState):
     def _distributed_broadcast_coalesced(
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        dist._broadcast_coalesced(self.process_group, tensors, buffer_size, authoritative_rank)  # type: ignore[attr-defined]
+        process_groups.broadcast_coalesced(tensors, self.process_group, buffer_size, authoritative_rank)

@@ -77,7 +77,7 @@ class DistributedDataParallel(
             in the first backward (which communicates at its end).
         delay_all_reduce_named_params: (name, parameter) pairs that are averaged together, not in buckets, when
             the gradient of `param_to_hook_all_reduce` arrives.
-        param_to_hook_all_reduce: goes with the above.
+        param_to_hook_all_reduce: goes with the above, and may be one of them.
         mixed_precision: a `torch.nn.parallel.distributed._MixedPrecision`: compute and reduce in lower precision.
         device_mesh: a mesh of one dimension instead of a process group; a slice of a larger mesh for a module
             that is tensor parallel in the other dimensions.

@@ -3,9 +3,10 @@
 [Note: delayed parameters]
 `delay_all_reduce_named_params` are left out of the reducer's buckets. Their gradients live in a flat buffer of their
 own (one for each dtype and device): before each backward a missing `.grad` is set to its zeroed view, autograd
-accumulates in place, and when the gradient of `param_to_hook_all_reduce` is there, the buffer is divided and
-all-reduced as it is, without a copy. The caller answers for the order: the gradients of all delayed parameters are
-complete when that one arrives. The end of the backward waits for the collective. Under `no_sync` nothing is sent.
+accumulates in place, and when the gradient of `param_to_hook_all_reduce` has been accumulated, the buffer is divided
+and all-reduced as it is, without a copy. The caller answers for the order: the gradients of all delayed parameters are
+complete when that one arrives. It may be one of them. (torch's hook runs before the accumulation, and would leave its
+gradient as this rank's own.) The end of the backward waits for the collective. Under `no_sync` nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
+
+from . import process_groups
 
 __all__ = ["DelayedParameters"]
 
@@ -43,11 +46,9 @@ class DelayedParameters:
         self.buffers: list[torch.Tensor] = []
         self._views: dict[torch.nn.Parameter, torch.Tensor] = {}
         self._make_buffers()
-        dist._broadcast_coalesced(  # type: ignore[attr-defined]
-            group, [parameter.detach() for parameter in parameters], bucket_size, 0
-        )
+        process_groups.broadcast_coalesced([parameter.detach() for parameter in parameters], group, bucket_size)
         own = weakref.ref(self)
-        self._hook = trigger.register_hook(lambda gradient: _start(own))
+        self._hook = trigger.register_post_accumulate_grad_hook(lambda parameter: _start(own))
 
     def before_backward(self, sync: bool) -> None:
         """Gives parameters without a gradient a zeroed one; `sync`: whether the next backward is to be averaged."""
@@ -68,12 +69,12 @@ class DelayedParameters:
             if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
                 view.copy_(parameter.grad)  # the caller has set another one
                 parameter.grad = view
-        torch._foreach_div_(self.buffers, dist.get_world_size(self.group))
-        works = [dist.all_reduce(buffer, group=self.group, async_op=True) for buffer in self.buffers]
+        torch._foreach_div_(self.buffers, self.group.size())
+        works = [process_groups.all_reduce_async(buffer, self.group) for buffer in self.buffers]
 
         def wait() -> None:
             for work in works:
-                work.wait()
+                process_groups.finish(work)
 
         Variable._execution_engine.queue_callback(wait)
 

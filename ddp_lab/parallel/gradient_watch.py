@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 
-from . import recording
+from . import process_groups, recording
 
 if TYPE_CHECKING:
     from .model_state import ModelState
@@ -122,7 +121,7 @@ class GradientWatch:
         )
         self.steps += 1
         self.seconds += spent
-        if dist.get_rank(model.process_group) == 0:
+        if model.process_group.rank() == 0:
             recording.describe_fleeting(_description(self.last, model))
         if nonfinite is None:
             return ""
@@ -135,13 +134,11 @@ class GradientWatch:
 
 def _gather(mine: list[float], model: ModelState) -> list[list[float]]:
     own = torch.tensor(mine, dtype=torch.float64, device=model.device)
-    rows = [torch.empty_like(own) for _ in range(dist.get_world_size(model.process_group))]
-    dist.all_gather(rows, own, group=model.process_group)
-    return [row.tolist() for row in rows]
+    return [row.tolist() for row in process_groups.all_gather(own, model.process_group)]
 
 
 def _first(rows: list[list[float]], model: ModelState) -> NonFinite | None:
-    ranks = dist.get_process_group_ranks(model.process_group)
+    ranks = process_groups.global_ranks(model.process_group)
     bad = [(row[0], rank, row) for rank, row in zip(ranks, rows, strict=True) if row[0] >= 0]
     if bad:
         _, rank, row = min(bad)
@@ -163,7 +160,7 @@ def _description(found: GradientNorms, model: ModelState) -> dict[str, Any]:
         "reducer": model.reducer_id,
         "step": found.step,
         "generation": model.reducer.generation(),
-        "ranks": dist.get_process_group_ranks(model.process_group),
+        "ranks": process_groups.global_ranks(model.process_group),
         "before": [[_short(norm) for norm in norms] for norms in found.before],
         "after": [_short(norm) for norm in found.after],
         "nonfinite": None if bad is None else {"kind": bad.kind, "parameter": bad.parameter, "rank": bad.rank},

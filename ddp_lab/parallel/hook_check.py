@@ -11,7 +11,7 @@ from torch import nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 
 from ..insight.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
-from . import comm_hooks, hook_training, hook_trial, hook_verdict, recording
+from . import comm_hooks, hook_training, hook_trial, hook_verdict, process_groups, recording
 from .ddp import DistributedDataParallel
 from .hook_cases import Case, cases
 from .hook_state import copy_of_state
@@ -103,7 +103,7 @@ class _Check:
         loss: hook_training.Loss | None,
     ) -> None:
         self._group, self._state = group, state
-        self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._rank, self._ranks = group.rank(), group.size()
         self._name = str(hook) if isinstance(hook, BuiltinCommHookType) else comm_hooks.hook_name(hook)
         self._given = hook
         self._hook: Callable[..., Any] = hook  # type: ignore[assignment]
@@ -187,7 +187,7 @@ class _Check:
         return HookReport(
             hook=self._name,
             ranks=self._ranks,
-            backend=str(dist.get_backend(self._group)),
+            backend=process_groups.backend_name(self._group),
             buckets=tuple(self._buckets),
             training=self._training,
             problems=hook_verdict.merged(self._problems),
@@ -204,7 +204,7 @@ def _refusal(check: Callable[[Any], None], hook: Any) -> str | None:
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
-    on_device = str(dist.get_backend(group)) == "nccl"
+    on_device = process_groups.backend_name(group) == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if on_device else torch.device("cpu")
 
 

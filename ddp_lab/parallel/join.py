@@ -32,6 +32,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, JoinHook
 from torch.distributed.utils import _sync_module_states
 
+from . import process_groups
+
 if TYPE_CHECKING:
     from .model_state import ModelState
 
@@ -75,7 +77,7 @@ class DDPJoinHook(JoinHook):
         """Broadcasts the model of the last rank that joined; of several, of the largest."""
         model = self._model
         candidate = torch.tensor([_rank(model) if is_last_joiner else -1], device=model.device)
-        dist.all_reduce(candidate, op=dist.ReduceOp.MAX, group=model.process_group)
+        process_groups.all_reduce(candidate, model.process_group, dist.ReduceOp.MAX)
         model._authoritative_rank = int(candidate.item())
         _sync_module_states(
             module=model.module,
@@ -134,7 +136,7 @@ def buffer_source(model: ModelState) -> int:
 def divisor(model: ModelState) -> int:
     """What a sum of this backward's gradients over the ranks is to be divided by."""
     if not model._join_config.enable or model._divide_by_initial_world_size:
-        return dist.get_world_size(model.process_group)
+        return model.process_group.size()
     return int(_settle(model._meeting)[0])
 
 
@@ -155,14 +157,14 @@ def check_sync_batchnorm(model: ModelState, throw_on_early_termination: bool) ->
 
 
 def _meet(model: ModelState, *, active: bool, sync: bool) -> Meeting:
-    size = _RANKS + dist.get_world_size(model.process_group)
+    size = _RANKS + model.process_group.size()
     row = torch.zeros(size, dtype=torch.float32, device=model.device)
     if active:
         row[0] = 1
         row[1] = sync
         row[2] = torch.is_grad_enabled()
         row[_RANKS + _rank(model)] = 1
-    work = dist.all_reduce(row, group=model.process_group, async_op=True)
+    work = process_groups.all_reduce_async(row, model.process_group)
     meeting = Meeting(row, work)
     model._meeting = meeting
     return meeting
@@ -170,9 +172,9 @@ def _meet(model: ModelState, *, active: bool, sync: bool) -> Meeting:
 
 def _settle(meeting: Meeting) -> list[float]:
     """The row, once all ranks have contributed."""
-    meeting.work.wait()
+    process_groups.finish(meeting.work)
     return list(meeting.row.tolist())
 
 
 def _rank(model: ModelState) -> int:
-    return dist.get_rank(model.process_group)
+    return int(model.process_group.rank())

@@ -14,7 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
+
+from . import process_groups
 
 if TYPE_CHECKING:
     from .model_state import ModelState
@@ -77,11 +78,11 @@ class DDPLogger:
     def _set_up(self, model: ModelState) -> None:
         """Notes what is known at construction."""
         parameters = model._trained
-        backend = str(dist.get_backend(model.process_group))
+        backend = process_groups.backend_name(model.process_group)
         self._data.update(
             module_name=type(model.module).__name__,
-            world_size=dist.get_world_size(model.process_group),
-            rank=dist.get_rank(model.process_group),
+            world_size=model.process_group.size(),
+            rank=model.process_group.rank(),
             is_multi_device_module=int(model.is_multi_device_module),
             num_parameter_tensors=len(parameters),
             total_parameter_size_bytes=sum(model._sizes),

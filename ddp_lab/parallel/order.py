@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
+from . import process_groups
 from .bucketing import assign_buckets
 from .model_state import ModelState
 
@@ -55,7 +55,7 @@ class OrderFollower:
         if not complete or out_of_place(arrived, held) <= self.threshold:
             arrived = [-1] * len(held)
         order = torch.tensor(arrived, dtype=torch.int64, device=model.device)
-        dist.broadcast(order, group=model.process_group, group_src=0)
+        process_groups.broadcast(order, model.process_group)
         return None if int(order[0]) < 0 else [int(index) for index in order.tolist()]
 
 
@@ -98,7 +98,7 @@ class BucketOrder(ModelState):
     def _rebuild(self) -> None:
         """Assigns the buckets anew in the order in which rank 0's gradients became ready. Once; all ranks."""
         order = torch.tensor(self.reducer.ready_order(), dtype=torch.int64, device=self.device)
-        dist.broadcast(order, group=self.process_group, group_src=0)
+        process_groups.broadcast(order, self.process_group)
         self._reassign(order.tolist())
 
     def _reassign(self, order: list[int]) -> None:

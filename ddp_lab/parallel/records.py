@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import arguments, verify
+from . import arguments, process_groups, verify
 from .comm_hooks import hook_name
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def describe(
     return {
         "type": "assignment",
         "process_group": verify.process_group_index(group),
-        "group_ranks": dist.get_process_group_ranks(group),
-        "backend": str(dist.get_backend(group)),
+        "group_ranks": process_groups.global_ranks(group),
+        "backend": process_groups.backend_name(group),
         "parameters": [
             {
                 "index": index,

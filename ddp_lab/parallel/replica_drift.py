@@ -24,7 +24,7 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from .. import native
 from ..insight.drift_report import DriftReport
-from . import recording
+from . import arguments, process_groups, recording
 from .model_state import ModelState
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def check_drift(module: nn.Module, process_group: dist.ProcessGroup | None = Non
     """
     begin = time.perf_counter()
     state = module if isinstance(module, ModelState) else None
-    group = process_group or (state.process_group if state is not None else dist.group.WORLD)
+    group = process_group or (state.process_group if state is not None else arguments.default_group())
     named, device = _tensors(module)
     structure = json.dumps([[name, list(t.shape), str(t.dtype)] for name, t in named.items()]).encode()
     sums = torch.tensor([_C.checksum(t) - _SIGNED for t in named.values()], dtype=torch.int64)
@@ -108,15 +108,13 @@ def _hash(raw: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little", signed=True)
 
 
-def _gather(mine: torch.Tensor, group: dist.ProcessGroup | None, device: torch.device) -> list[list[int]]:
+def _gather(mine: torch.Tensor, group: dist.ProcessGroup, device: torch.device) -> list[list[int]]:
     mine = mine.to(device)
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, mine, group=group)
-    return [row.tolist() for row in rows]
+    return [row.tolist() for row in process_groups.all_gather(mine, group)]
 
 
-def _groups(values: Sequence[int], group: dist.ProcessGroup | None) -> tuple[tuple[int, ...], ...]:
-    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+def _groups(values: Sequence[int], group: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
+    ranks = process_groups.global_ranks(group)
     holders: dict[int, list[int]] = {}
     for rank, value in zip(ranks, values, strict=True):
         holders.setdefault(value, []).append(rank)
@@ -125,7 +123,7 @@ def _groups(values: Sequence[int], group: dist.ProcessGroup | None) -> tuple[tup
 
 def describe(model: ModelState, found: DriftReport) -> None:
     """Tells the timeline what a comparison found: rank 0 of the group does."""
-    if dist.get_rank(model.process_group):
+    if model.process_group.rank():
         return
     recording.describe_fleeting(
         {
@@ -145,7 +143,7 @@ def describe(model: ModelState, found: DriftReport) -> None:
 
 def describe_failure(model: ModelState, why: str) -> None:
     """Tells the timeline that the replicas could not be compared."""
-    if dist.get_rank(model.process_group):
+    if model.process_group.rank():
         return
     about = {"type": "drift", "reducer": model.reducer_id, "step": model.reducer.step()}
     recording.describe_fleeting({**about, "ok": False, "first": None, "groups": [], "seconds": 0.0, "error": why})

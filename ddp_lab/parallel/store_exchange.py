@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+
+from . import process_groups
 
 __all__ = ["Exchange"]
 
@@ -26,10 +27,10 @@ class Exchange:
     def __init__(self, group: dist.ProcessGroup) -> None:
         number = _used.get(group, 0)
         _used[group] = number + 1
-        self._store: Any = distributed_c10d._get_process_group_store(group)
+        self._store: Any = process_groups.needed_store_of(group)
         self._prefix = f"ddp_lab/exchange/{number}"
-        self._ranks = dist.get_world_size(group)
-        self._rank = dist.get_rank(group)
+        self._ranks = group.size()
+        self._rank = group.rank()
         self._turn = 0
 
     def all(self, answer: Any, seconds: float) -> list[Any]:

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_process_group_store, default_pg_timeout
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from .. import native
+from . import process_groups
 from .messages import module_text
 from .timeouts import timeout_of
 
@@ -190,12 +191,15 @@ def _wait_for_all(model: ModelState, changes: list[str]) -> None:
     """Waits in the group's store, as long as a collective would, until every rank has noticed a change.
 
     Only then may the ranks enter collectives about it: to a rank that has not changed they would be those of its step.
+    A group without a store can't wait.
     """
     group = model.process_group
+    store = process_groups.store_of(group)
+    if store is None:
+        return
     count = _changes_of.get(group, 0)
-    keys = [f"ddp_lab/change/{count}/{rank}" for rank in range(dist.get_world_size(group))]
-    store = _get_process_group_store(group)
-    rank = dist.get_rank(group)
+    keys = [f"ddp_lab/change/{count}/{rank}" for rank in range(group.size())]
+    rank = group.rank()
     store.set(keys[rank], "; ".join(changes))
     changed = f"the parameters of {module_text(model.module)} have changed on rank {rank} ({'; '.join(changes)})"
 
@@ -226,7 +230,7 @@ def _broadcast(model: ModelState, names: set[str]) -> None:
     chosen = [tensor.detach() for name, tensor in tensors if name in names]
     if chosen:
         size = model.broadcast_bucket_size
-        dist._broadcast_coalesced(model.process_group, chosen, size, 0)  # type: ignore[attr-defined]
+        process_groups.broadcast_coalesced(chosen, model.process_group, size)
 
 
 def _without_substitutes(

@@ -14,7 +14,10 @@ _C = native.load()
 
 def timeout_of(backend: Any) -> timedelta | None:
     """How long the operations of a group's backend may take; None where it does not tell."""
-    options = getattr(backend, "options", None)
+    try:
+        options = backend.options
+    except (AttributeError, RuntimeError):  # a backend without; RuntimeError from torch 2.14 on
+        options = None
     found: timedelta | None = _C.shared_memory_timeout(backend) if options is None else options._timeout
     return found
 

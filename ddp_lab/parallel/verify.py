@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import process_groups
+
 __all__ = ["agree", "model_description", "process_group_index"]
 
 Entry = list[Any]
@@ -68,20 +70,19 @@ def agree(entries: list[Entry], group: dist.ProcessGroup, device: torch.device, 
         RuntimeError: the ranks' models differ; raised on all of them, naming parameter and ranks.
     """
     global _next_reducer
-    size = dist.get_world_size(group)
     counter = _next_reducer
     if collective:
         text = json.dumps(entries).encode()
         digest = int.from_bytes(hashlib.sha256(text).digest()[:8], "little", signed=True)
-        mine = torch.tensor([counter, digest, len(text)], dtype=torch.int64, device=device)
-        rows = [torch.empty_like(mine) for _ in range(size)]
-        dist.all_gather(rows, mine, group=group)
-        table = [row.tolist() for row in rows]
-        if len({tuple(row[1:]) for row in table}) > 1:
-            gathered = _gather(text, [row[2] for row in table], group, device)
-            raise RuntimeError(_difference([json.loads(raw) for raw in gathered], dist.get_process_group_ranks(group)))
+        own = [counter, process_groups.own_rank(group), digest, len(text)]
+        mine = torch.tensor(own, dtype=torch.int64, device=device)
+        table = [row.tolist() for row in process_groups.all_gather(mine, group)]
+        process_groups.learn_ranks(group, [row[1] for row in table])
+        if len({tuple(row[2:]) for row in table}) > 1:
+            gathered = _gather(text, [row[3] for row in table], group, device)
+            raise RuntimeError(_difference([json.loads(raw) for raw in gathered], process_groups.global_ranks(group)))
         counter = max(row[0] for row in table)
-    number = _first_free(counter, dist.get_process_group_ranks(group))
+    number = _first_free(counter, process_groups.global_ranks(group))
     _next_reducer = number + 1
     return number
 
@@ -92,7 +93,7 @@ def _first_free(counter: int, ranks: Sequence[int]) -> int:
     Groups that share a rank get different numbers because that rank's counter grows; groups that share none,
     because each only takes numbers that leave its own lowest rank as the remainder.
     """
-    world = dist.get_world_size()
+    world = dist.get_world_size() if dist.is_initialized() else len(ranks)
     if len(ranks) == world:
         return counter
     return counter + (min(ranks) - counter) % world
@@ -102,8 +103,7 @@ def _gather(text: bytes, lengths: Sequence[int], group: dist.ProcessGroup, devic
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     mine = padded.to(device)
-    rows = [torch.empty_like(mine) for _ in lengths]
-    dist.all_gather(rows, mine, group=group)
+    rows = process_groups.all_gather(mine, group)
     return [bytes(row.cpu().numpy().tobytes()[:length]) for row, length in zip(rows, lengths, strict=True)]
 
 

@@ -27,6 +27,7 @@ class View {
     this.store = store;
     this.reducer = null;
     this.step = null;
+    this.record = null; // the step that is drawn
     this.following = true;
     this.pinned = false; // the reader chose the model: others don't take its place
     this.bucket = null;
@@ -76,6 +77,7 @@ class View {
     this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
     this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.toolbar.node, this.panels.node, this.detail.node);
     this.root.append(this.notice, this.alarm.node, this.player.node, this.content, this.ranks.node, this.overhead.node, this.voice);
+    this.showWhatThereIs(null); // until the first draw
     this.presence = new Presence(this.root, {
       seen: () => this.looked(),
       show: () => this.schedule(),
@@ -179,7 +181,8 @@ class View {
     const now = performance.now();
     const pace = record && record.rankCount * record.buckets > LARGE ? 2 * TABLES_MS : TABLES_MS;
     const fresh = record !== this.record;
-    const hurried = this.following && fresh && now - this.wroteAt < pace;
+    const first = this.record === null; // shows the toolbar, which is to be right at once
+    const hurried = this.following && fresh && !first && now - this.wroteAt < pace;
     if (record !== null) {
       if (fresh) this.updates += 1;
       this.record = record;

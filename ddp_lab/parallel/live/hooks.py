@@ -17,10 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 
-from .. import comm_hooks, records
+from .. import comm_hooks, process_groups, records
 
 if TYPE_CHECKING:
     from ..model_state import ModelState
@@ -113,7 +112,7 @@ def check(model: ModelState, name: str | None) -> None:
 def check_buckets(model: ModelState, name: str | None, buckets: int) -> None:
     """Refuses what is known to hang: PowerSGD's callbacks wait for collectives on Gloo's two threads."""
     chosen = "powerSGD" in (name_of(model) or "") if name is None else name == "powersgd"
-    if chosen and buckets > 1 and str(dist.get_backend(model.process_group)) == "gloo":
+    if chosen and buckets > 1 and process_groups.backend_name(model.process_group) == "gloo":
         raise RuntimeError(
             f"PowerSGD hangs on Gloo with several buckets, and there would be {buckets}: ask for a bucket_cap_mb that "
             "holds the whole model too"

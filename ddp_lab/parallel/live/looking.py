@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_process_group_store
 
-from .. import watching
+from .. import process_groups, watching
 from ..inspection import live_models
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class PendingLook:
         return True
 
     def _find_out(self, model: ModelState) -> None:
-        store = _get_process_group_store(model.process_group)
+        store = process_groups.needed_store_of(model.process_group)
         key = f"ddp_lab/look/{model.reducer_id}/{self.name}"
         if self._decides:
             self._at = model.reducer.finished() + 1
@@ -128,7 +127,7 @@ def settle(model: ModelState) -> None:
     """With a new group: what some ranks watch all do. All ranks call it."""
     mine = [watching.gradients_every(model), watching.drift_every(model)]
     most = torch.tensor(mine, dtype=torch.int64, device=model.device)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=model.process_group)
+    process_groups.all_reduce(most, model.process_group, dist.ReduceOp.MAX)
     gradients, drift = (int(every) for every in most.tolist())
     if gradients != mine[0]:
         watching.set_gradients(model, gradients)

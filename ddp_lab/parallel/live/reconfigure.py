@@ -28,13 +28,12 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_process_group_store
 
-from .. import recording
+from .. import process_groups, recording
 from . import change as changes
 from .change import Change, Decision
 
@@ -103,7 +102,7 @@ class Pending:
         return due
 
     def _find_out(self, model: ModelState) -> None:
-        store = _get_process_group_store(model.process_group)
+        store = process_groups.needed_store_of(model.process_group)
         key = f"ddp_lab/live/{model.reducer_id}/{self.name}"
         if self._decides:
             if changes.may_still_rebuild(model):
@@ -126,7 +125,7 @@ def apply_now(model: ModelState, change: Change) -> None:
     decision = changes.decide(model, change)
     if decision.order is not None:
         order = torch.tensor(decision.order, dtype=torch.int64, device=model.device)
-        dist.broadcast(order, group=model.process_group, group_src=0)
+        process_groups.broadcast(order, model.process_group)
         decision.order[:] = order.tolist()
     _carry_out(model, decision, "")
 
@@ -134,8 +133,7 @@ def apply_now(model: ModelState, change: Change) -> None:
 def _check_alike(model: ModelState, change: Change) -> None:
     digest = hashlib.sha256(change.text().encode()).digest()[:8]
     mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], dtype=torch.int64, device=model.device)
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(model.process_group))]
-    dist.all_gather(rows, mine, group=model.process_group)
+    rows = process_groups.all_gather(mine, model.process_group)
     different = [str(rank) for rank, row in enumerate(rows) if int(row) != int(rows[0])]
     if different:
         raise RuntimeError(
@@ -169,9 +167,10 @@ def settle(model: ModelState) -> None:
     model.reducer.set_finished(finished)
     if newest == -oldest:
         return
-    rank = dist.get_rank(model.process_group)
+    rank = int(model.process_group.rank())
     (source,) = _maximum(model, [rank if number == newest else -1])
-    decision = _broadcast_text(model, model._reconfigured.text if model._reconfigured else "", source)
+    own = model._reconfigured.text if model._reconfigured else ""
+    decision = process_groups.broadcast_text(own, model.process_group, model.device, source)
     if number == newest:
         return
     _carry_out(model, Decision.of(decision), "")
@@ -181,11 +180,5 @@ def settle(model: ModelState) -> None:
 
 def _maximum(model: ModelState, numbers: list[int]) -> list[int]:
     most = torch.tensor(numbers, dtype=torch.int64, device=model.device)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=model.process_group)
+    process_groups.all_reduce(most, model.process_group, dist.ReduceOp.MAX)
     return [int(number) for number in most.tolist()]
-
-
-def _broadcast_text(model: ModelState, text: str, source: int) -> str:
-    held: list[Any] = [text]
-    dist.broadcast_object_list(held, group=model.process_group, group_src=source, device=model.device)
-    return str(held[0])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import process_groups
 from .change import Change, check
 from .happening import Happening
 from .looking import Look, PendingLook
@@ -65,6 +66,7 @@ def prepare(model: ModelState, name: str, change: Change, *, decides: bool) -> N
         ValueError, RuntimeError: it can't be done, or another one is pending.
     """
     check(model, change)
+    process_groups.needed_store_of(model.process_group)
     pending = Pending(name, change, decides=decides)
 
     def add(live: Live) -> None:
@@ -80,8 +82,10 @@ def prepare_look(model: ModelState, name: str, wanted: Look, *, decides: bool) -
 
     Raises:
         ValueError: it makes no sense.
+        RuntimeError: the model's group has no store.
     """
     wanted.validate()
+    process_groups.needed_store_of(model.process_group)
     ask(model, lambda live: live.looks.append(PendingLook(name, wanted, decides=decides)))
 
 

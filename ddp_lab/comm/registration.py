@@ -1,0 +1,23 @@
+"""How our backends are made known to torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+__all__ = ["register"]
+
+
+def register(name: str, create: Callable[..., Any], devices: Sequence[str], *, extended_api: bool = False) -> None:
+    """Registers a backend whose collectives are noted without torch's help; once is enough.
+
+    From torch 2.15 on each group has a hook that notes its collectives, unless its backends are in a list of those that
+    do so themselves. Ours do, so they belong there: else each collective would be noted twice.
+    """
+    if not hasattr(dist.Backend, name.upper()):
+        dist.Backend.register_backend(name, create, extended_api=extended_api, devices=list(devices))
+        noted: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+        noted.add(name)
