@@ -3,13 +3,58 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import leftovers
 
 os.environ[leftovers.MARK] = str(os.getpid())
+# Some machines keep no bytecode: each of hundreds of processes would compile torch's source anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# A shell that starts the tests in the background lets them ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A temporary folder of its own for each of several workers: none finds what the others' clusters leave there."""
+    if hasattr(config, "workerinput"):
+        tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="ddp_lab_tests-")
+        # After multiprocessing has removed its own folder there.
+        util.Finalize(None, shutil.rmtree, [tempfile.tempdir], exitpriority=-200)
+
+
+# Files that share what is dear to start: JupyterLab in Chromium, the executed quickstart, servers of torch's tests.
+_TOGETHER = ("tests/browser/", r"tests/notebooks/test_(demo|quickstart|site)\.py", "tests/torch_suite/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one file run in one worker, and so do those of files that share something dear."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            found = (together for together in _TOGETHER if re.match(together, nodeid))
+            return next(found, super()._split_scope(nodeid))
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """torch's own tests come first: as the last, and the longest, they would keep one worker alone busy."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/torch_suite/"))
 
 
 def nothing_more_than_before(sockets: bool = True) -> Iterator[None]:
@@ -32,3 +77,15 @@ def nothing_left_by_session() -> Iterator[None]:
 def nothing_left() -> Iterator[None]:
     """The same for one test, but for sockets; a folder whose tests share nothing lazily asks for it for all of them."""
     yield from nothing_more_than_before(sockets=False)
+
+
+@pytest.fixture(scope="session")
+def wheel() -> Path:
+    """`make wheel`'s file."""
+    root = Path(__file__).resolve().parents[1]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "TORCH"))}
+    done = subprocess.run(["make", "wheel"], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (made,) = (root / "dist").glob("*.whl")
+    assert made.stat().st_size < 15 << 20
+    return made

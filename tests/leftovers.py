@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import tempfile
 import threading
 import time
@@ -49,7 +51,7 @@ def look(sockets: bool = True) -> Belongings:
             if type(thread).__module__ != "zmq.utils.garbage"
         ),
         sockets=frozenset(_tcp_sockets() if sockets else ()),
-        shared_memory=frozenset(os.listdir("/dev/shm")),
+        shared_memory=frozenset(_shared_memory({os.getpid(), *ours})),
         directories=frozenset(_directories({os.getpid(), *ours})),
     )
 
@@ -88,6 +90,23 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> fl
         assert elapsed < seconds, f"{what}: not within {seconds} s"
         time.sleep(0.01)
     return time.monotonic() - begin
+
+
+def _shared_memory(ours: set[int]) -> set[str]:
+    """Segments that no living process of somebody else has mapped: those are nobody's business here.
+
+    Nor are semaphores of `multiprocessing` while somebody else's tracker lives: it removes those of killed processes.
+    """
+    found = set(os.listdir("/dev/shm"))
+    others = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and int(entry.name) not in ours)
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    for entry in others if found else ():
+        with contextlib.suppress(OSError):  # ended meanwhile
+            found -= set(re.findall(r"/dev/shm/(\S+)", (entry / "maps").read_text()))
+            tracks = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()
+            if tracks and mark not in (entry / "environ").read_bytes().split(b"\0"):
+                found = {name for name in found if not name.startswith("sem.mp-")}
+    return found
 
 
 def _directories(ours: set[int]) -> list[str]:

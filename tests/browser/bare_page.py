@@ -79,7 +79,7 @@ class BarePage:
         messages = [[content, [base64.b64encode(body).decode() for body in buffers or ()]] for content, buffers in sent]
         self.page.evaluate("([changed, messages]) => window.fromKernel(changed, messages)", [self._changed(), messages])
 
-    def until(self, probe: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
+    def until(self, probe: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
         """Pumps until `probe` returns something true."""
 
         def pumped() -> Any:

@@ -21,17 +21,28 @@ if TYPE_CHECKING:
     from ddp_lab.bench.browser import Lab
 
 ROOT = Path(__file__).parents[2]
-_SCRIPT = str(ROOT / "tests" / "ranks" / "programs" / "train_anything.py")
+# Fifty steps a second; without an optimizer, whose import costs seconds.
+_SCRIPT = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+while True:
+    time.sleep(0.02)
+    model(torch.randn(4, 8)).sum().backward()
+"""
 _STATISTICS = "() => document.querySelector('.ddp-lab').statistics()"
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Path]:
     """The folder of a run of two ranks that trains until it is stopped, once both have begun."""
-    folder = tmp_path / "run"
+    folder, script = tmp_path / "run", tmp_path / "train.py"
+    script.write_text(_SCRIPT)
     command = [sys.executable, "-m", "ddp_lab", "run", "--standalone", "--nproc-per-node", "2", "--record", str(folder)]
     process = subprocess.Popen(
-        [*command, _SCRIPT, "plain", "100000000"],
+        [*command, str(script)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -48,8 +59,9 @@ def _bytes(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def test_a_running_job_is_followed_live(page: Page, lab: Lab, job: Path) -> None:
+def test_a_running_job_is_followed_live(lab_page: Page, lab: Lab, job: Path) -> None:
     """attach(folder).dashboard() draws the job's steps as they are made."""
+    page = lab_page
     name = lab.write(
         f"import ddp_lab\njob = ddp_lab.attach({str(job)!r})\nview = job.dashboard()\nview", "view.stop(); job.close()"
     )

@@ -8,6 +8,7 @@ from ddp_lab.bench import widget
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("nothing_shared")
 @pytest.mark.parametrize("senders", [0, 4])
 def test_updates_are_counted(senders: int) -> None:
     """Of ranks that train, and of replayed ones: updates came, and pictures were drawn."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("nothing_shared")
 def test_the_dashboard_with_replayed_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Six ranks that are replayed over the wire are shown while two train, and their finished steps with a delay."""
     path = tmp_path / "found.json"
@@ -29,6 +30,7 @@ def test_the_dashboard_with_replayed_ranks(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("nothing_shared")
 def test_what_a_dashboard_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the dashboard and two views open, recording on is compared with off, and off with itself."""
     path = tmp_path / "found.json"
@@ -42,6 +44,7 @@ def test_what_a_dashboard_costs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("nothing_shared")
 def test_ranks_that_print_without_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of what two ranks print a bounded part is on the page, which keeps drawing, and no line is lost."""
     path = tmp_path / "found.json"

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from ddp_lab.bench.browser import NotebookPage, printed, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
     from ddp_lab.bench.browser import Lab
+    from tests.browser.conftest import Shared
 
 START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"
 TRAIN = """%%distributed --watch
-import os
+import os, time
 model, steps = ddp_lab.DistributedDataParallel(torch.nn.Linear(8, 8)), 0
 while True:
+    time.sleep(0.01)
     model(torch.randn(4, 8)).sum().backward()
     steps += 1
     open({begun!r}, "w").close()
@@ -34,24 +34,28 @@ pulled = lab.pull('(steps, int(total))')
 print(json.dumps([pulled[0], pulled[1], lab.timeline.reducers()[0].last_step]))"""
 
 
-def test_a_page_that_is_closed_in_the_middle_of_a_cell(browser: Browser, lab: Lab, tmp_path: Path) -> None:
+def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab, tmp_path: Path) -> None:
     """The ranks train on; in the page that is opened again the cell's end is seen, and the next cells work."""
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     train = TRAIN.format(gate=str(gate), begun=str(begun))
     name = lab.write(START, train, AFTER, REPORT, "%cluster stop")
-    context = browser.new_context()
-    first = NotebookPage(context.new_page(), lab, name)
-    first.start_kernel()
-    first.run_cell(0)
-    first.save()
-    first.run_cell(1, wait=False)
-    first.page.wait_for_selector(".ddp-lab canvas", timeout=60_000)
-    until(begun.exists, 60, "the first step")
-    context.close()
+    with shared.page() as page:
+        first = NotebookPage(page, lab, name)
+        first.start_kernel()
+        first.run_cell(0)
+        first.save()
+        first.run_cell(1, wait=False)
+        page.wait_for_selector(".ddp-lab canvas", timeout=60_000)
+        until(begun.exists, 60, "the first step")
+        page.close()
     begun.unlink()
     until(begun.exists, 60, "a step without a page")
-    context = browser.new_context()
-    second = NotebookPage(context.new_page(), lab, name)
+    with shared.page() as page:
+        _goes_on(NotebookPage(page, lab, name), gate)
+
+
+def _goes_on(second: NotebookPage, gate: Path) -> None:
+    """Asserts that in a page that was opened again the training ends as it would have."""
     try:
         gate.touch()
         second.wait_for_status("idle", 120)
@@ -67,4 +71,3 @@ def test_a_page_that_is_closed_in_the_middle_of_a_cell(browser: Browser, lab: La
         gate.touch()
         second.run_cell(4)
         second.shut_down()
-        context.close()

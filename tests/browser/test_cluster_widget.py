@@ -14,9 +14,10 @@ from ddp_lab.bench.browser import NotebookPage, printed, until
 from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Locator, Page
 
     from ddp_lab.bench.browser import Lab
+    from tests.browser.conftest import Shared
 
 START = "import ddp_lab, json\nlab = ddp_lab.Cluster(2, backend='gloo').start()"
 TRAIN = '''
@@ -42,20 +43,19 @@ CELLS = (START, "lab", TRAIN, PIDS, HIDDEN, "lab.stop()", SLIDERS, VALUES)
 
 
 @pytest.fixture(scope="module")
-def notebook(browser: Browser, lab: Lab) -> Iterator[NotebookPage]:
+def notebook(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
     """A notebook with two ranks and their panel."""
-    context = browser.new_context(viewport={"width": 1360, "height": 1000})
-    opened = NotebookPage(context.new_page(), lab, lab.write(*CELLS))
-    opened.start_kernel()
-    for cell in (0, 1):
-        opened.run_cell(cell)
-    has(_rows(opened.page), 2)
-    yield opened
-    opened.run_cell(5)
-    says(opened.page.locator(".ddp-cluster"), "The cluster does not run")
-    opened.shut_down()
-    context.close()
-    assert not opened.errors
+    with shared.page() as page:
+        opened = NotebookPage(page, lab, lab.write(*CELLS))
+        opened.start_kernel()
+        for cell in (0, 1):
+            opened.run_cell(cell)
+        has(_rows(page), 2)
+        yield opened
+        opened.run_cell(5)
+        says(page.locator(".ddp-cluster"), "The cluster does not run")
+        opened.shut_down()
+        assert not opened.errors
 
 
 def _rows(page: Page) -> Locator:
@@ -85,7 +85,7 @@ def test_widgets_of_ranks(notebook: NotebookPage) -> None:
         notebook.run_cell(7)
         return bool(printed(notebook.save().cells[7]) == [0, 2])
 
-    until(moved, 20, "rank 1's new value")
+    until(moved, 60, "rank 1's new value")
 
 
 def test_buttons_while_a_cell_trains_in_the_foreground(notebook: NotebookPage) -> None:
@@ -98,8 +98,8 @@ def test_buttons_while_a_cell_trains_in_the_foreground(notebook: NotebookPage) -
         text = _rows(page).first.locator("td").nth(6).inner_text().replace(",", "")
         return text.isdigit() and int(text)
 
-    first = until(step, 20, "a step")
-    until(lambda: step() > first, 20, "another step")
+    first = until(step, 60, "a step")
+    until(lambda: step() > first, 60, "another step")
     _press(page, "Rejoin")
     says(status, "Ranks 0–1 run a cell: interrupt it first")
     _press(page, "Restart …")
@@ -107,9 +107,9 @@ def test_buttons_while_a_cell_trains_in_the_foreground(notebook: NotebookPage) -
     assert not page.get_by_role("alertdialog").is_visible()
     _press(page, "Interrupt rank 1")
     says(status, "Interrupt sent to rank 1")
-    until(lambda: notebook.executions(2), 30, "the end of the cell")
+    until(lambda: notebook.executions(2), 60, "the end of the cell")
     assert printed(notebook.save().cells[2])[0] == "KeyboardInterrupt"
-    until(lambda: "runs" not in "".join(_rows(page).all_inner_texts()), 20, "ranks that run nothing")
+    until(lambda: "runs" not in "".join(_rows(page).all_inner_texts()), 60, "ranks that run nothing")
     _press(page, "Rejoin")
     says(status, "variables kept")
     says(_rows(page).first, "idle")
@@ -132,7 +132,7 @@ def test_a_stopped_rank_and_a_dead_one(notebook: NotebookPage) -> None:
     _press(page, "Restart …")
     says(page.get_by_role("alertdialog"), "all variables on the ranks are lost")
     _press(page, "Cancel")
-    until(lambda: not page.get_by_role("alertdialog").is_visible(), 10, "no question")
+    until(lambda: not page.get_by_role("alertdialog").is_visible(), 60, "no question")
     says(_rows(page).first, "killed")
     _press(page, "Restart …")
     _press(page, "Restart")

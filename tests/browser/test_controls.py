@@ -15,9 +15,10 @@ from tests.browser.waiting import says
 from tests.training_events import Training
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
     from ddp_lab.bench.browser import Lab
+    from tests.browser.conftest import Shared
 
 START = "import ddp_lab\nlab = ddp_lab.Cluster(2, backend='gloo').start()"
 MODEL = '''
@@ -29,8 +30,9 @@ model = ddp_lab.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap
 '''
 TRAIN = '''
 lab.run("""
-import pathlib
+import pathlib, time
 while True:
+    time.sleep(0.01)
     model.zero_grad()
     model(torch.randn(8, 64)).square().mean().backward()
     go = torch.tensor([0 if pathlib.Path({path!r}).exists() else 1])
@@ -43,26 +45,25 @@ _STATISTICS = "() => document.querySelector('.ddp-lab')?.statistics()"
 
 
 @pytest.fixture(scope="module")
-def training(browser: Browser, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotebookPage]:
+def training(shared: Shared, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotebookPage]:
     """A notebook whose last cell trains, in the foreground, until the module's tests are over; a dashboard above it."""
     stop = tmp_path_factory.mktemp("training") / "stop"
-    context = browser.new_context(viewport={"width": 1360, "height": 1000})
     name = lab.write(START, MODEL, "lab.dashboard()", TRAIN.format(path=str(stop)), "lab.stop()")
-    opened = NotebookPage(context.new_page(), lab, name)
-    opened.start_kernel()
-    for cell in range(CELL):
-        opened.run_cell(cell)
-    opened.page.locator(".ddp-lab").scroll_into_view_if_needed()
-    opened.run_cell(CELL, wait=False)
-    until(lambda: (_step(opened.page) or 0) > 3, 60, "the first steps")
-    yield opened
-    assert opened.executions(CELL) is None, "the training ended early"
-    stop.touch()
-    until(lambda: opened.executions(CELL), 60, "the end of the training")
-    opened.run_cell(CELL + 1)
-    opened.shut_down()
-    context.close()
-    assert not opened.errors
+    with shared.page() as page:
+        opened = NotebookPage(page, lab, name)
+        opened.start_kernel()
+        for cell in range(CELL):
+            opened.run_cell(cell)
+        page.locator(".ddp-lab").scroll_into_view_if_needed()
+        opened.run_cell(CELL, wait=False)
+        until(lambda: (_step(page) or 0) > 3, 60, "the first steps")
+        yield opened
+        assert opened.executions(CELL) is None, "the training ended early"
+        stop.touch()
+        until(lambda: opened.executions(CELL), 60, "the end of the training")
+        opened.run_cell(CELL + 1)
+        opened.shut_down()
+        assert not opened.errors
 
 
 def _step(page: Page) -> Any:
@@ -79,12 +80,12 @@ def test_buckets_are_changed_by_the_form(training: NotebookPage) -> None:
     page = training.page
     _open(page, "Buckets")
     rows = page.locator(".ddp-buckets > .ddp-table-scroll tbody tr")
-    until(lambda: rows.count() == 1, 20, "one bucket")
+    until(lambda: rows.count() == 1, 60, "one bucket")
     page.get_by_label("caps of the buckets").select_option("cap")
     page.get_by_label("cap of a bucket in MiB").fill("0.01")
     page.keyboard.press("Enter")
     says(page.locator(".ddp-reconfigure .ddp-status"), "There are 4 buckets now")
-    until(lambda: rows.count() == 4, 20, "four buckets")
+    until(lambda: rows.count() == 4, 60, "four buckets")
     says(page.locator(".ddp-verdict-line"), "95 %", seconds=60)
     page.get_by_label("comm hook").fill("fp61")
     page.get_by_role("button", name="Apply").click()
@@ -121,8 +122,8 @@ def test_a_backward_is_stepped_through(training: NotebookPage) -> None:
     page.locator(".ddp-twin summary").last.click()
     page.locator(".ddp-step").press("c")
     says(page.locator(".ddp-step"), "No breakpoints")
-    until(lambda: not page.get_by_role("group", name="Paused").is_visible(), 20, "no buttons of a pause")
-    until(lambda: _step(page) > held + 3, 20, "more steps")
+    until(lambda: not page.get_by_role("group", name="Paused").is_visible(), 60, "no buttons of a pause")
+    until(lambda: _step(page) > held + 3, 60, "more steps")
 
 
 def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
@@ -142,7 +143,7 @@ def test_a_fault_is_injected_seen_and_ended(training: NotebookPage) -> None:
     _open(page, "Rehearsal")
     page.get_by_role("button", name="End", exact=True).click()
     says(page.locator(".ddp-past"), f"end of {mark}")
-    until(lambda: not sign.is_visible(), 10, "no sign")
+    until(lambda: not sign.is_visible(), 60, "no sign")
 
 
 @pytest.mark.parametrize("view", ["step", "rehearsal"])
@@ -170,7 +171,7 @@ def test_a_control_means_a_model_that_exists(page: Page) -> None:
     shown.until(lambda: offered.all_text_contents() == ["the one that trains", "DigitsNet (reducer 0)"], "one model")
     page.get_by_role("button", name="Pause").click()
     asked = until(
-        lambda: page.title() + "." and [one for one in shown._asked if one["type"] == "step"], 10, "a request"
+        lambda: page.title() + "." and [one for one in shown._asked if one["type"] == "step"], 60, "a request"
     )
     assert asked[0]["reducer"] == 0
     shown.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab.bench.browser import PROJECT, NotebookPage, jupyterlab, until
+from ddp_lab.bench.browser import PROJECT, NotebookPage, until
 from tests.notebooks import running
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ _SCREENSHOTS = "DDP_LAB_SCREENSHOTS"  # folder that pictures of the lessons are 
 _CARD = ".jp-LauncherCard[title^='Lesson']"
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab on a copy of the notebooks and lessons."""
-    with jupyterlab(tmp_path_factory.mktemp("jupyterlab")) as started:
-        for folder in ("notebooks", "tutorials"):
-            shutil.copytree(
-                PROJECT / folder, started.notebooks / folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints")
-            )
-        yield started
+@pytest.fixture(scope="module", autouse=True)
+def lessons(lab: Lab) -> Iterator[None]:
+    """A copy of the notebooks and lessons in JupyterLab's folder."""
+    copies = [lab.notebooks / folder for folder in ("notebooks", "tutorials")]
+    for copy in copies:
+        shutil.copytree(PROJECT / copy.name, copy, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    yield
+    for copy in copies:
+        shutil.rmtree(copy)
 
 
 def _picture(page: Page, tmp_path: Path, name: str) -> None:
@@ -41,7 +41,7 @@ def _picture(page: Page, tmp_path: Path, name: str) -> None:
 
 def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> None:
     """A card for the quickstart and for each lesson, in order; a click opens the notebook itself."""
-    page.goto(f"{lab.url}lab?reset&token={lab.token}")
+    page.goto(f"{lab.url}lab/workspaces/launcher?reset&token={lab.token}")
     cards = page.locator(_CARD)
     until(lambda: cards.count() == len(running.LESSONS), 90, "a card for each lesson")
     titles = [str(card.get_attribute("title")) for card in cards.all()]
@@ -54,6 +54,9 @@ def test_the_launcher_opens_lessons(page: Page, lab: Lab, tmp_path: Path) -> Non
     cards.first.click()
     opened = "() => window.jupyterapp.shell.currentWidget?.context?.path"
     until(lambda: page.evaluate(opened) == f"tutorials/{running.LESSONS[0].name}", 60, "the lesson")
+    lesson = NotebookPage(page, lab, f"tutorials/{running.LESSONS[0].name}")
+    lesson.start_kernel()
+    lesson.shut_down()
 
 
 @pytest.mark.soak

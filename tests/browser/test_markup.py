@@ -58,8 +58,9 @@ CELLS = (
 )
 
 
-def test_outputs_are_text_in_jupyterlab(page: Page, lab: Lab) -> None:
+def test_outputs_are_text_in_jupyterlab(lab_page: Page, lab: Lab) -> None:
     """What ranks print, return and raise in a notebook is readable as it is, and no script of it runs."""
+    page = lab_page
     notebook = NotebookPage(page, lab, lab.write(*CELLS))
     notebook.start_kernel()
     try:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ddp_lab.bench.browser import PROJECT, NotebookPage, until
 
 if TYPE_CHECKING:
@@ -25,8 +27,16 @@ def _index_of(notebook: NotebookPage, text: str) -> int:
     return next(index for index, cell in enumerate(cells) if cell.cell_type == "code" and text in cell.source)
 
 
-def test_quickstart_draws_the_training_while_it_runs(page: Page, lab: Lab, tmp_path: Path) -> None:
+@pytest.fixture
+def shown_in(request: pytest.FixtureRequest) -> Page:
+    """The page that is shared; one with more pixels for README's picture."""
+    page: Page = request.getfixturevalue("page" if os.environ.get(_SCREENSHOT) else "lab_page")
+    return page
+
+
+def test_quickstart_draws_the_training_while_it_runs(shown_in: Page, lab: Lab, tmp_path: Path) -> None:
     """Quickstart trains in JupyterLab: the canvas changes meanwhile, steps can be chosen, and the picture is kept."""
+    page = shown_in
     notebook = NotebookPage(page, lab, lab.copy(QUICKSTART))
     notebook.start_kernel()
     training = _index_of(notebook, "%%distributed --watch")
@@ -66,7 +76,7 @@ def _sees_the_canvas_change(page: Page, notebook: NotebookPage, training: int) -
 def _last_step(page: Page) -> int:
     """Waits until the page shows the last step that it holds, and returns its number."""
     newest = page.get_by_role("spinbutton", name="step number")
-    until(lambda: page.evaluate(_STATISTICS)["step"] == int(newest.get_attribute("max") or -1), 10, "the last step")
+    until(lambda: page.evaluate(_STATISTICS)["step"] == int(newest.get_attribute("max") or -1), 60, "the last step")
     return int(newest.get_attribute("max") or -1)
 
 
@@ -77,17 +87,17 @@ def _chooses_steps(page: Page) -> None:
     slider.focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    until(lambda: page.evaluate(_STATISTICS)["step"] < last, 10, "an earlier step")
+    until(lambda: page.evaluate(_STATISTICS)["step"] < last, 60, "an earlier step")
     assert not page.get_by_label("follow latest").is_checked()
     page.get_by_label("follow latest").check()
-    until(lambda: page.evaluate(_STATISTICS)["step"] == last, 10, "the latest step")
+    until(lambda: page.evaluate(_STATISTICS)["step"] == last, 60, "the latest step")
 
 
 def _compares_gradients(page: Page) -> None:
     """Asserts that the ranks find their gradients equal."""
     page.get_by_role("button", name="Compare gradients").click()
     verdict = page.locator(".ddp-verdict")
-    until(lambda: "equal on all 2 ranks" in verdict.inner_text(), 20, "the comparison of gradients")
+    until(lambda: "equal on all 2 ranks" in verdict.inner_text(), 60, "the comparison of gradients")
 
 
 def _keeps_the_picture(page: Page, notebook: NotebookPage, training: int) -> None:

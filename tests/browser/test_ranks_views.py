@@ -86,7 +86,7 @@ def test_a_ring_is_run_and_played(shown: Shown) -> None:
     assert filled == [[2 if part == (rank + 1) % 3 else 1 for part in range(3)] for rank in range(3)]
     shown.page.get_by_label("speed", exact=True).select_option("4")
     shown.page.get_by_role("button", name="Play").click()
-    shown.until(lambda: shown.page.locator(".ddp-whole").count() == 9, "all parts whole on all ranks", 20)
+    shown.until(lambda: shown.page.locator(".ddp-whole").count() == 9, "all parts whole on all ranks")
     assert shown.now().startswith("Step 4 of 4")
     shown.stage.focus()
     shown.page.keyboard.press("ArrowDown")

@@ -51,7 +51,7 @@ def shown(browser: Browser, lab: Cluster) -> Iterator[BarePage]:
     """The sliders of that cluster."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     made = BarePage(context.new_page(), lab.timeline, views=["what_if"], **lab._means())
-    made.until(lambda: "Recorded:" in _summary(made), "the first answer", 30)
+    made.until(lambda: "Recorded:" in _summary(made), "the first answer")
     yield made
     made.close()
     context.close()
@@ -67,7 +67,7 @@ def _move(shown: BarePage, label: str, key: str) -> None:
     slider = shown.page.get_by_label(label, exact=True)
     slider.focus()
     shown.page.keyboard.press(key)
-    shown.until(lambda: shown.page.evaluate(_ANSWERED) > before, f"the answer to {label}", 30)
+    shown.until(lambda: shown.page.evaluate(_ANSWERED) > before, f"the answer to {label}")
 
 
 def test_a_slider_is_answered_by_the_simulator(shown: BarePage, lab: Cluster) -> None:
@@ -131,7 +131,7 @@ def test_nothing_trains(shown: BarePage) -> None:
     """Without a cell that trains "Run it" says what to do."""
     shown.page.get_by_role("button", name="Run it").click()
     why = shown.page.locator(".ddp-what-if-run [role=status]")
-    shown.until(lambda: "--no-wait" in why.inner_text(), "the remedy", 30)
+    shown.until(lambda: "--no-wait" in why.inner_text(), "the remedy")
 
 
 def test_empty_dark_and_narrow(browser: Browser) -> None:
@@ -147,7 +147,7 @@ def test_empty_dark_and_narrow(browser: Browser) -> None:
         made.close()
     made = BarePage(context.new_page(), training_of(8, 12, 8), views=["what_if"], theme=DARK)
     try:
-        made.until(lambda: "Recorded:" in _summary(made), "an answer", 30)
+        made.until(lambda: "Recorded:" in _summary(made), "an answer")
         assert made.page.evaluate("() => document.documentElement.scrollWidth") <= 420
         assert "recorded step" in made.dashboard.svg()
         assert made.page.get_by_role("button", name="Run it").is_disabled()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
 
-def says(node: Locator, words: str, *, attribute: str = "", seconds: float = 30) -> None:
+def says(node: Locator, words: str, *, attribute: str = "", seconds: float = 60) -> None:
     """Waits until the first such node, or its attribute, says these words."""
     node = node.first
 
@@ -23,6 +23,6 @@ def says(node: Locator, words: str, *, attribute: str = "", seconds: float = 30)
         raise TimeoutError(f"{error}; it says {text()!r}") from None
 
 
-def has(nodes: Locator, count: int, *, seconds: float = 30) -> None:
+def has(nodes: Locator, count: int, *, seconds: float = 60) -> None:
     """Waits until there are so many such nodes."""
     until(lambda: nodes.count() == count, seconds, f"{count} of {nodes}")

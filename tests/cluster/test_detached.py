@@ -207,6 +207,15 @@ def test_entries_are_this_users_alone(entries: Path) -> None:
         keeper.communicate(b"\n")
 
 
+def test_a_home_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the list of detached clusters can't be made, the error names the variable that helps."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", "/proc/none")
+    with pytest.raises(ClusterError, match=r"can't be made .*: set JUPYTER_RUNTIME_DIR"), Lab(2, detach=True):
+        pass
+    with pytest.raises(ClusterError, match="set JUPYTER_RUNTIME_DIR"):
+        Lab.detached()
+
+
 def test_arguments_that_make_no_sense() -> None:
     """A name without detach, a name that is none and a lease that is none are refused."""
     with pytest.raises(ValueError, match="only a detached cluster has a name"):

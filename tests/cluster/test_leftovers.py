@@ -22,11 +22,10 @@ START = "from ddp_lab import Cluster; lab = Cluster(2).start()"
 
 
 def script(code: str) -> subprocess.Popen[str]:
-    """A Python process that runs `code`; its output is read a line at a time."""
+    """A Python process that runs `code`; its output is read a line at a time, and its errors stay with the test's."""
     return subprocess.Popen(
         [sys.executable, "-u", "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -45,23 +44,21 @@ def others() -> set[int]:
     return set(leftovers.processes())
 
 
-def test_stop_ends_everything() -> None:
-    """stop() returns when every process of the cluster has ended; a second stop() does nothing."""
+def test_stop_ends_everything(tmp_path: Path) -> None:
+    """stop() returns when every process of the cluster has ended; idle ranks have run their atexit functions by then. A
+    second stop() does nothing."""
     lab = Lab(2).start()
     pids = lab.pids()
     assert {"controller", "fork server", "rank 0", "rank 1"} == set(pids)
-    lab.run("import subprocess; child = subprocess.Popen(['sleep', '600'])")
+    lab.run(
+        "import atexit, pathlib, subprocess; child = subprocess.Popen(['sleep', '600'])\n"
+        f"atexit.register(pathlib.Path({str(tmp_path)!r}, str(rank)).touch)"
+    )
     lab.stop()
     assert not [pid for pid in pids.values() if leftovers.alive(pid)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
     assert lab.pids() == {}
     lab.stop()
-
-
-def test_stop_runs_what_ranks_registered_with_atexit(tmp_path: Path) -> None:
-    """A rank that is idle when the cluster stops runs its atexit functions."""
-    with Lab(2) as lab:
-        lab.run(f"import atexit, pathlib\natexit.register(pathlib.Path({str(tmp_path)!r}, str(rank)).touch)")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_stop_while_a_rank_hangs() -> None:
@@ -74,7 +71,15 @@ def test_stop_while_a_rank_hangs() -> None:
     run._follower.join(10)
 
 
-@pytest.mark.parametrize("end", ["pass", "raise SystemExit(1)", "raise ValueError", "os.kill(os.getpid(), 15)"])
+# The interpreter's own end, after an exception as without one, and the end by a signal.
+@pytest.mark.parametrize(
+    "end",
+    [
+        "raise ValueError",
+        "os.kill(os.getpid(), 15)",
+        *(pytest.param(end, marks=pytest.mark.soak) for end in ("pass", "raise SystemExit(1)")),
+    ],
+)
 def test_end_of_a_script_that_did_not_stop(end: str, others: set[int]) -> None:
     """A script that ends without stopping its cluster, by whatever way, leaves no process."""
     process = script(f"import os\n{START}\nprint('started')\n{end}")
@@ -112,7 +117,14 @@ def test_sigkill_while_a_cell_runs(others: set[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", ["starting the controller", "importing torch", "starting engines 0/2", "starting engines 2/2", "joining"]
+    "stage",
+    [
+        "starting the controller",
+        "importing torch",
+        "starting engines 0/2",
+        pytest.param("starting engines 2/2", marks=pytest.mark.soak),
+        "joining",
+    ],
 )
 def test_sigkill_in_the_middle_of_a_start(stage: str, others: set[int]) -> None:
     """SIGKILL of the client at any stage of a start leaves no process and no files."""
@@ -153,7 +165,8 @@ def cluster_processes(manager: KernelManager, others: set[int]) -> set[int]:
     return {pid for pid in set(leftovers.processes()) - others if pid != manager.provisioner.pid}
 
 
-@pytest.mark.parametrize("way", ["restart", "shutdown", "kill"])
+# The kernel is told the same for a restart and for a shutdown.
+@pytest.mark.parametrize("way", ["restart", pytest.param("shutdown", marks=pytest.mark.soak), "kill"])
 def test_end_of_a_kernel(way: str, others: set[int], kernel: tuple[KernelManager, Any]) -> None:
     """Restart, shutdown and SIGKILL of the kernel leave no process of the cluster."""
     manager, _ = kernel

@@ -1,4 +1,4 @@
-"""The magics in a real Jupyter kernel, and notebooks run by nbclient and papermill."""
+"""The magics in a real Jupyter kernel, and a notebook run by papermill, which runs it with nbclient."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import papermill
 import pytest
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 from ddp_lab.client.lines import plain
 from tests.cluster.pages import Notebook
@@ -358,31 +357,22 @@ def text_of(cell: Any) -> str:
     return plain("\n".join(str(output.get("text") or output["data"].get("text/plain", "")) for output in cell.outputs))
 
 
-def test_nbclient() -> None:
-    """nbclient saves what was streamed, and a failed cell stops it with the error of the rank."""
+def test_papermill(tmp_path: Path) -> None:
+    """papermill saves what was streamed, and a failed cell stops it with the error of the rank; the file holds it."""
     book = notebook_of(
         "%load_ext ddp_lab",
         "%%distributed\nimport time\nfor step in range(3):\n    print('step', step); time.sleep(0.1)\nrank",
         "%%distributed\nif rank == 0: 1 / 0\ndist.barrier()",
         "never = 'run'",
     )
-    with pytest.raises(CellExecutionError, match=r"(?s)rank 0 failed.* in cell .*division by zero"):
-        NotebookClient(book, timeout=120).execute()
-    assert "no cluster runs: starting one with defaults" in text_of(book.cells[1])
+    nbformat.write(book, tmp_path / "in.ipynb")
+    with pytest.raises(papermill.PapermillExecutionError, match=r"(?s)rank 0 failed.* in cell .*division by zero"):
+        papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
+    saved = nbformat.read(tmp_path / "out.ipynb", as_version=4)
+    _, streamed, failed, never = (cell for cell in saved.cells if cell.cell_type == "code")
+    assert "no cluster runs: starting one with defaults" in text_of(streamed)
     steps = "\n".join(f"{'ranks 0–1' if step == 0 else '         '} │ step {step}" for step in range(3))
-    assert text_of(book.cells[1]).endswith(f"{steps}\n   rank 0 → 0\n   rank 1 → 1")
-    *_, error = book.cells[2].outputs
+    assert text_of(streamed).endswith(f"{steps}\n   rank 0 → 0\n   rank 1 → 1")
+    *_, error = failed.outputs
     assert error.ename == "CellError"
-    assert book.cells[3].execution_count is None
-
-
-def test_papermill(tmp_path: Path) -> None:
-    """papermill passes a good notebook with its outputs, and fails a bad one."""
-    papermill = pytest.importorskip("papermill")
-    good, bad = tmp_path / "good.ipynb", tmp_path / "bad.ipynb"
-    nbformat.write(notebook_of("%load_ext ddp_lab\n%cluster start -n 1", "%%distributed\nprint('on', rank)"), good)
-    nbformat.write(notebook_of("%load_ext ddp_lab\n%cluster start -n 1", "%%distributed\nraise OSError('no')"), bad)
-    out = papermill.execute_notebook(good, tmp_path / "out.ipynb", progress_bar=False)
-    assert text_of(out.cells[-1]) == "rank 0 │ on 0"
-    with pytest.raises(papermill.PapermillExecutionError, match=r"(?s)rank 0 failed in cell.*OSError: no"):
-        papermill.execute_notebook(bad, tmp_path / "out.ipynb", progress_bar=False)
+    assert never.execution_count is None

@@ -103,6 +103,36 @@ def test_interrupt_frees_whoever_waits(steady: Lab, hang: State) -> None:
     assert steady.values("g = torch.ones(1); dist.all_reduce(g, group=pair); g.item()") == {0: 2.0, 1: 2.0}
 
 
+def test_an_error_that_takes_long_to_tell(steady: Lab) -> None:
+    """The code of a rank's cell has ended, its error is not told yet: the next cell waits for that instead of being
+    refused."""
+    slow = "class Slow(Exception):\n    def __str__(self):\n        time.sleep(1.5)\n        return 'slow'\n"
+    running = steady.run(f"import time\n{slow}if rank == 0: raise Slow\ndist.all_reduce(t)", wait=False)
+    leftovers.wait_until(lambda: steady.status()[0].state == "freed", 30, "the end of rank 0's code")
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    with pytest.raises(CellError, match="rank 0 failed: Slow: slow"):
+        running.wait()
+
+
+def test_a_worker_that_dies_between_cells_ends_no_rank(steady: Lab) -> None:
+    """The rank keeps its process and its variables; whoever uses the data loader next is told."""
+    before = state(steady)
+    steady.run(
+        "class Numbers(torch.utils.data.Dataset):\n    def __len__(self): return 400\n"
+        "    def __getitem__(self, index): return index\n"
+        "batches = iter(torch.utils.data.DataLoader(Numbers(), num_workers=2)); next(batches)"
+    )
+    workers = steady.values("[worker.pid for worker in batches._workers]")
+    for pid in (pid for pids in workers.values() for pid in pids):
+        os.kill(pid, signal.SIGKILL)
+        leftovers.wait_until(lambda: not leftovers.alive(pid), 10, "the worker's end")  # noqa: B023  it is called here
+    assert state(steady) == before
+    with pytest.raises(CellError, match=r"DataLoader worker .* exited unexpectedly"):
+        steady.run("for batch in batches: pass")
+    steady.run("del batches")
+    assert state(steady) == before
+
+
 @pytest.mark.parametrize(("ends", "code"), [("raise ValueError('of the copy')", 1), ("pass", 0)])
 def test_a_forked_process_never_is_a_rank(steady: Lab, ends: str, code: int) -> None:
     """A process that a cell forks ends where the cell's code does; the rank's groups and answers are its own."""

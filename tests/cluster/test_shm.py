@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.bench.recovery import SETUP, STATES, interrupted
-from ddp_lab.errors import CellError
+from ddp_lab.errors import CellError, FallbackWarning
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import diagnosed, told_apart
 
@@ -95,6 +95,19 @@ def test_the_doctor_says_why_it_hangs(lab: Lab, name: str) -> None:
 def test_ranks_that_run_apart(lab: Lab, name: str) -> None:
     """They are told of while all run on, with the line that launched what another rank lacks."""
     told_apart(lab, name)
+
+
+def test_a_cluster_says_that_it_goes_through_gloo() -> None:
+    """Where its ranks can't share memory one line says why, and the ranks' records name Gloo; later it is as before."""
+    with Lab(2, backend="shm", watch_seconds=None) as lab:
+        lab.run("import os; os.environ['DDP_LAB_HOST_ID'] = str(rank)")
+        with pytest.warns(FallbackWarning, match=r"shm: ranks 0 and 1 are on different hosts; .* through Gloo"):
+            lab.rejoin()
+        assert [one.backend for one in lab.status()] == ["cpu:gloo"] * 2
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        lab.run("del os.environ['DDP_LAB_HOST_ID']")
+        lab.rejoin()
+        assert [one.backend for one in lab.status()] == ["cpu:shm"] * 2
 
 
 def test_a_round_robin_group_is_freed_and_made_again(lab: Lab) -> None:

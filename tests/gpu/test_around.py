@@ -16,6 +16,7 @@ from torch import nn
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
+from ddp_lab.engine.groups import bound_to
 from tests.ranks.compare import assert_same, assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
 
 pytestmark = [
@@ -33,7 +34,8 @@ def _join_group(rank: int, folder: str) -> None:
     os.environ["NCCL_HOSTID"] = f"host-{rank}"
     torch.cuda.set_device(0)
     store = FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=RANKS)
+    bound = bound_to(torch.device("cuda", 0), "cpu:gloo,cuda:nccl")
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=RANKS, **bound)
 
 
 def _run(function: Callable[..., None], *args: Any) -> None:

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
+from ddp_lab.engine.groups import bound_to
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
@@ -82,7 +84,8 @@ def _on_rank(rank: int, folder: str) -> None:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=2)
+    bound = bound_to(device, "cpu:gloo,cuda:nccl")
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=2, **bound)
     _round_robin(rank, device)
     _multigpu(rank, device)
     Path(folder, f"done {rank}").touch()

@@ -17,6 +17,8 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
 from torch.multiprocessing.spawn import spawn
 
+from ddp_lab.engine.groups import bound_to
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available: no CUDA device or driver"),
@@ -58,7 +60,8 @@ def _on_rank(rank: int, size: int, folder: str) -> None:
     os.environ["NCCL_HOSTID"] = f"host-{rank}"
     torch.cuda.set_device(0)
     store = FileStore(f"{folder}/store", size)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size)
+    bound = bound_to(torch.device("cuda", 0), "cpu:gloo,cuda:nccl")
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size, **bound)
     from ddp_lab import DistributedDataParallel
 
     torch.manual_seed(0)

@@ -16,6 +16,7 @@ from torch import nn
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
+from ddp_lab.engine.groups import bound_to
 from ddp_lab.events import Kind
 
 pytestmark = [
@@ -72,7 +73,8 @@ def _on_rank(rank: int, size: int, folder: str) -> None:
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic = True
     store = FileStore(f"{folder}/store", size)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size)
+    bound = bound_to(device, "cpu:gloo,cuda:nccl")
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size, **bound)
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     from ddp_lab import DistributedDataParallel

@@ -16,6 +16,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddp_lab
+from ddp_lab.engine.groups import bound_to
 from ddp_lab.events import Kind
 from tests.ranks.compare import assert_same, mlp, samples, state_of
 
@@ -62,7 +63,10 @@ def _on_rank(rank: int, size: int, folder: str) -> None:
     # Ranks that share one GPU: NCCL must take them for processes of different hosts.
     os.environ["NCCL_HOSTID"] = f"host-{rank}"
     torch.cuda.set_device(0)
-    dist.init_process_group("nccl", store=FileStore(str(Path(folder, "store")), size), rank=rank, world_size=size)
+    bound = bound_to(torch.device("cuda", 0), "nccl")
+    dist.init_process_group(
+        "nccl", store=FileStore(str(Path(folder, "store")), size), rank=rank, world_size=size, **bound
+    )
     _check(rank, mixed=False)
     _check(rank, mixed=True)
     dist.destroy_process_group()

@@ -15,13 +15,18 @@ Wrong = Mapping[str, Mapping[str, str]]
 def executed(
     lesson: str, wrong: Wrong, environment: Mapping[str, str] = running.KERNEL_ENVIRONMENT
 ) -> running.Notebook:
-    """The lesson after "Run all"; the untouched exercises are followed by wrong answers and the solution.
+    """The lesson after "Run all", with answers.
 
     Args:
         lesson: the file's stem.
         wrong: answers to try.
         environment: of the kernel.
     """
+    return running.execute(answered(lesson, wrong), LESSONS, environment)
+
+
+def answered(lesson: str, wrong: Wrong) -> running.Notebook:
+    """The lesson before it is run; the untouched exercises are followed by wrong answers and the solution."""
     notebook = running.read(LESSONS / f"{lesson}.ipynb")
     for number, answers in wrong.items():
         exercise, check, solution = (
@@ -36,7 +41,7 @@ def executed(
             ]
         after = notebook.cells.index(check) + 1
         notebook.cells[after:after] = tried
-    return running.execute(notebook, LESSONS, environment)
+    return notebook
 
 
 def judge(notebook: running.Notebook, wrong: Wrong) -> None:

@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.harness import RankPool
+from tests.ranks.harness import RankPool, end_server
 
 Ranks = Callable[..., list[Any]]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _server() -> Iterator[None]:
+    """The process from which ranks are forked is there until the session ends."""
+    yield
+    end_server()
+
+
 @pytest.fixture(scope="session")
-def _pools() -> Iterator[dict[int, RankPool]]:
+def _pools(_server: None) -> Iterator[dict[int, RankPool]]:
     pools: dict[int, RankPool] = {}
     yield pools
     for pool in pools.values():

@@ -1,4 +1,6 @@
-"""Real ranks for tests: processes with a Gloo group that stay up between cases, because importing torch takes seconds.
+"""Real ranks for tests: processes with a Gloo group that stay up between cases.
+
+They are forked from a server process that has imported torch, which takes seconds, and has run nothing else.
 
 `RankPool(n).run(function, *args)` calls ``function(rank, world_size, *args)`` in each of n processes and returns the
 results by rank. The function is a module-level one of a test module. If a rank raises, dies or does not answer in
@@ -9,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
@@ -22,18 +26,30 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RankError", "RankPool"]
+__all__ = ["RankError", "RankPool", "end_server"]
 
 _GRACE_SECONDS = 3.0
-_context = multiprocessing.get_context("spawn")
+_context = multiprocessing.get_context("forkserver")
+# What most ranks import, and optimizers and mixed precision in them.
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch.distributed.optim", "torch.distributed.tensor", "torch._dynamo", "pytest"]
+)
 
 
 class RankError(AssertionError):
     """A rank raised, died or did not answer in time; the text holds every rank's traceback, first in time first."""
 
 
-def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
+def end_server() -> None:
+    """Ends the process from which ranks are forked, if there is one; the next pool starts another."""
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def _serve(rank: int, size: int, folder: str, environment: dict[str, str], pipe: Connection) -> None:
     """A rank's main loop: functions in, results or tracebacks out, until nothing comes or the pipe closes."""
+    os.environ.clear()  # the server's, of when it was started
+    os.environ.update(environment)
+    gc.freeze()  # what the server has imported stays; every full collection would walk through it
     import torch
     import torch.distributed as dist
 
@@ -98,7 +114,8 @@ class RankPool:
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.size):
             ours, theirs = _context.Pipe()
-            process = _context.Process(target=_serve, args=(rank, self.size, self._folder.name, theirs), daemon=True)
+            arguments = (rank, self.size, self._folder.name, dict(os.environ), theirs)
+            process = _context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)

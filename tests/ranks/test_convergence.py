@@ -16,14 +16,19 @@ EPOCHS = 4
 BATCH = 64
 
 
-def _digits() -> tuple[TensorDataset, TensorDataset]:
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Pair, Pair]:
+    """Images and labels, to train on and held out. They are read here, as scikit-learn is slow to import."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     held_out, kept = order[:297], order[297:]
-    return TensorDataset(x[kept], y[kept]), TensorDataset(x[held_out], y[held_out])
+    return (x[kept], y[kept]), (x[held_out], y[held_out])
 
 
 def _network() -> nn.Module:
@@ -50,10 +55,12 @@ def _curve(model: nn.Module, data: TensorDataset, rank: int, size: int) -> list[
     return losses
 
 
-def _train_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> tuple[list[float], list[float], float]:
+def _train_on_rank(
+    rank: int, size: int, kept: Pair, held_out: Pair, arguments: dict[str, Any]
+) -> tuple[list[float], list[float], float]:
     from ddp_lab import DistributedDataParallel
 
-    data, held_out = _digits()
+    data = TensorDataset(*kept)
     network = _network()
     ours = DistributedDataParallel(copy.deepcopy(network), **arguments)
     theirs = nn.parallel.DistributedDataParallel(copy.deepcopy(network), **arguments)
@@ -61,7 +68,7 @@ def _train_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> tuple[lis
     for (name, mine), other in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.equal(mine, other), name
     ours.eval()
-    x, y = held_out.tensors
+    x, y = held_out
     return curves[0], curves[1], (ours.module(x).argmax(1) == y).double().mean().item()
 
 
@@ -76,9 +83,11 @@ def _train_on_rank(rank: int, size: int, arguments: dict[str, Any]) -> tuple[lis
     ],
     ids=str,
 )
-def test_the_loss_curve_is_torchs(ranks: Ranks, size: int, arguments: dict[str, Any]) -> None:
+def test_the_loss_curve_is_torchs(
+    ranks: Ranks, digits: tuple[Pair, Pair], size: int, arguments: dict[str, Any]
+) -> None:
     """Convergence on the digits: all losses and the final state are bit-equal to torch's DDP; the network learns."""
-    for mine, other, accuracy in ranks(size, _train_on_rank, arguments):
+    for mine, other, accuracy in ranks(size, _train_on_rank, *digits, arguments):
         assert len(mine) == EPOCHS * -(-1500 // BATCH)
         assert mine == other
         assert sum(mine[-10:]) < 0.2 * sum(mine[:10])

@@ -63,6 +63,50 @@ def test_delayed_parameters_are_averaged(ranks: Ranks, dtype: torch.dtype) -> No
     ranks(2, _delayed_on_rank, dtype)
 
 
+def _trigger_delayed_on_rank(rank: int, size: int, every: bool, twice: bool) -> None:
+    from ddp_lab import DistributedDataParallel
+
+    class Reused(Net):
+        """Its trigger is used twice in each forward."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.trigger(x)) if twice else super().forward(x)
+
+    def reference(steps: Sequence[int]) -> list[torch.Tensor]:
+        net = Reused(torch.float32)
+        for step in steps:
+            for other in range(size):
+                (net(_batch(other, step)).square().sum() / size).backward()
+        return [parameter.grad for parameter in net.parameters()]
+
+    net = Reused(torch.float32)
+    # the engine hands out the bias's gradient before the weight's
+    names = [name for name, _ in net.named_parameters()] if every else ["trigger.weight", "late.bias"]
+    model = DistributedDataParallel(
+        net,
+        delay_all_reduce_named_params=[(name, net.get_parameter(name)) for name in names],
+        param_to_hook_all_reduce=net.trigger.weight,
+    )
+    for step in range(4):
+        model.zero_grad(set_to_none=step % 2 == 0)
+        model(_batch(rank, step)).square().sum().backward()
+        for parameter, expected in zip(net.parameters(), reference([step]), strict=True):
+            torch.testing.assert_close(parameter.grad, expected)
+    model.zero_grad()
+    with model.no_sync():
+        model(_batch(rank, 0)).square().sum().backward()
+    model(_batch(rank, 1)).square().sum().backward()
+    for parameter, expected in zip(net.parameters(), reference([0, 1]), strict=True):
+        torch.testing.assert_close(parameter.grad, expected)
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_trigger_may_be_delayed_itself(ranks: Ranks, every: bool, twice: bool) -> None:
+    """Better than torch, which leaves its gradient un-averaged: `param_to_hook_all_reduce` among those delayed."""
+    ranks(2, _trigger_delayed_on_rank, every, twice)
+
+
 def _all_delayed_on_rank(rank: int, size: int) -> None:
     from ddp_lab import DistributedDataParallel
 

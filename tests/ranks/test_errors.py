@@ -94,6 +94,49 @@ def test_ready_twice_is_named(ranks: Ranks) -> None:
         assert "checkpoint" in text
 
 
+def _reentrant_twice(cls: type, rank: int, **arguments: Any) -> str:
+    model = cls(_TwiceCheckpointed(), **arguments)
+    return error_of(lambda: model(batch(rank), 2).sum().backward())
+
+
+def _found_unused_and_used(cls: type, rank: int) -> str:
+    model = cls(Branches(), find_unused_parameters=True)
+    return error_of(lambda: (model(batch(rank), 2).sum() + model.module.third(batch(rank)).sum()).backward())
+
+
+MARKED_TWICE: dict[str, Callable[[type, int], str]] = {
+    "reentrant": _reentrant_twice,
+    "reentrant, unused are searched": lambda cls, rank: _reentrant_twice(cls, rank, find_unused_parameters=True),
+    "reentrant, views": lambda cls, rank: _reentrant_twice(cls, rank, gradient_as_bucket_view=True),
+    "found unused": _found_unused_and_used,
+}
+
+
+def _marked_twice(rank: int, size: int, case: str, level: str) -> list[str]:
+    from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+    from ddp_lab import DistributedDataParallel as Ours
+
+    before = dist.get_debug_level()
+    dist.set_debug_level(getattr(dist.DebugLevel, level))
+    try:
+        texts = [MARKED_TWICE[case](cls, rank) for cls in (TorchDDP, Ours)]
+    finally:
+        dist.set_debug_level(before)
+    lines = [next(line for line in text.splitlines() if line.startswith("Parameter at index")) for text in texts]
+    assert lines[0] == lines[1]
+    return lines
+
+
+@pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL"])
+@pytest.mark.parametrize("case", MARKED_TWICE)
+def test_marked_twice_in_torchs_words(case: str, level: str, ranks: Ranks) -> None:
+    """The line with index and name of a parameter that is marked ready twice is torch's, at each debug level."""
+    for lines in ranks(2, _marked_twice, case, level):
+        assert "has been marked as ready twice" in lines[1]
+        assert " with name " in lines[1]
+
+
 def _static_gained(rank: int, size: int) -> str:
     model = _model(Branches(), static_graph=True)
     model(batch(rank), 2).sum().backward()

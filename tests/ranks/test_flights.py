@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+from torch.distributed import distributed_c10d
 
 from ddp_lab.engine import flights, groups
 from ddp_lab.engine.gpu_flights import GpuFlights
@@ -90,3 +95,106 @@ def test_the_server_answers_in_the_same_format(ranks: Ranks, tmp_path: Path) -> 
     """The way in which NCCL's recorder is asked, tried with the one that CPUs have; the socket's folder is private."""
     ranks(2, _both_formats, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def _noted_by(name: str) -> dict[str, int]:
+    """Recorder -> how many collectives of a group it holds, of all that may have been told of them."""
+    from ddp_lab import native
+
+    dumps = {"ours": native.load().flights(False)}
+    for backend in ("gloo", "shm", "round_robin"):
+        options = {"backend": backend} if _RECORDERS_BY_NAME else {}
+        dumps[backend] = pickle.loads(c10d._dump_fr_trace(includeStackTraces=False, **options))  # type: ignore[attr-defined, unused-ignore]
+    held = {who: sum(one.group == name for one in entries_of(dump)) for who, dump in dumps.items()}
+    return {who: count for who, count in held.items() if count}
+
+
+_RECORDERS_BY_NAME = hasattr(distributed_c10d, "_maybe_attach_flight_recorder")
+
+
+def _on_our_backends(rank: int, size: int) -> None:
+    import ddp_lab.comm
+
+    groups.install()
+    try:
+        mine, began = dist.new_group(backend="shm"), time.monotonic_ns()
+        for _ in range(3):
+            dist.all_reduce(torch.ones(4), group=mine)
+        assert _noted_by(mine.group_name) == {"ours": 3}
+        assert _flights_of(mine.group_name, began)["entered"] == 3
+        turns = ddp_lab.comm.round_robin_process_group([dist.new_group(backend="gloo") for _ in range(2)])
+        dist.all_reduce(torch.ones(4), group=turns)
+        assert _noted_by(turns.group_name) == {}, "the group whose turn it is has it"
+    finally:
+        groups.uninstall()
+
+
+def test_our_backends_are_noted_once(ranks: Ranks) -> None:
+    """No recorder of torch's holds what our own log holds, or what the groups of a round-robin group hold."""
+    ranks(2, _on_our_backends)
+
+
+def _named_as_made(rank: int, size: int) -> None:
+    import ddp_lab.comm
+
+    ddp_lab.comm.register()
+    groups.install()
+    os.environ["DDP_LAB_HOST_ID"] = f"host {rank}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            group, began = dist.new_group(backend="shm"), time.monotonic_ns()
+        seen = [_flights_of(group.group_name, began)["backend"]]
+        dist.all_reduce(torch.ones(4), group=group)
+        assert [*seen, _flights_of(group.group_name, began)["backend"]] == ["gloo", "gloo"]
+    finally:
+        del os.environ["DDP_LAB_HOST_ID"]
+        groups.uninstall()
+
+
+def test_a_group_is_named_by_the_backend_that_it_got(ranks: Ranks) -> None:
+    """One that asked for shared memory and got Gloo is Gloo's before its first collective, too."""
+    ranks(2, _named_as_made)
+
+
+def _on_a_third_partys(rank: int, size: int) -> None:
+    class Third(c10d.Backend):  # type: ignore[misc, name-defined, unused-ignore]
+        def __init__(self, gloo: ProcessGroupGloo, rank: int, size: int) -> None:
+            super().__init__(rank, size)
+            self.gloo = gloo
+
+        def getBackendName(self) -> str:
+            return "third"
+
+        def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+            return self.gloo.allreduce(tensors, options)
+
+        def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
+            return self.gloo.broadcast(tensors, options)
+
+    def create(store: Any, rank: int, size: int, timeout: Any) -> Third:
+        return Third(ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout), rank, size)
+
+    dist.Backend.register_backend("third", create, devices=["cpu"])
+    groups.install()
+    try:
+        group, began = dist.new_group(backend="third"), time.monotonic_ns()
+        dist.all_reduce(torch.ones(4), group=group)
+        dist.broadcast(torch.ones(2), 0, group=group)
+        seen = [one for one in flights.flights(began) if (one["group"], one["backend"]) == (group.group_name, "third")]
+        assert [(one["entered"], one["begun"], one["open_count"]) for one in seen] == [(2, 1, 0)]
+        assert seen[0]["kinds"] == [("all_reduce", "float32 [4]", 16), ("broadcast", "float32 [2]", 8)]
+        assert Path(__file__).name in [Path(file).name for file, _ in flights.frames_of(group.group_name, 2)]
+        looked = time.monotonic()
+        wait_until(lambda: not flights.in_flight()["count"] and time.monotonic() > looked + 0.5, 20, "many looks")
+        dist.all_reduce(torch.ones(4), group=group)
+        [again] = [one for one in flights.flights(began) if one["backend"] == "third"]
+        assert again["entered"] == 3, "though such a backend has no sequence number to tell of it"
+    finally:
+        groups.uninstall()
+
+
+@pytest.mark.skipif(not _RECORDERS_BY_NAME, reason="before torch 2.15 nobody notes what other backends are given")
+def test_a_third_partys_backend(ranks: Ranks) -> None:
+    """Torch's hook notes its collectives, as it does those of nccl2, and we read them: names, numbers and frames."""
+    ranks(2, _on_a_third_partys)

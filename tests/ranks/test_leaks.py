@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
+import os
+import select
+import signal
 import subprocess
 import sys
-import textwrap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +107,10 @@ def _grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {kind: count - before[kind] for kind, count in after.items()}
 
 
-def _steps(rank: int, size: int, mode: str, first: int, half: int) -> tuple[int, dict[str, int]]:
+def _steps(rank: int, size: int, mode: str, first: int, half: int, memory_counts: bool) -> tuple[int, dict[str, int]]:
     """Growth of memory (bytes, of the better half) and of live objects over twice `half` steps after `first` ones."""
-    _fill_ring()
+    if memory_counts:
+        _fill_ring()
     model = _wrap(mode)
     _train(model, mode, first)
     memory, objects = [_resident()], _census()
@@ -116,7 +120,9 @@ def _steps(rank: int, size: int, mode: str, first: int, half: int) -> tuple[int,
     return min(memory[1] - memory[0], memory[2] - memory[1]), _grown(objects, _census())
 
 
-def _constructions(rank: int, size: int, mode: str, first: int, half: int) -> tuple[int, dict[str, int], int]:
+def _constructions(
+    rank: int, size: int, mode: str, first: int, half: int, memory_counts: bool
+) -> tuple[int, dict[str, int], int]:
     """As `_steps`, over models that are wrapped, trained and dropped; and how many reducers are still alive."""
     reducers: list[weakref.ref[Any]] = []
 
@@ -128,7 +134,8 @@ def _constructions(rank: int, size: int, mode: str, first: int, half: int) -> tu
         gc.collect()
 
     def settled() -> int:
-        _fill_ring()
+        if memory_counts:
+            _fill_ring()
         build(1)  # which forgets what described those models: see recording's note
         return _resident()
 
@@ -146,14 +153,14 @@ def _constructions(rank: int, size: int, mode: str, first: int, half: int) -> tu
 @pytest.mark.parametrize("mode", MODES)
 def test_few_steps_leave_no_objects(ranks: Ranks, mode: str) -> None:
     """After 60 more steps there are as many tensors and modules in a rank as before."""
-    for _, grown in ranks(2, _steps, mode, 20, 30):
+    for _, grown in ranks(2, _steps, mode, 20, 30, False):
         assert (grown["Tensor"], grown["Module"]) == (0, 0)
 
 
 @pytest.mark.parametrize("mode", QUICK)
 def test_a_few_models_leave_no_objects(ranks: Ranks, mode: str) -> None:
     """Models that were wrapped, trained and dropped are gone, and their reducers with them."""
-    for _, grown, alive in ranks(2, _constructions, mode, 3, 4):
+    for _, grown, alive in ranks(2, _constructions, mode, 3, 4, False):
         assert (grown["Tensor"], grown["Module"], alive) == (0, 0, 0)
 
 
@@ -161,7 +168,7 @@ def test_a_few_models_leave_no_objects(ranks: Ranks, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_many_steps_leak_nothing(ranks: Ranks, mode: str) -> None:
     """10,000 steps grow a rank by less than 26 bytes each, and by no tensor."""
-    for bytes_grown, grown in ranks(2, _steps, mode, 2000, 5000, timeout=1800):
+    for bytes_grown, grown in ranks(2, _steps, mode, 2000, 5000, True, timeout=1800):
         assert bytes_grown < 128 * KIB
         assert max(grown["Tensor"], grown["Module"]) <= 0  # what an earlier program left may go meanwhile
         assert grown["objects"] < 100
@@ -171,16 +178,35 @@ def test_many_steps_leak_nothing(ranks: Ranks, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_many_constructions_leak_nothing(ranks: Ranks, mode: str) -> None:
     """1,000 models, wrapped, trained and dropped, grow a rank by less than half a KiB each and leave no reducer."""
-    for bytes_grown, grown, alive in ranks(2, _constructions, mode, 500, 500, timeout=1800):
+    for bytes_grown, grown, alive in ranks(2, _constructions, mode, 500, 500, True, timeout=1800):
         assert bytes_grown < 250 * KIB
         assert (grown["Tensor"], grown["Module"], alive) == (0, 0, 0)
         assert grown["objects"] < 100
 
 
+# For each line on stdin, ``FOLDER HOW [OPTION]``, two ranks are forked, which come to the end of this script as any
+# other program does; their exit codes are a line on stdout.
 _SCRIPT = """
-import sys, torch, torch.distributed as dist, ddp_lab
-rank, store, how, options = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
-dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+import json, os, sys, torch, torch.distributed as dist, ddp_lab
+ddp_lab.DistributedDataParallel  # imports it
+def fork(size):
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if not child:
+            return rank
+        children.append(child)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
+for line in sys.stdin:
+    folder, how, *options = line.split()
+    rank = fork(2)
+    if rank is not None:
+        break
+else:
+    sys.exit()
+for stream in (1, 2):
+    os.dup2(os.open(f"{folder}/{rank}.{stream}", os.O_WRONLY | os.O_CREAT), stream)
+dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
 net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
 model = ddp_lab.DistributedDataParallel(net, bucket_cap_mb=0.01, **{name: True for name in options})
 for _ in range(5):
@@ -205,6 +231,24 @@ print("trained", flush=True)
 """
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[subprocess.Popen[str]]:
+    """`_SCRIPT`, running in a session of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def _ends() -> list[Any]:
     """All ways to end with all options; `make test` takes each of them once."""
     options = ["", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"]
@@ -217,21 +261,15 @@ def _ends() -> list[Any]:
 
 
 @pytest.mark.parametrize(("how", "options"), _ends())
-def test_a_process_that_has_trained_ends(tmp_path: Path, how: str, options: str) -> None:
+def test_a_process_that_has_trained_ends(
+    fork_server: subprocess.Popen[str], tmp_path: Path, how: str, options: str
+) -> None:
     """Its exit neither hangs nor crashes: with or without destroy_process_group, with a backward that never ends."""
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(_SCRIPT))
-    command = [sys.executable, str(script)]
-    given = [str(tmp_path / "store"), how, *options.split()]
-    processes = [
-        subprocess.Popen([*command, str(rank), *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            out, errors = process.communicate(timeout=120)
-            assert (process.returncode, out) == (0, "trained\n"), errors
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    assert fork_server.stdin
+    assert fork_server.stdout
+    fork_server.stdin.write(f"{tmp_path} {how} {options}\n")
+    assert select.select([fork_server.stdout], [], [], 120)[0], "a process does not end"
+    codes = json.loads(fork_server.stdout.readline())
+    for rank, code in enumerate(codes):
+        out, errors = ((tmp_path / f"{rank}.{stream}").read_text() for stream in (1, 2))
+        assert (code, out) == (0, "trained\n"), errors

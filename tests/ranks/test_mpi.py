@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -10,16 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from ddp_lab import native
 from ddp_lab.comm import mpi
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT = importlib.util.find_spec("ddp_lab._mpi") is not None
+BUILT = native.path_of("_mpi", torch.__version__) is not None
 
 with_mpi = pytest.mark.skipif(
     not BUILT or shutil.which("mpiexec") is None or shutil.which("ompi_info") is None,
-    reason="no Open MPI, or ddp_lab was built without it (make mpi, then make build)",
+    reason="no Open MPI, or ddp_lab was built without it (make mpi)",
 )
 
 
@@ -112,6 +113,6 @@ def test_without_mpi_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     if dist.is_mpi_available():
         assert mpi.why_not() == ""
     monkeypatch.setattr(dist, "is_mpi_available", lambda: False)
-    monkeypatch.setattr(mpi, "_EXTENSION", "ddp_lab._nowhere")
+    monkeypatch.setattr(mpi, "_EXTENSION", "_nowhere")
     assert "apt install libopenmpi-dev openmpi-bin" in mpi.why_not()
-    assert "make build" in mpi.why_not()
+    assert "make mpi" in mpi.why_not()

@@ -231,18 +231,22 @@ def test_models_train_as_with_one_group(ranks: Ranks, backend: str) -> None:
 
 def _some_ranks(rank: int, size: int) -> float | None:
     groups = [dist.new_group([0, 2], backend="gloo") for _ in range(2)]
+    ones = torch.ones(1)
     if rank == 1:
         with pytest.raises(ValueError, match=r"groups\[0\]: this process \(rank 1\) is not a member"):
             round_robin_process_group(groups)
-        assert dist.new_group([1]) is not None
-        return None
-    group = round_robin_process_group(groups)
-    ones = torch.ones(1)
-    for _ in range(3):
-        dist.all_reduce(ones, group=group)
-    dist.new_group([1])  # names of later groups still agree on all ranks
-    _destroy(group, *groups)
-    return ones.item()
+    else:
+        group, other = round_robin_process_group(groups), round_robin_process_group(groups[::-1])
+        assert group.group_name != other.group_name
+        for _ in range(3):
+            dist.all_reduce(ones, group=group)
+        _destroy(group, other, *groups)
+    # Names of later groups still agree on all ranks.
+    later, total = dist.new_group(backend="gloo"), torch.ones(1)
+    dist.all_reduce(total, group=later)
+    _destroy(later)
+    assert total.item() == size
+    return None if rank == 1 else ones.item()
 
 
 def test_groups_of_some_ranks(ranks: Ranks) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import ddp_lab
-from ddp_lab import journal
+from ddp_lab import cli, journal
 from ddp_lab.client.recorded_runs import read_run
 from tests.ranks.harness import ROOT
 
@@ -116,7 +116,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run that trains until it is stopped, served, in ``tmp_path / "run"``."""
     command = [sys.executable, "-m", "ddp_lab", "run", *TWO, "--serve", "--record", str(tmp_path / "run"), SCRIPT]
     process = subprocess.Popen(
-        [*command, "plain", "100000000"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "endless", "100000000"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         deadline = time.monotonic() + 200
@@ -138,17 +138,6 @@ def _both_began(folder: Path) -> bool:
     return all(journal.path_of(folder, rank).exists() for rank in range(2))
 
 
-def test_interrupted_runs_are_reported(running: subprocess.Popen[str], tmp_path: Path) -> None:
-    """Ctrl-C ends the ranks; the report is written all the same, and the exit code is a shell's for it."""
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=120)
-    assert running.returncode == 130, err
-    assert "wrote" in out
-    assert (tmp_path / "run" / "report.html").is_file()
-    timeline = ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz")
-    assert min(_steps(timeline).values()) > 10
-
-
 def test_ranks_end_with_an_agent_that_is_killed(running: subprocess.Popen[str], tmp_path: Path) -> None:
     """An agent that is killed leaves no rank behind, and what they had recorded can be read."""
     ranks = psutil.Process(running.pid).children(recursive=True)
@@ -162,8 +151,9 @@ def test_ranks_end_with_an_agent_that_is_killed(running: subprocess.Popen[str], 
     assert min(_steps(timeline).values()) > 10
 
 
-def test_a_running_job_can_be_followed(running: subprocess.Popen[str], tmp_path: Path) -> None:
-    """attach() shows steps as they are made, from the folder and over the port, and only with the token."""
+def test_a_running_job_can_be_followed_and_interrupted(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    """attach() shows steps as they are made, from the folder and over the port, and only with the token. Ctrl-C ends
+    the ranks; the report is written all the same, and the exit code is a shell's for it."""
     invitation = json.loads((tmp_path / "run" / "attach.json").read_text())
     assert stat.S_IMODE((tmp_path / "run" / "attach.json").stat().st_mode) == 0o600
     for arguments in ([str(tmp_path / "run")], [invitation["address"], invitation["token"]]):
@@ -185,6 +175,14 @@ def test_a_running_job_can_be_followed(running: subprocess.Popen[str], tmp_path:
         ddp_lab.attach(invitation["address"])
     with pytest.raises(FileNotFoundError, match="neither the folder of a run nor HOST:PORT"):
         ddp_lab.attach("nowhere")
+
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=120)
+    assert running.returncode == 130, err
+    assert "wrote" in out
+    assert (tmp_path / "run" / "report.html").is_file()
+    timeline = ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz")
+    assert min(_steps(timeline).values()) > 10
 
 
 LONG = pytest.mark.soak
@@ -218,21 +216,21 @@ def test_lightnings_own_model(tmp_path: Path, observe: bool) -> None:
     assert set(_steps(read_run([tmp_path / "run"]).timeline).values()) == {8}
 
 
-def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing script, a program that is no Python, and a folder that is taken are errors of one line."""
     folder = tmp_path / "taken"
     folder.mkdir()
     journal.path_of(folder, 0).write_bytes(journal.MAGIC)
-    command = [sys.executable, "-m", "ddp_lab", "run", *TWO]
+    nowhere = [sys.executable, "-m", "ddp_lab", "run", *TWO, "nowhere.py"]
+    done = subprocess.run(nowhere, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "there is no script 'nowhere.py'" in done.stderr
+    assert "Traceback" not in done.stderr
     for arguments, message in (
-        (["nowhere.py"], "there is no script 'nowhere.py'"),
         (["--no-python", "ls"], "--no-python: only Python programs"),
         (["--record", str(folder), SCRIPT], "holds the journals of another run"),
     ):
-        done = subprocess.run(
-            [*command, *arguments], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 1
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+        assert cli.main(["run", *TWO, *arguments]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
     assert list(tmp_path.iterdir()) == [folder]  # no folder is made for what does not begin

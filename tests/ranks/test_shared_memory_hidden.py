@@ -47,7 +47,7 @@ def _named() -> set[str]:
 
 @pytest.mark.parametrize("how", ["user", "namespace"])
 def test_hidden_ranks_share_memory_all_the_same(how: str) -> None:
-    """No name is left while they use it, and a death is told."""
+    """Rank 0 says so in one line, no name is left while they use it, and a death is told."""
     if how == "namespace" and subprocess.run([*NAMESPACE, "true"], check=False, stderr=subprocess.DEVNULL).returncode:
         pytest.skip("may make no process namespace")
     before = _named()
@@ -56,7 +56,11 @@ def test_hidden_ranks_share_memory_all_the_same(how: str) -> None:
         for process in ranks:
             assert process.stdout is not None
             told.append(json.loads(process.stdout.readline()))
-        assert [(backend, looked, warned) for backend, looked, _, warned in told] == [("shm", False, [])] * 3
+        assert [(backend, looked) for backend, looked, _, _ in told] == [("shm", False)] * 3
+        [said] = told[0][3]
+        assert said.startswith("shm: ")
+        assert said.endswith("; this group's memory lies in /dev/shm, and its tensors are copied")
+        assert [told[rank][3] for rank in (1, 2)] == [[], []]
         if how == "namespace":
             assert {process for _, _, process, _ in told} == {1}
         assert _named() <= before

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_lab import cli
 from ddp_lab.bench import tune
 from tests.ranks.test_run import ENVIRONMENT, PROGRAMS, SCRIPT, TWO
 
@@ -51,14 +52,10 @@ def test_programs_that_cannot_be_tuned(what: str, code: int) -> None:
     assert "ddp-lab tune: not tuned: the program ended before" in done.stderr
 
 
-def test_several_hosts_are_refused() -> None:
+def test_several_hosts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks of another host could not be reached, which is said before anything runs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "ddp_lab", "tune", "--nnodes", "2", SLOW, "1"],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "only programs on one host can be tuned" in done.stderr
+    assert cli.main(["tune", "--nnodes", "2", SLOW, "1"]) == 1
+    assert "only programs on one host can be tuned" in capsys.readouterr().err
 
 
 @pytest.mark.soak

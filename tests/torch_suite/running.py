@@ -144,8 +144,8 @@ class Suites:
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([*map(str, ours), *([given] if given else [])]),
-            "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else each rank starts processes that import torch
             "GLOO_SOCKET_IFNAME": "lo",
             "TMPDIR": str(self._folder),
             "TEMP_DIR": str(self._folder),  # torch's tests read this, BACKEND and WORLD_SIZE

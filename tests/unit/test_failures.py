@@ -54,6 +54,19 @@ def test_a_communication_error_alone_is_a_failure() -> None:
     assert [failure.consequence for failure in ordered.values()] == [False, True]
 
 
+def test_a_workers_error_says_why() -> None:
+    """What a data loader's worker has raised is in the one line, not only that it has."""
+    said = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+    said += (
+        '  File "collate.py", line 9, in collate\nRuntimeError: unable to allocate shared memory(shm): No space left'
+    )
+    error = cell_error(in_order([failed(1, "RuntimeError", said + "\n")]), "train [2]")
+    assert str(error) == (
+        "rank 1 failed: RuntimeError: Caught RuntimeError in DataLoader worker process 0: unable to allocate shared "
+        "memory(shm): No space left"
+    )
+
+
 def test_folding() -> None:
     """Equal failures share the headline, other ones take a line each, freed ranks one line together."""
     failures = in_order(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddp_lab.insight.flight_recorder import Entry, numbered
+from ddp_lab.insight.flight_recorder import Entry, entries_of, numbered
 from ddp_lab.insight.flights import Collective, Distances, Flight, GroupFlights, find_mismatch, in_flight_words
 
 ONE = Entry(0, "0", "gloo", 0, 1, "all_reduce", ("Float",), ((4,),), 100, "scheduled", True, False)
@@ -35,6 +38,56 @@ def test_numbers() -> None:
     of_two = numbered([entry(7, 9), entry(8, 1, group="1", made=1)], {"0": {"last_enqueued_collective": 9}}, {"1": 108})
     assert list(of_two) == [("1", "gloo")], "the group that is no more is left out"
     assert of_two["1", "gloo"] == (True, {1: entry(8, 1, group="1", made=1)})
+
+
+def recorded(name: str) -> Any:
+    """What torch 2.15.0 told on a CPU of one program on 2 ranks: Gloo's recorder, and that of its hook for others."""
+    return json.loads(Path(__file__).with_name("recorded_flights.json").read_text())[name]
+
+
+def test_a_recorder_of_torch_2_15() -> None:
+    """Gloo's own entries have the same form as before: a send lies between the second and the third."""
+    entries = entries_of(recorded("gloo"))
+    assert [one.name for one in entries] == ["all_reduce", "all_gather", "broadcast", "barrier"]
+    found = numbered(entries, recorded("gloo")["pg_status"], {"0": 0})
+    assert found.keys() == {("0", "gloo")}
+    assert (found["0", "gloo"].known, list(found["0", "gloo"].entries)) == (True, [1, 2, 3, 4])
+    assert all(one.done for one in entries)
+
+
+def test_the_recorder_of_nccl2() -> None:
+    """Torch's hook writes it as it writes any other's, but of nccl2 it is told when a collective has ended."""
+    dump = recorded("hook")
+    for given in dump["entries"]:
+        given["profiling_name"] = given["profiling_name"].replace("shm:", "nccl2:")
+        ended = given["record_id"] < 3
+        given["retired"], given["state"] = ended, "completed" if ended else "scheduled"
+    entries = entries_of(dump)
+    assert {one.backend for one in entries} == {"nccl2"}
+    [(key, of_group)] = numbered(entries, dump["pg_status"], {"1": 0}).items()
+    assert key == ("1", "nccl2")
+    assert of_group.known
+    assert {number: (one.name, one.bytes, one.done) for number, one in of_group.entries.items()} == {
+        1: ("all_reduce", 16, True),
+        2: ("all_gather_into_tensor", 16, True),
+        3: ("broadcast", 48, False),
+        4: ("barrier", 0, False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("nccl2:_reduce_scatter_base", "reduce_scatter_tensor"),
+        ("nccl-lazy:allreduce_coalesced", "all_reduce_coalesced"),
+        ("nccl2:all_to_all_single", "all_to_all_single"),
+        ("nccl:all_reduce_barrier", "barrier"),
+    ],
+)
+def test_names(title: str, name: str) -> None:
+    """A collective is called as in torch.distributed, whoever noted it."""
+    [one] = entries_of({"entries": [{**recorded("hook")["entries"][0], "profiling_name": title}]})
+    assert (one.backend, one.name) == (title.partition(":")[0], name)
 
 
 def test_the_first_mismatch() -> None:

@@ -54,6 +54,7 @@ LAYERS: dict[str, tuple[str, int]] = {
     "parallel.delayed": ("rank", 3),
     "parallel.messages": ("rank", 3),
     "parallel.outputs": ("rank", 3),
+    "parallel.process_groups": ("rank", 3),
     "parallel.recording": ("rank", 3),
     "engine": ("rank", 5),
     "engine.bootstrap": ("rank", 6),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import other_backend
-from own_cases import OneProcess, TwoRanks
+from own_cases import OneProcess, Threads, TwoRanks
 from torch.testing._internal.distributed.ddp_under_dist_autograd_test import DdpComparisonTest, DdpUnderDistAutogradTest
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 from torch.testing._internal.distributed.rpc.rpc_test import RpcTest
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
 from torch.testing._internal.distributed.rpc_utils import generate_tests
 
-__all__ = ["OneProcess", "TestDistBackendWithSpawn", "TwoRanks"]
+__all__ = ["OneProcess", "TestDistBackendWithSpawn", "Threads", "TwoRanks"]
 
 
 class TestDistBackendWithSpawn(TestDistBackend, DistributedTest._DistTestBase):

@@ -1,0 +1,74 @@
+"""How a rank's agent tells the end of a cell that failed, while its other threads are told of peers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from ddp_lab.engine import cell
+from ddp_lab.engine.agent import Agent
+from ddp_lab.engine.cell import CellEnd
+
+
+class _Kept:
+    """In place of `Telemetry`, so that threads meet in one order.
+
+    It keeps the last status, as that does between two drains, and lets the one of the cell's end come late.
+    """
+
+    def __init__(self) -> None:
+        self.last: Mapping[str, Any] = {}
+        self.freed = threading.Event()
+
+    def on_control(self, op: str, answer: Callable[[Mapping[str, Any]], Any]) -> None: ...
+
+    def flush(self, cell: str | None = None) -> bool:
+        return True
+
+    def send_status(self, status: Mapping[str, Any]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.last = status
+            self.freed.set()
+        elif status.get("ended"):
+            self.freed.wait(0.3)
+            self.last = status
+
+
+def test_that_groups_were_shut_down_is_told() -> None:
+    """The status of a cell's end does not replace the newer one, which tells the client to free this rank's peers."""
+    channel = _Kept()
+    agent = Agent(channel, 0)
+    agent._before_cell("1", "cell 1")
+    threading.Thread(target=agent._free_unless_settled, args=("1",)).start()
+    agent._on_done(CellEnd("1", "cell 1", ValueError("on purpose")))
+    assert channel.freed.wait(60)
+    assert channel.last["freed"] == "1"
+
+
+def test_an_error_that_no_line_raised() -> None:
+    """The value of a cell has no text, on a rank whose groups were freed meanwhile: that is told, not another error."""
+    agent = Agent(_Kept(), 0)
+    agent._before_cell("1", "cell 1")
+    agent._answer_free({"cell": "1", "by": 1})
+    end = CellEnd("1", "cell 1", RuntimeError("the value's display failed"))
+    agent._on_failure(end)
+    assert (end.consequence, str(end.error)) == (True, "the value's display failed")
+
+
+def test_an_interrupt_behind_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted peer closes the connection first; the word that says why is heeded while the rank waits for it."""
+    agent = Agent(_Kept(), 0)
+    agent._before_cell("1", "cell 1")
+    monkeypatch.setattr(cell, "_running", "1")
+
+    def told(error: RuntimeError) -> str:
+        agent._answer_interrupt({"cells": ["1"]})
+        return "all_reduce"
+
+    monkeypatch.setattr(agent, "_waited_in", told)
+    end = CellEnd("1", "cell 1", RuntimeError("Connection closed by peer"))
+    agent._on_failure(end)
+    assert isinstance(end.error, KeyboardInterrupt)
