@@ -26,6 +26,7 @@ version = release = next(
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "parts"]
 include_patterns = ["*.md", "tutorials/*.md", "tutorials/site/**", *outputs.PAGES]
+exclude_patterns = [".*", "build"]  # Sphinx need not walk through .venv
 root_doc = "tutorials/site/index"
 highlight_language = "none"
 default_role = "name"  # of parts.py: a link where the name is documented, else just code

@@ -1,6 +1,7 @@
 """What the site adds to Sphinx: pages of source files, folded solutions, cells in colour, formulas, the first page."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -139,6 +140,26 @@ def source_pages(app):
         yield f"source/{path}", {"title": path, "body": f"<h1><code>{path}</code></h1>{code}"}, "page.html"
 
 
+def one_tree_a_folder(trees, app, name, template, context, doctree):
+    """Source pages of a folder share their tree of links: to make it takes longer than all else of a page.
+
+    Args:
+        trees: of the folders that had a page already.
+        app, name, template, context, doctree: as Sphinx hands them over.
+    """
+    if not name.startswith("source/"):
+        return
+    make, folder = context["toctree"], name.rpartition("/")[0]
+
+    def toctree(**how):
+        asked = folder, *sorted(how.items())
+        if asked not in trees:
+            trees[asked] = make(**how)
+        return trees[asked]
+
+    context["toctree"] = toctree
+
+
 # -- names in docstrings
 
 
@@ -192,6 +213,7 @@ def setup(app):
     app.connect("env-purge-doc", forget)
     app.connect("env-merge-info", merge)
     app.connect("html-collect-pages", source_pages)
+    app.connect("html-page-context", functools.partial(one_tree_a_folder, {}), priority=400)  # before Furo asks for it
     app.connect("missing-reference", on_missing_reference)
     app.connect("build-finished", first_page)
     app.add_transform(SourceLinks)
