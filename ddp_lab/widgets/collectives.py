@@ -43,10 +43,11 @@ class CollectiveStage:
         self._number = 0  # of runs; tells the browser that it is another one
 
     def show(self, shown: ShownCollective) -> None:
-        """Shows what was run elsewhere."""
+        """Shows what was run; not while another one is asked for, which would then seem to have ended."""
         with self._lock:
-            self.shown, self._state, self._text = shown, "idle", ""
-            self._number += 1
+            if self._question is None:
+                self.shown, self._state, self._text = shown, "idle", ""
+                self._number += 1
 
     def ask(self, command: Mapping[str, Any]) -> None:
         """Takes a question of the browser, ``{"collective", "algorithm", "bytes"}``, and returns at once."""
@@ -93,4 +94,5 @@ class CollectiveStage:
 
     def _failed(self, text: str) -> None:
         with self._lock:
-            self._state, self._text = "failed", text
+            if self._question is None:
+                self._state, self._text = "failed", text

@@ -91,6 +91,7 @@ export class CollectivesView {
     this.svg.setAttribute("height", this.stage.height);
     this.painted = null;
     this.paint();
+    this.node.dataset.number = told.number;
   }
 
   fillControls({ choices, sizes, bytes: usual, shown, number }) {

@@ -25,7 +25,8 @@ _BOOT = """async ({source, style, traits, theme}) => {
     get(name) { return this.data[name] },
     on(name, f) { listeners.set(name, (listeners.get(name) ?? new Set()).add(f)) },
     off(name, f) { listeners.get(name)?.delete(f) },
-    send(content) { window.toKernel(content) },
+    sent: [],
+    send(content) { this.sent.push(window.toKernel(content)) },
   };
   window.fromKernel = (changed, messages) => {
     Object.assign(window.model.data, changed);
@@ -72,6 +73,7 @@ class BarePage:
 
     def pump(self) -> None:
         """Passes on what page and kernel have for each other."""
+        self.page.evaluate("() => Promise.all(window.model.sent.splice(0))")
         while self._asked:
             self.dashboard._receive(self.dashboard, self._asked.pop(0), [])
         self.dashboard._tick()

@@ -23,10 +23,14 @@ class Shown(BarePage):
     cluster: Cluster
 
     def run(self, collective: str, algorithm: str) -> None:
-        """Chooses and runs one, as a reader does."""
+        """Chooses and runs one, as a reader does: each choice runs, and the last result is drawn."""
         self.page.get_by_label("collective", exact=True).select_option(collective)
         self.page.get_by_label("algorithm", exact=True).select_option(algorithm)
-        self.until(lambda: f"{collective} by {algorithm} over" in self.sentence(), f"{collective} by {algorithm}", 60)
+        self.pump()
+        self.until(lambda: self.dashboard.collective["state"] == "idle", "the end of the last run")
+        drawn, last = self.page.locator(".ddp-collectives"), str(self.dashboard.collective["number"])
+        self.until(lambda: drawn.get_attribute("data-number") == last, "its picture")
+        assert f"{collective} by {algorithm} over" in self.sentence()
 
     def sentence(self) -> str:
         return self.page.locator(".ddp-collectives .ddp-sentence").first.inner_text()
