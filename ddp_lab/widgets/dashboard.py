@@ -170,6 +170,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._saved_version = -1
         self._generations: object = None
         self._ranks_at = 0.0
+        self._rows: list[
+            dict[str, Any]
+        ] = []  # the table of ranks; replaced by whoever has asked them, shown by `_update`
         self._nothing = nothing_yet(timeline, cluster, player)
         means = {"compare": request_inspection, "link": link, "control": cluster}
         super().__init__(
@@ -191,7 +194,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
 
     def refresh(self) -> None:
         """Sends what is new to the browser now."""
+        spent = self._ask_ranks(force=True)
         with self._lock:
+            self._overhead.spend(spent)
             self._update(time.monotonic(), force=True)
 
     def snapshot(self) -> None:
@@ -199,9 +204,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
 
         Happens by itself at the end of every cell of the notebook.
         """
+        if not self._frozen:
+            self.refresh()
         with self._lock:
-            if not self._frozen:
-                self.refresh()
             self._saved_version = self._timeline.version
             self._show(self._slow.update(force=True))
             self.kept = self._feed.newest()
@@ -278,7 +283,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
 
     def _tick(self) -> bool:
         """One round of the thread; returns whether there was something to do."""
+        spent = self._ask_ranks()
         with self._lock:
+            self._overhead.spend(spent)
             now = time.monotonic()
             busy = self._commands.obey() or self._stage.running
             if self.player is not None and not self._frozen:
@@ -311,9 +318,8 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
                 self._slow.forget()
                 self._show({name: {} for name in _OF_STEPS})
             self._show_assignments()
-        if force or now - self._ranks_at >= _RANKS_SECONDS:
-            self._ranks_at = now
-            self._show_ranks()
+        if self._rows != self.ranks:
+            self.ranks = self._rows
         sent = self._feed.send(force)
         self._show(self._slow.update())
         spent = time.thread_time() - begin
@@ -374,16 +380,22 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         reducer, step, bucket = (int(asked[name]) for name in ("reducer", "step", "bucket"))
         self.send(bucket_gradients(self._timeline, reducer, step, bucket))
 
-    def _show_ranks(self) -> None:
-        """Sends the table of ranks if it changed."""
+    def _ask_ranks(self, force: bool = False) -> float:
+        """Asks twice a second how the ranks are; returns seconds of processor time.
+
+        Without the lock, which the user's cells need at their end: a rank that does not answer is waited for.
+        """
+        begin, now = time.thread_time(), time.monotonic()
+        if self._frozen or (not force and now - self._ranks_at < _RANKS_SECONDS):
+            return 0.0
+        self._ranks_at = now
         try:
             records = self._status() if self._status is not None else ()
             stopped = False
         except DdpLabError:
             records, stopped = (), True
-        rows = rank_rows(self._timeline.ranks(), records, stopped=stopped, recorded=self._timeline.recorded)
-        if rows != self.ranks:
-            self.ranks = rows
+        self._rows = rank_rows(self._timeline.ranks(), records, stopped=stopped, recorded=self._timeline.recorded)
+        return time.thread_time() - begin
 
     def _fail(self, error: BaseException) -> None:
         """Shows why the thread ended."""

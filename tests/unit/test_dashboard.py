@@ -87,6 +87,26 @@ def test_follows_on_its_own_thread(make: Made) -> None:
     wait_until(lambda: _steps_sent(dashboard) == [0], 10, "the first step's message")
 
 
+def test_a_rank_that_does_not_answer_holds_nobody_up(make: Made) -> None:
+    """While its thread waits for the ranks the dashboard can be drawn, as the end of every cell does."""
+    asked, answer, over = (threading.Event() for _ in range(3))
+
+    def status() -> tuple[()]:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            answer.wait(10)
+            over.set()
+        return ()
+
+    shown = make(Timeline(), status=status)
+    try:
+        assert asked.wait(10)
+        assert shown.svg().startswith("<svg")
+        assert not over.is_set()
+    finally:
+        answer.set()
+
+
 def test_a_message_holds_every_block(make: Made) -> None:
     """The buffer is float32 and as long as the blocks announced in the header."""
     timeline = Timeline()
