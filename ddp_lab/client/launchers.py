@@ -40,6 +40,7 @@ _BELOW_CELLS = ("interactiveshell.py", "ddp_lab/engine/cell.py")  # frames from 
 _HEARTBEAT_MS = 50
 _NEVER = 1_000_000_000
 _TERM_SECONDS = 1.0
+_RANKS_SECONDS = 10.0  # half a second is usual; what ranks have started ends with the fork server's own end alone
 # By default it keeps the last thousand requests with all their outputs, joined anew for each line that comes.
 _NO_DATABASE = "ipyparallel.controller.dictdb.NoDB"
 
@@ -239,7 +240,7 @@ class ForkServer:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(_TERM_SECONDS)
+            self._process.wait(_RANKS_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()  # its ranks end with it
             self._process.wait()

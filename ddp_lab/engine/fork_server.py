@@ -30,6 +30,7 @@ import selectors
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -74,7 +75,10 @@ class ForkServer:
         self._meeting = Meeting()
         self._commands = commands
         self._events = events
-        self._ranks: dict[int, int] = {}  # pid -> rank
+        self._ranks: dict[
+            int, int
+        ] = {}  # pid -> rank; forked by one thread, ended by whichever learns of the end first
+        self._forking = threading.Lock()
         self._buffer = b""
         self._heard_s = 0.0  # when the client was last heard
 
@@ -85,8 +89,12 @@ class ForkServer:
 
     def end_now(self) -> None:
         """Kills every rank with the processes it started, removes the cluster's files, ends this process."""
+        self._forking.acquire()  # for good: no rank is forked any more, which would make files again
         for pid in list(self._ranks):
             _kill_group(pid)
+        for pid in list(self._ranks):
+            with contextlib.suppress(ChildProcessError):  # the other thread has reaped it
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         shutil.rmtree(self._run_dir, ignore_errors=True)
         os._exit(0)
 
@@ -146,7 +154,10 @@ class ForkServer:
         if command["op"] == "fork":
             for spec in command["ranks"]:
                 server = os.getpid()
-                pid = os.fork()
+                with self._forking:
+                    pid = os.fork()
+                    if pid != 0:
+                        self._ranks[pid] = spec["rank"]
                 if pid == 0:
                     watch.kill_with_parent_thread(server)
                     os.setsid()
@@ -154,7 +165,6 @@ class ForkServer:
                     os.close(self._events)
                     log = spec["log"] if self._logs is None else str(self._log_of(spec["rank"]))
                     return lambda: _run_rank(spec, log, command["connection"], self._run_dir)
-                self._ranks[pid] = spec["rank"]
                 self.send("forked", rank=spec["rank"], pid=pid)
         elif command["op"] == "signal":
             for pid, rank in self._ranks.items():
