@@ -136,7 +136,11 @@ class RankPool:
                 try:
                     what, value = pipe.recv()  # type: ignore[union-attr]
                 except (EOFError, ConnectionResetError):
-                    what, value = "error", f"the process of rank {rank} died"
+                    self._processes[rank].join(_GRACE_SECONDS)
+                    what, value = (
+                        "error",
+                        f"the process of rank {rank} died: exit code {self._processes[rank].exitcode}",
+                    )
                 results[rank] = value
                 if what == "error":
                     errors.append(f"--- rank {rank} ---\n{value}")
