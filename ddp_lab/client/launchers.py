@@ -10,9 +10,7 @@ import contextlib
 import itertools
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -42,27 +40,9 @@ _BELOW_CELLS = ("interactiveshell.py", "ddp_lab/engine/cell.py")  # frames from 
 _HEARTBEAT_MS = 50
 _NEVER = 1_000_000_000
 _TERM_SECONDS = 1.0
-_PORTS = 30  # it takes some twenty
 _RANKS_SECONDS = 10.0  # half a second is usual; what ranks have started ends with the fork server's own end alone
 # By default it keeps the last thousand requests with all their outputs, joined anew for each line that comes.
 _NO_DATABASE = "ipyparallel.controller.dictdb.NoDB"
-
-
-def _free_ports() -> list[int]:
-    """Ports for a controller, none of those that the system gives to connections.
-
-    ipyparallel's own choice is free when it looks, and may be a connection's by the time it listens there: then the
-    controller answers nobody.
-    """
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
-    for port in random.SystemRandom().sample(range(min(20_000, lowest // 2), lowest), 400):
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == _PORTS:
-            break
-    return found
 
 
 class Controller:
@@ -96,7 +76,6 @@ class Controller:
             f"--HeartMonitor.period={_HEARTBEAT_MS}",
             f"--HeartMonitor.max_heartmonitor_misses={_NEVER}",
             "--IPController.registration_timeout=600000",
-            f"--IPController.ports={','.join(map(str, _free_ports()))}",
             "--log-level=WARN",
         ]
         return [sys.executable, "-m", "ddp_lab.engine.controller", parent, str(self._run_dir), *options]

@@ -33,6 +33,7 @@ Progress = Callable[[float, str], None]
 
 LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.004
+_ANSWER_SECONDS = 10.0  # for the controller's first one, before it is asked again
 _LIMIT_SECONDS = 180.0  # a start that waits for something else than a process that ended
 _AGAIN_SECONDS = 0.5  # until a new engine that has not answered is asked again
 _IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
@@ -138,10 +139,18 @@ class Processes:
     def _connect(self, progress: Progress) -> None:
         ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second: meanwhile they start
         self._connection = self._wait(self.controller.connection, "starting the controller", progress)
+
+        def connected() -> Any:
+            self.controller.connection()  # raises if it has ended meanwhile
+            try:
+                return ipyparallel.Client(
+                    self._connection["client"], profile_dir=str(self._run_dir / "profile"), timeout=_ANSWER_SECONDS
+                )
+            except TimeoutError:
+                return None
+
         with _without_signing_warning():
-            self.client = ipyparallel.Client(
-                self._connection["client"], profile_dir=str(self._run_dir / "profile"), timeout=60
-            )
+            self.client = self._wait(connected, "starting the controller", progress)
 
     def _start_controller(self) -> None:
         self.controller.start()

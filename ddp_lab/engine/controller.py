@@ -9,11 +9,29 @@ import logging
 import multiprocessing
 import os
 import shutil
+import socket
 import sys
 
 from . import watch
 
 __all__: list[str] = []
+
+_PORTS = 30  # ipcontroller takes nineteen
+
+
+def hold_ports() -> list[socket.socket]:
+    """Free TCP ports that nobody else is given while these sockets are open; ipcontroller may listen on them.
+
+    Left to itself, it notes ports that are free and listens later: whoever took one meanwhile ends it, or silences a
+    part of it. A socket that is bound and does not listen keeps a port from all others, but for listeners with
+    SO_REUSEADDR, as ZeroMQ's are, where it has that option, too; it has it only once it holds the port.
+    """
+    held = [socket.socket() for _ in range(_PORTS)]
+    for one in held:
+        one.bind(("", 0))
+    for one in held:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held
 
 
 def main(argv: list[str]) -> None:
@@ -35,7 +53,9 @@ def main(argv: list[str]) -> None:
     multiprocessing.set_start_method("fork")
     from ipyparallel.controller.app import IPController
 
-    IPController.launch_instance(argv=argv[2:])
+    held = hold_ports()
+    ports = ",".join(str(one.getsockname()[1]) for one in held)
+    IPController.launch_instance(argv=[*argv[2:], f"--IPController.ports={ports}"])
 
 
 if __name__ == "__main__":

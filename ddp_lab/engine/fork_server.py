@@ -75,9 +75,8 @@ class ForkServer:
         self._meeting = Meeting()
         self._commands = commands
         self._events = events
-        self._ranks: dict[
-            int, int
-        ] = {}  # pid -> rank; forked by one thread, ended by whichever learns of the end first
+        # pid -> rank; forked by one thread, ended by whichever learns of the end first
+        self._ranks: dict[int, int] = {}
         self._forking = threading.Lock()
         self._buffer = b""
         self._heard_s = 0.0  # when the client was last heard

@@ -170,9 +170,8 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._saved_version = -1
         self._generations: object = None
         self._ranks_at = 0.0
-        self._rows: list[
-            dict[str, Any]
-        ] = []  # the table of ranks; replaced by whoever has asked them, shown by `_update`
+        # The table of ranks; replaced by whoever has asked them, shown by `_update`.
+        self._rows: list[dict[str, Any]] = []
         self._nothing = nothing_yet(timeline, cluster, player)
         means = {"compare": request_inspection, "link": link, "control": cluster}
         super().__init__(
@@ -204,9 +203,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
 
         Happens by itself at the end of every cell of the notebook.
         """
-        if not self._frozen:
-            self.refresh()
         with self._lock:
+            if not self._frozen:
+                self._update(time.monotonic(), force=True)
             self._saved_version = self._timeline.version
             self._show(self._slow.update(force=True))
             self.kept = self._feed.newest()
@@ -216,6 +215,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         """Takes the last events and stops following; the view stays as it is, also in the saved notebook."""
         if self._frozen:
             return
+        self.refresh()
         self.snapshot()
         self._frozen = True
         self._controls.stop()

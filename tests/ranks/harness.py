@@ -137,10 +137,8 @@ class RankPool:
                     what, value = pipe.recv()  # type: ignore[union-attr]
                 except (EOFError, ConnectionResetError):
                     self._processes[rank].join(_GRACE_SECONDS)
-                    what, value = (
-                        "error",
-                        f"the process of rank {rank} died: exit code {self._processes[rank].exitcode}",
-                    )
+                    code = self._processes[rank].exitcode
+                    what, value = "error", f"the process of rank {rank} died: exit code {code}"
                 results[rank] = value
                 if what == "error":
                     errors.append(f"--- rank {rank} ---\n{value}")

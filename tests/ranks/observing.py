@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 CAP_MB = 0.0005
-TORCH_HIDES_SPARSE_BUCKETS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+TORCH_HIDES_SPARSE_BUCKETS = torch.__version__ >= "2.15"
 
 
 class Branches(nn.Module):
