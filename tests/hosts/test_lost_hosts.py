@@ -14,7 +14,7 @@ import pytest
 from ddp_lab.errors import CellError, ClusterError
 from tests.cluster.conftest import Lab
 from tests.hosts.network import ROOT, Network
-from tests.leftovers import wait_until
+from tests.leftovers import processes, wait_until
 
 MODEL = """
 model = ddp_lab.DistributedDataParallel(torch.nn.Linear(6, 2))
@@ -83,9 +83,10 @@ def test_a_host_without_power(impatient: Lab, network: Network) -> None:
 
 
 def test_a_notebook_that_is_killed(network: Network) -> None:
-    """Its ranks on other hosts end with it."""
+    """Its ranks on other hosts end with it, and the connection to them."""
     host = network.hosts["b"]
     before = len(host.processes())
+    connections = {pid for pid, command in processes().items() if "host_server" in command}
     code = "import ddp_lab; ddp_lab.Cluster(hosts='b:1').start(); print('up', flush=True); input()"
     client = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -99,6 +100,11 @@ def test_a_notebook_that_is_killed(network: Network) -> None:
         assert len(host.processes()) > before
         client.send_signal(signal.SIGKILL)
     wait_until(lambda: len(host.processes()) == before, 20, "the ranks' end")
+    wait_until(
+        lambda: {pid for pid, command in processes().items() if "host_server" in command} == connections,
+        20,
+        "the connection's end",
+    )
 
 
 @pytest.mark.soak
