@@ -22,7 +22,8 @@ SOAK_PACKAGES := $(VENV)/.soak-packages-$(TAG)
 QUICK := tests/unit tests/core tests/ranks/test_gradients.py tests/cluster/test_cells.py --deselect tests/ranks/test_gradients.py::test_other_world_sizes
 # The tests of two files run side by side: while those of one wait, the others compute.
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 # Releases of torch that `make matrix` runs the suite with.
 MATRIX ?= 2.13.0 2.14.1 2.15.0
 DOCS := build/docs
@@ -136,7 +137,7 @@ matrix:  ## the whole suite with several releases of torch, each in an environme
 # Ranks, kernels and launched programs count, too, unless they are killed.
 coverage: build browser hosts mpi $(TEST_PACKAGES)  ## lines and branches of ddp_lab that `make test` runs: build/coverage
 	@rm -rf build/coverage && mkdir -p build/coverage
-	-$(BIN)/python -m coverage run -m pytest --timeout 900 $(PYTEST_ARGS)
+	-$(BIN)/python -m coverage run -m pytest $(SIDE_BY_SIDE) --timeout 900 $(PYTEST_ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage html --quiet --directory build/coverage/html
 	@$(BIN)/python -m coverage report --sort=-miss

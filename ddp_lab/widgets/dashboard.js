@@ -142,6 +142,7 @@ class View {
     this.model.off("change", this.told);
     clearTimeout(this.later);
     cancelAnimationFrame(this.frame);
+    this.frame = null;
     this.root.remove();
   }
 

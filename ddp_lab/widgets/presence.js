@@ -14,8 +14,8 @@ export class Presence {
   begin() {
     const { seen, show, theme } = this.actions;
     this.inView = true;
-    const intersection = new IntersectionObserver(([entry]) => {
-      this.inView = entry.isIntersecting;
+    const intersection = new IntersectionObserver((entries) => {
+      this.inView = entries.at(-1).isIntersecting; // a busy browser tells of several moments at once
       seen();
       if (this.inView) show();
     });
@@ -23,9 +23,13 @@ export class Presence {
     const size = new ResizeObserver(() => show());
     size.observe(this.root);
     // JupyterLab switches its theme by an attribute of the body.
-    const switched = new MutationObserver(() => theme());
+    const switched = new MutationObserver(() => {
+      this.seenTheme = null; // the colours may come after the attribute: once more at the next second
+      theme();
+    });
     switched.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
     this.observers = [intersection, size, switched];
+    this.seenTheme = this.themeNow();
     this.tick = setInterval(() => this.everySecond(), 1000);
   }
 
@@ -38,9 +42,13 @@ export class Presence {
   // A theme that no attribute announces, and what changes without a message; the pictures stay as they are.
   everySecond() {
     if (!this.inView) return;
-    const theme = JSON.stringify(readTheme(this.root));
-    if (this.seenTheme !== undefined && theme !== this.seenTheme) this.actions.theme();
+    const theme = this.themeNow();
+    if (theme !== this.seenTheme) this.actions.theme();
     this.seenTheme = theme;
     this.actions.second();
+  }
+
+  themeNow() {
+    return JSON.stringify(readTheme(this.root));
   }
 }

@@ -97,13 +97,13 @@ def _pixels(page: Page) -> list[int]:
 
 
 def _ink(page: Page) -> int:
-    """Brightness, 0 to 255, of the most opaque pixel of the first rank's name on the canvas."""
+    """Brightness, 0 to 255, of the most opaque pixel of the first rank's name on the canvas; -1 without a name."""
     return page.evaluate(
         """() => {
           const pixels = document.querySelector('.ddp-lab canvas').getContext('2d').getImageData(0, 2, 60, 16).data;
           let best = 0;
           for (let at = 0; at < pixels.length; at += 4) if (pixels[at + 3] > pixels[best + 3]) best = at;
-          return pixels[best];
+          return pixels[best + 3] ? pixels[best] : -1;
         }"""
     )
 
@@ -252,10 +252,10 @@ def test_zoom_and_reset(shown: NotebookPage) -> None:
 def test_follows_the_theme(shown: NotebookPage) -> None:
     """The canvas's text is dark in the light theme and light in the dark one."""
     page = shown.page
-    until(lambda: _ink(page) < 80, 60, "dark text")
+    until(lambda: 0 <= _ink(page) < 80, 60, "dark text")
     shown.set_theme("JupyterLab Dark")
     try:
         until(lambda: _ink(page) > 180, 60, "light text")
     finally:
         shown.set_theme("JupyterLab Light")
-    until(lambda: _ink(page) < 80, 60, "dark text")
+    until(lambda: 0 <= _ink(page) < 80, 60, "dark text")
