@@ -19,8 +19,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
-
+from .. import by_value
 from ..brought import RANKS_OWN, rank_globals
 from ..culprits import culprit
 from ..errors import ClusterError, FallbackWarning
@@ -48,7 +47,7 @@ class _Globals:
         return rank_globals, (self._name,)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(by_value.Pickler):
     """cloudpickle's, with buffers for tensors and the rank's names behind a function's own."""
 
     def __init__(self, file: Any, buffer_callback: Any) -> None:

@@ -19,12 +19,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DistributedSampler
 
+from .. import by_value
 from ..parallel.ddp import DistributedDataParallel
 
 __all__ = ["restore_from"]
@@ -160,7 +160,7 @@ def _name_of(model: Any, namespace: Mapping[str, Any]) -> str:
     return next((name for name, value in namespace.items() if value is model), "")
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(by_value.Pickler):
     """See [Note: restoring]."""
 
     def __init__(self, buffer: io.BytesIO, models: list[Any]) -> None:

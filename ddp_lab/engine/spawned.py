@@ -17,7 +17,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import cloudpickle
+from .. import by_value
 
 __all__ = ["install", "restore"]
 
@@ -49,7 +49,7 @@ def _reduce(pickler: ForkingPickler, thing: Any) -> Any:
 def _by_value(thing: type | Callable[..., Any]) -> bytes:
     name = thing.__qualname__
     try:
-        return _pickled(cloudpickle.Pickler, [thing, *_classes_in(cloudpickle.Pickler, thing)])
+        return _pickled(by_value.Pickler, [thing, *_classes_in(by_value.Pickler, thing)])
     except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as error:
         raise pickle.PicklingError(
             f"{name} was defined in a cell, so a spawned process gets it by value, which failed: {error}; {_REMEDY}"

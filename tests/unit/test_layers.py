@@ -18,6 +18,7 @@ LAYERS: dict[str, tuple[str, int]] = {
     "segments": ("shared", 0),
     "parcels": ("shared", 0),
     "brought": ("shared", 0),
+    "by_value": ("shared", 0),
     "culprits": ("shared", 0),
     "registry": ("shared", 0),
     "bucketing": ("shared", 0),
