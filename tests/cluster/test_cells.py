@@ -358,12 +358,11 @@ def test_errors_of_push_and_pull(lab: Lab) -> None:
 
 
 def test_a_dead_rank_ends_the_cell() -> None:
-    """A rank whose process ends during a cell ends it with an error that names rank and exit; its peer is freed, or
-    stopped where it does not wait yet."""
+    """A rank whose process ends during a cell ends it with an error that names rank and exit; its peer is freed."""
     with Lab(2) as own:
-        error = failure(own, "import os\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(1))")
+        # The barrier: a rank that a busy machine has not let begin would be stopped, not freed.
+        error = failure(own, "import os\ndist.barrier()\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(1))")
         assert str(error) == "rank 1 ended with exit code 3"
-        assert list(error.failures) == [1, 0]
-        assert error.failures[0].consequence or error.failures[0].name == "KeyboardInterrupt"
+        assert [each.consequence for each in error.failures.values()] == [False, True]
         own.restart()
         assert own.sum_of_ones() == {0: 2.0, 1: 2.0}

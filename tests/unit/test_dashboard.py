@@ -103,6 +103,7 @@ def test_a_rank_that_does_not_answer_holds_nobody_up(make: Made) -> None:
     try:
         assert asked.wait(10)
         shown.snapshot()
+        assert shown.svg().startswith("<svg")
         assert not over.is_set()
     finally:
         answer.set()
