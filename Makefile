@@ -33,7 +33,7 @@ CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test quick soak matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
+.PHONY: build demo test quick soak looks matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
 
 build: $(TORCH_IS_THERE)  ## set up .venv and compile the extensions
 	@$(MAKE) -s --no-print-directory -j 2 $(PACKAGES) $(COMPILED)
@@ -130,6 +130,9 @@ quick: build $(TEST_PACKAGES)  ## what a developer runs after each change (90 se
 
 soak: build browser hosts mpi batch $(SOAK_PACKAGES)  ## what is too long for `make test`
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
+
+looks: build browser $(TEST_PACKAGES)  ## a picture of every view in every state, light and dark: build/looks/index.html
+	DDP_LAB_LOOKS=$(CURDIR)/build/looks $(BIN)/python -m pytest -q -m soak --timeout 3600 tests/browser/test_looks.py
 
 matrix:  ## the whole suite with several releases of torch, each in an environment of its own, and a table
 	@$(PYTHON) tests/matrix.py build/matrix $(MATRIX)

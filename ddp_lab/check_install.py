@@ -26,6 +26,7 @@ from typing import Any
 
 from .client.cluster import Cluster
 from .client.devices import visible_gpus
+from .command_line import write_json
 from .errors import DdpLabError, FallbackWarning
 from .native import built_for
 from .parcels import LARGE
@@ -311,21 +312,20 @@ def check_all(
     return made
 
 
-def show(to_json: str | None) -> int:
+def show(to_json: Path | None) -> int:
     """Prints all checks; exit code 1 if one has failed.
 
     Args:
-        to_json: None for lines of text; ``"-"`` for one JSON object on stdout instead; else also a file for it.
+        to_json: None for lines of text; ``-`` for one JSON object on stdout instead; else also a file for it.
     """
-    quiet = to_json == "-"
+    quiet = to_json == Path("-")
     made = check_all(say=(lambda one: None) if quiet else lambda one: print(one, flush=True))
     failed = [one.name for one in made if one.state == FAILED]
-    if to_json is not None:
-        text = json.dumps({"ok": not failed, "checks": [asdict(one) for one in made]}, indent=2) + "\n"
-        if quiet:
-            sys.stdout.write(text)
-        else:
-            Path(to_json).write_text(text, encoding="utf-8")
+    found = {"ok": not failed, "checks": [asdict(one) for one in made]}
+    if quiet:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    elif to_json is not None:
+        write_json(to_json, found)
     if not quiet:
         print(f"failed: {', '.join(failed)}" if failed else "everything that is needed is here and works")
     return 1 if failed else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib
-import json
 import os
 import re
 import shutil
@@ -17,12 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, shipped
+from .command_line import Parser, file_to_write, folder_to_write, percent, write_json
 from .errors import DdpLabError
+from .files import write_text
+from .printable import printable_lines
 
 __all__ = ["main", "run_notebook"]
 
 _NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
 _SLOWER = 3  # exit code of `compare`
+_USAGE = 2  # exit code of a command line that names nothing to do
 _WRITTEN = "`ddp-lab run` writes such a folder, `lab.timeline.save(path)` a file"
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -55,7 +58,7 @@ def demo(arguments: argparse.Namespace) -> int:
     import nbformat
 
     source = shipped.home() / shipped.QUICKSTART
-    folder = Path(arguments.output)
+    folder = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     notebook = nbformat.read(source, as_version=4)
     print(f"running {source.name} on a cluster ...", flush=True)
@@ -65,9 +68,9 @@ def demo(arguments: argparse.Namespace) -> int:
     try:
         run_notebook(notebook, source.parent)
     finally:
-        nbformat.write(notebook, folder / "quickstart.ipynb")
+        write_text(folder / "quickstart.ipynb", nbformat.writes(notebook) + "\n")
     page = folder / "quickstart.html"
-    page.write_text(_to_html(notebook), encoding="utf-8")
+    write_text(page, _to_html(notebook))
     for line in _printed(notebook, tag="summary"):
         print(line)
     print(f"done in {time.monotonic() - began:.1f} s; wrote {folder / 'quickstart.ipynb'} and {page}")
@@ -127,13 +130,36 @@ def _printed(notebook: Any, tag: str) -> list[str]:
 
 
 def lab(arguments: argparse.Namespace) -> int:
-    """Opens JupyterLab on the notebooks and tutorials; never returns."""
+    """Opens JupyterLab on the lessons or on what was named; never returns."""
     if shutil.which("jupyter-lab", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") is None:
         raise DdpLabError("JupyterLab is not installed: `pip install 'ddp_lab[notebooks]'`")
-    folder = shipped.working_copy(Path.cwd())
-    print(f"notebooks and lessons are in {folder}", flush=True)
-    first = f"--LabApp.default_url=/lab/tree/{shipped.QUICKSTART.as_posix()}"
-    os.execv(sys.executable, shipped.lab_command(folder, [first, *arguments.options]))
+    command = _jupyterlab(arguments.options)
+    os.execv(command[0], command)
+
+
+def _jupyterlab(given: Sequence[str]) -> list[str]:
+    """The command that opens what the options name, else the lessons."""
+    if shipped.names_a_folder(given):
+        return shipped.lab_command(None, given)
+    place, options = _place(given)
+    if place is None:
+        folder = shipped.working_copy(Path.cwd())
+        print(f"notebooks and lessons are in {folder}", flush=True)
+        return shipped.lab_command(folder, options, shipped.QUICKSTART)
+    if place.is_dir():
+        return shipped.lab_command(place, options)
+    return shipped.lab_command(place.parent, options, Path(place.name))
+
+
+def _place(options: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """What to open, named before or after JupyterLab's options, and these options; a value of theirs is no place."""
+    if options and not options[0].startswith("-"):
+        if not Path(options[0]).exists():
+            raise DdpLabError(f"there is no folder or notebook {options[0]!r}")
+        return Path(options[0]).resolve(), list(options[1:])
+    if options and not options[-1].startswith("-") and Path(options[-1]).exists():
+        return Path(options[-1]).resolve(), list(options[:-1])
+    return None, list(options)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -149,18 +175,23 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Merges what ranks recorded, says in words what it shows, and writes it as one HTML page."""
+    """Merges what ranks recorded, says in words what it shows, writes it as one HTML page; 1 if there is nothing."""
     from .launch import reports
 
     source = Path(arguments.files[0])
     beside = source / "report.html" if source.is_dir() else source.with_suffix(".html")
     try:
-        reports.show(arguments.files, Path(arguments.output or beside), partial=arguments.partial)
+        run = reports.read(arguments.files, partial=arguments.partial)
     except FileNotFoundError as error:
         raise DdpLabError(f"{error}; {_WRITTEN}") from error
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise DdpLabError(str(error)) from error
-    return 0
+    page = Path(arguments.output or beside)
+    try:
+        reports.write_pages(run, page)
+    except OSError as error:
+        raise DdpLabError(f"can't write {error.filename or page}: {error.strerror}") from error
+    return 0 if run.timeline.reducers() else 1
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -172,21 +203,17 @@ def compare(arguments: argparse.Namespace) -> int:
     except FileNotFoundError as error:
         missing = error if error.filename is None else f"{error.filename} does not exist"
         raise DdpLabError(f"{missing}; {_WRITTEN}") from error
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise DdpLabError(str(error)) from error
     print(compared)
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(compared.as_dict(arguments.threshold), indent=2) + "\n")
+        write_json(arguments.json, compared.as_dict(arguments.threshold))
     return _SLOWER if compared.is_slower(arguments.threshold) else 0
 
 
 def check_install(arguments: argparse.Namespace) -> int:
     """Says of each thing that is needed whether it is here and works; exit code 1 if one does not."""
     return importlib.import_module(".check_install", __package__).show(arguments.json)  # type: ignore[no-any-return]
-
-
-def _percent(text: str) -> float:
-    return float(text.removesuffix("%"))
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -197,28 +224,53 @@ def bench(arguments: argparse.Namespace) -> int:
     return measured
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ddp-lab", description="See and fix what data-parallel training does.")
+def _parser() -> Parser:
+    parser = Parser(
+        prog="ddp-lab",
+        description="See and fix what data-parallel training does.",
+        examples=("ddp-lab run --standalone --nproc-per-node 2 train.py", "ddp-lab lab"),
+    )
     parser.add_argument("--version", action="version", version=f"ddp_lab {__version__}")
-    commands = parser.add_subparsers(title="commands", dest="command", required=True)
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
 
-    made = commands.add_parser("demo", help="run the quickstart notebook on a cluster and write it as a page")
-    made.add_argument("--output", default="build/demo", help="folder for the notebook and the page (%(default)s)")
+    made = commands.add_parser(
+        "demo",
+        help="run the quickstart notebook on a cluster and write it as a page",
+        description="Runs the quickstart notebook on a cluster; writes it with its outputs, and a page of it.",
+        examples=("ddp-lab demo", "ddp-lab demo --output /tmp/demo"),
+    )
+    made.add_argument(
+        "--output",
+        type=folder_to_write,
+        default=Path("build/demo"),
+        metavar="FOLDER",
+        help="for the notebook and the page (%(default)s)",
+    )
     made.set_defaults(call=demo)
 
-    made = commands.add_parser("lab", help="open JupyterLab with the notebooks and tutorials")
-    made.set_defaults(call=lab, takes_options=True)
+    made = commands.add_parser(
+        "lab",
+        help="open JupyterLab with the notebooks and tutorials",
+        usage="ddp-lab lab [-h] [PLACE] [JUPYTERLAB'S OPTIONS]",
+        description="Opens JupyterLab on the lessons, or on a folder or notebook of your own. JupyterLab's options are "
+        "handed on; `ddp-lab lab --help-all` lists them.",
+        examples=("ddp-lab lab", "ddp-lab lab my_notebooks --no-browser --port=8889"),
+    )
+    made.add_argument("place", nargs="?", metavar="PLACE", help="a folder or a notebook (the lessons)")
+    made.set_defaults(call=lab)
 
     made = commands.add_parser("run", help="run any training script as torchrun does, recorded, and report")
-    made.set_defaults(call=run, takes_options=True)
+    made.set_defaults(call=run)
 
     made = commands.add_parser("tune", help="run any training script as torchrun does, and look for faster bucket caps")
-    made.set_defaults(call=tune, takes_options=True)
+    made.set_defaults(call=tune)
 
     made = commands.add_parser(
         "report",
         help="say and draw what was recorded",
-        description="Merges the files of all ranks of one run, says in words what they show, and writes a page.",
+        description="Merges the files of all ranks of one run, says in words what they show, and writes a page. Exit "
+        "code 1: there is nothing to show.",
+        examples=("ddp-lab report run-a", "ddp-lab report rank*.npz --output page.html"),
     )
     made.add_argument(
         "files",
@@ -227,21 +279,24 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder of `ddp-lab run`, journals of its ranks, or what `lab.timeline.save(path)` and "
         "`ddp_lab.recording.save(path)` wrote",
     )
-    made.add_argument("--output", help="the HTML page to write (beside the first FILE)")
+    made.add_argument(
+        "--output", type=file_to_write, metavar="PAGE", help="the HTML page to write (beside the first FILE)"
+    )
     made.add_argument("--partial", action="store_true", help="report although files of some ranks are missing")
     made.set_defaults(call=report)
 
     made = commands.add_parser(
         "compare",
         help="say how two recorded runs differ",
-        description="Compares per phase, rank and bucket, with 95 % intervals over the steps. Exit code 0: B's step is "
+        description="Compares per phase, rank and bucket, with 99 % intervals over the steps. Exit code 0: B's step is "
         "not clearly slower than A's by the threshold; 3: it is; 1: the runs can't be compared.",
+        examples=("ddp-lab compare run-a run-b", "ddp-lab compare run-a run-b --threshold 5% --json differences.json"),
     )
     made.add_argument("files", nargs=2, metavar="RUN", help="A and B: files of `timeline.save(path)`, or run folders")
     made.add_argument(
-        "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="of the step, e.g. 5%% (%(default)s %%)"
+        "--threshold", type=percent, default=5.0, metavar="PERCENT", help="of the step, e.g. 5%% (%(default)s %%)"
     )
-    made.add_argument("--json", metavar="FILE", help="write all differences here")
+    made.add_argument("--json", type=file_to_write, metavar="FILE", help="write all differences here")
     made.set_defaults(call=compare)
 
     made = commands.add_parser(
@@ -249,21 +304,30 @@ def _parser() -> argparse.ArgumentParser:
         help="is everything here that is needed, and does it work?",
         description="Looks at Python, torch, the extension, JupyterLab, /dev/shm, loopback and limits, and averages a "
         "gradient on a real cluster. Exit code 0: it works; 1: something does not, and its line says what to do.",
+        examples=("ddp-lab check-install", "ddp-lab check-install --json"),
     )
     made.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write the result there; without FILE on stdout, alone"
+        "--json",
+        nargs="?",
+        const="-",
+        type=file_to_write,
+        metavar="FILE",
+        help="write the result there; without FILE on stdout, alone",
     )
     made.set_defaults(call=check_install)
 
     made = commands.add_parser(
         "bench",
         help="measure side by side",
+        usage="ddp-lab bench [-h] NAME [OPTIONS]",
+        description="Measures ddp_lab beside what it is compared with. `ddp-lab bench NAME --help` lists a\n"
+        "benchmark's own options, `--json FILE` among them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name:10} {what}" for name, what in BENCHMARKS.items())
-        + "\n\n`ddp-lab bench NAME --help` lists a benchmark's own options, `--json FILE` among them.",
+        epilog="benchmarks:\n" + "\n".join(f"  {name:12} {what}" for name, what in BENCHMARKS.items()),
+        examples=("ddp-lab bench step --models mlp", "ddp-lab bench all-reduce --json all_reduce.json"),
     )
-    made.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME", help=", ".join(sorted(BENCHMARKS)))
-    made.set_defaults(call=bench, takes_options=True)
+    made.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME", help="of the benchmark")
+    made.set_defaults(call=bench)
     return parser
 
 
@@ -271,15 +335,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. A `DdpLabError` is one line on stderr and exit code 1."""
     given = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
-    # `lab`, `run`, `tune` and `bench NAME` hand on every further option, --help too.
-    keep = {"lab": 1, "run": 1, "tune": 1, "bench": 2}.get(given[0], len(given)) if given else 0
-    if given and given[0] == "bench" and (len(given) < 2 or given[1].startswith("-")):
+    if not given:
+        parser.print_help()
+        return _USAGE
+    # `run`, `tune` and `bench NAME` hand on every further option, --help too; `lab` keeps that one.
+    keep = {"lab": 1, "run": 1, "tune": 1, "bench": 2}.get(given[0], len(given))
+    if given[0] == "bench" and (len(given) < 2 or given[1].startswith("-")):
         keep = len(given)
+    if given[0] == "lab" and not {"-h", "--help"}.isdisjoint(given):
+        given, keep = ["lab", "--help"], 2
     arguments = parser.parse_args(given[:keep])
     arguments.options = given[keep:]
     try:
         code: int = arguments.call(arguments)
     except DdpLabError as error:
-        print(f"ddp-lab: {error}", file=sys.stderr)
+        print(f"ddp-lab: {printable_lines(str(error))}", file=sys.stderr)
         return 1
     return code

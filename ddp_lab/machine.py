@@ -8,15 +8,29 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import resource
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["count_gpus", "facts", "host_clock", "interface_of", "local_address", "versions", "visible_gpus"]
+__all__ = [
+    "count_gpus",
+    "facts",
+    "hindrances",
+    "host_clock",
+    "interface_of",
+    "local_address",
+    "stopped",
+    "used_up",
+    "versions",
+    "visible_gpus",
+]
 
 _FIRST_TIME_NAMESPACE = "time:[4026531834]"  # Linux's number of the one that the system begins with
 _CHOSEN = "CUDA_VISIBLE_DEVICES"
+_FILES_MORE = 1024  # to suggest
+_THREAD = 8 << 20  # bytes of a thread's stack: without them no thread can begin
 
 
 def facts() -> dict[str, Any]:
@@ -77,6 +91,53 @@ def started(pid: int) -> str:
     except OSError:
         return ""
     return f"{host_clock()} {ticks}"
+
+
+def stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP, SIGTSTP) or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
+
+
+def hindrances(pid: int) -> list[str]:
+    """What keeps a process of this user from going on, each with what helps, in words: it was stopped by a signal, or
+    has used up what the system allows."""
+    stop = [f"is stopped (SIGSTOP): `kill -CONT {pid}` continues it"] if stopped(pid) else []
+    return stop + used_up(pid)
+
+
+def used_up(pid: int) -> list[str]:
+    """What a process of this user has used up of what the system lets it have, each with what helps, in words.
+
+    Empty where the system does not tell, and of a process that has ended.
+    """
+    found = []
+    try:
+        files, most_files = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        if sum(int(number) < files for number in os.listdir(f"/proc/{pid}/fd")) >= files >= 0:
+            more = _more(pid, "nofile", "n", files, most_files, max(_FILES_MORE, 2 * files))
+            found.append(f"can open no more files, {files} are allowed: {more}")
+        size, most = resource.prlimit(pid, resource.RLIMIT_AS)
+        taken = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        if size != resource.RLIM_INFINITY and size - taken < _THREAD:
+            more = _more(pid, "as", "v", size, most, None)
+            found.append(f"has taken all the memory that is allowed ({size / 2**20:,.0f} MiB of addresses): {more}")
+    except OSError:  # it has ended, or may not be looked at
+        pass
+    return found
+
+
+def _more(pid: int, name: str, option: str, soft: int, hard: int, wanted: int | None) -> str:
+    """How a process gets more of something; at most what its hard limit says. Numbers that are None have no limit."""
+    endless = hard == resource.RLIM_INFINITY
+    if not endless and soft >= hard:
+        return f"start Python or Jupyter anew with a higher limit (`ulimit -{option}`)"
+    most = "unlimited" if endless else str(hard)
+    if wanted is not None:
+        most = str(wanted if endless else min(wanted, hard))
+    return f"`prlimit --pid {pid} --{name}={most}:` allows more"
 
 
 def visible_gpus(environment: Mapping[str, str], present: int | None = None) -> list[str]:

@@ -7,16 +7,20 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from .errors import DdpLabError
 
-__all__ = ["COPIED", "FOLDERS", "QUICKSTART", "home", "lab_command", "working_copy"]
+__all__ = ["COPIED", "FOLDERS", "QUICKSTART", "home", "lab_command", "names_a_folder", "working_copy"]
 
 FOLDERS = ("notebooks", "tutorials")
 QUICKSTART = Path("notebooks", "quickstart.ipynb")
 COPIED = "ddp_lab_lessons"
 
 _PACKAGE = Path(__file__).resolve().parent
+# JupyterLab refuses either if it is given twice.
+_ROOT_OPTIONS = ("--ServerApp.root_dir", "--notebook-dir", "--ServerApp.notebook_dir")
+_FIRST_OPTION = "--LabApp.default_url"
 _LAB_EXTENSIONS = _PACKAGE / "labextensions"  # in a clone; a wheel installs it where every JupyterLab looks
 
 
@@ -54,14 +58,24 @@ def working_copy(into: Path) -> Path:
     return copied
 
 
-def lab_command(folder: Path, options: Sequence[str] = ()) -> list[str]:
+def names_a_folder(options: Sequence[str]) -> bool:
+    """Whether options of JupyterLab say themselves what its file browser shows."""
+    return any(one.partition("=")[0] in _ROOT_OPTIONS for one in options)
+
+
+def lab_command(folder: Path | None, options: Sequence[str] = (), first: Path | None = None) -> list[str]:
     """The command that opens JupyterLab on a folder, with the lessons in its launcher.
 
     Args:
-        folder: what the file browser shows.
+        folder: what the file browser shows; None if the options say that.
         options: further ones of JupyterLab.
+        first: the notebook to open, seen from the folder.
     """
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
+    command = [sys.executable, "-m", "jupyterlab"]
+    if folder is not None:
+        command.append(f"--ServerApp.root_dir={folder}")
+    if first is not None and not any(one.startswith(_FIRST_OPTION) for one in options):
+        command.append(f"{_FIRST_OPTION}=/lab/tree/{quote(first.as_posix())}")
     if _LAB_EXTENSIONS.is_dir():
         command.append(f"--LabApp.extra_labextensions_path={_LAB_EXTENSIONS}")
     return [*command, *options]

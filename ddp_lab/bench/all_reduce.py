@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..command_line import count
 from . import backends, fresh_ranks, noise
 from .command import add_noise, add_picture, aligned, fresh_sets, new_parser, show_sound
 from .operations import DTYPES, OPERATIONS, SHARED, Buffers, lacks, limits, sides_of
@@ -210,11 +211,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     choices = backends.available()
     parser.add_argument("--backends", nargs="+", choices=choices, default=list(_BACKENDS), help="(default: both)")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="numbers (default: 2 4)")
-    parser.add_argument("--bytes", type=int, nargs="+", default=list(_SIZES), metavar="B", help="sizes of the buffers")
+    parser.add_argument("--ranks", type=count, nargs="+", default=[2, 4], metavar="N", help="numbers (default: 2 4)")
+    parser.add_argument("--bytes", type=count, nargs="+", default=list(_SIZES), metavar="B", help="sizes of buffers")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--rounds", type=int, default=4, help="blocks of each side in a set (default: 4)")
-    parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (default: 5)")
+    parser.add_argument("--rounds", type=count, default=4, help="blocks of each side in a set (default: 4)")
+    parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (default: 5)")
     add_noise(parser)
     add_picture(parser)
     given = parser.parse_args(argv)

@@ -242,14 +242,14 @@ class NotebookPage:
 
     def run_cell(self, index: int, wait: bool = True, seconds: float = 120.0) -> None:
         """Runs one cell; by default waits until it has ended."""
-        before = self.executions(index)
         self.page.evaluate(
-            "(index) => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = index;"
+            "(index) => { const { content } = window.jupyterapp.shell.currentWidget; content.activeCellIndex = index;"
+            " content.widgets[index].model.executionCount = null;"  # a new kernel may count to the same number again
             " window.jupyterapp.commands.execute('notebook:run-cell') }",
             index,
         )
         if wait:
-            until(lambda: self.executions(index) not in (None, before), seconds, f"the end of cell {index}")
+            until(lambda: self.executions(index) is not None, seconds, f"the end of cell {index}")
 
     def code_cells(self) -> list[int]:
         """Indices of the code cells."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..command_line import count
 from . import noise
 from .command import add_noise, aligned, new_parser, show_sound
 from .kernel import Kernel
@@ -104,8 +105,8 @@ def _table(summary: dict[str, Any], keep: bool) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("cell", __doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=50, help="cells of each kind and side")
+    parser.add_argument("--ranks", type=count, default=2)
+    parser.add_argument("--turns", type=count, default=50, help="cells of each kind and side")
     add_noise(parser)
     given = parser.parse_args(argv)
     summary = measure(given.ranks, given.turns, given.tolerance)

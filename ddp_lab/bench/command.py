@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command_line import Parser, file_to_write, percent, write_json
 from . import noise
 
 __all__ = ["add_noise", "add_picture", "aligned", "fresh_sets", "new_parser", "show", "show_sound"]
 
 
-def new_parser(name: str, about: str | None) -> argparse.ArgumentParser:
+def new_parser(name: str, about: str | None) -> Parser:
     """A parser for ``ddp-lab bench NAME`` that knows ``--json``.
 
     Args:
         name: of the benchmark.
         about: the docstring of its module, whose first line is shown.
     """
-    parser = argparse.ArgumentParser(prog=f"ddp-lab bench {name}", description=about.splitlines()[0] if about else None)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the full result here")
+    parser = Parser(prog=f"ddp-lab bench {name}", description=about.splitlines()[0] if about else None)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write the full result here")
     return parser
 
 
-def _percent(text: str) -> float:
-    return float(text.removesuffix("%")) / 100
+def _share(text: str) -> float:
+    return percent(text) / 100
 
 
 def add_noise(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_noise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-noise", action="store_true", help="show figures that are too noisy, too")
     parser.add_argument(
         "--tolerance",
-        type=_percent,
+        type=_share,
         default=noise.TOLERANCE,
         metavar="PERCENT",
         help=f"how far a figure's uncertainty may reach to each side ({100 * noise.TOLERANCE:.0f} %%)",
@@ -44,7 +44,7 @@ def add_noise(parser: argparse.ArgumentParser) -> None:
 
 def add_picture(parser: argparse.ArgumentParser) -> None:
     """Adds ``--picture``."""
-    parser.add_argument("--picture", type=Path, metavar="FILE.html", help="draw the result as a page of its own")
+    parser.add_argument("--picture", type=file_to_write, metavar="FILE.html", help="draw the result as a page")
 
 
 def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
@@ -73,7 +73,7 @@ def show(result: dict[str, Any], table: str, path: Path | None) -> None:
     """Prints the table, and writes the result as JSON if a path was given."""
     sys.stdout.write(table + "\n")
     if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(path, result)
 
 
 def show_sound(result: dict[str, Any], table: str, path: Path | None, keep: bool) -> int:

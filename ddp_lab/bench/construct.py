@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..command_line import count
 from . import fresh_ranks, ratios
 from .command import new_parser, show
 from .workloads import CONTESTANTS, WORKLOADS, wrappers
@@ -89,9 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("construct", __doc__)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["small_tensors", "mlp"])
-    parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each class in a set (%(default)s)")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (%(default)s)")
+    parser.add_argument("--rounds", type=count, default=15, help="turns of each class in a set (%(default)s)")
+    parser.add_argument("--ranks", type=count, default=2)
     given = parser.parse_args(argv)
     summary = measure(given.workloads, sets=given.sets, rounds=given.rounds, ranks=given.ranks)
     show(summary, _table(summary), given.json)

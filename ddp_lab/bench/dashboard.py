@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command_line import count, number_from
 from ..errors import DdpLabError
+from ..widgets.dashboard import VIEWS
 from .command import new_parser, show
 from .second_look import second_look
 from .workloads import WORKLOADS
@@ -112,11 +114,13 @@ def _table(found: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("dashboard", __doc__)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--model", choices=list(WORKLOADS), default="mlp")
-    parser.add_argument("--rounds", type=int, default=20, help="blocks of each kind (%(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="of each rank; 0: ranks share all cores (%(default)s)")
-    parser.add_argument("--views", nargs="*", default=[], help="shown alone besides the dashboard")
+    parser.add_argument("--rounds", type=count, default=20, help="blocks of each kind (%(default)s)")
+    parser.add_argument("--threads", type=number_from(0), default=0, help="of each rank; 0: ranks share all cores (0)")
+    parser.add_argument(
+        "--views", nargs="*", choices=VIEWS, default=[], metavar="VIEW", help="shown alone besides the dashboard"
+    )
     given = parser.parse_args(argv)
     found = measure(given.ranks, given.model, given.rounds, given.views, given.threads)
     show(found, _table(found), given.json)

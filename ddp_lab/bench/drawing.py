@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import write_text
 from . import noise
 from .command import fresh_sets
 
@@ -47,7 +48,8 @@ def write(figure: go.Figure, path: Path) -> None:
     """Writes a figure as a page that carries plotly's script with it."""
     body = figure.to_html(full_html=False, include_plotlyjs=True, config={"displaylogo": False, "responsive": True})
     title = escape(figure.layout.title.text.split("<")[0])
-    path.write_text(_PAGE.format(title=title, body=body), encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, _PAGE.format(title=title, body=body))
 
 
 def dress(made: go.Figure, title: str, below: str, height: int) -> go.Figure:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..command_line import count
 from .command import new_parser, show
 
 if TYPE_CHECKING:
@@ -160,8 +161,8 @@ def _table(found: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("events", __doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9, help="blocks of each kind and model")
+    parser.add_argument("--ranks", type=count, default=2)
+    parser.add_argument("--rounds", type=count, default=9, help="blocks of each kind and model")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     given = parser.parse_args(argv)
     found = measure(given.ranks, given.rounds, given.models)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..command_line import count
 from . import fresh_ranks
 from .command import new_parser, show
 from .workloads import wrappers
@@ -164,10 +165,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("memory", __doc__)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--layers", type=int, default=24, help="linear layers of the model (%(default)s)")
-    parser.add_argument("--width", type=int, default=1024, help="inputs and outputs of each (%(default)s)")
-    parser.add_argument("--sets", type=int, default=2, help="fresh sets of processes (%(default)s)")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--layers", type=count, default=24, help="linear layers of the model (%(default)s)")
+    parser.add_argument("--width", type=count, default=1024, help="inputs and outputs of each (%(default)s)")
+    parser.add_argument("--sets", type=count, default=2, help="fresh sets of processes (%(default)s)")
+    parser.add_argument("--ranks", type=count, default=2)
     given = parser.parse_args(argv)
     summary = measure(given.cases, layers=given.layers, width=given.width, sets=given.sets, ranks=given.ranks)
     show(summary, _table(summary), given.json)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..command_line import count, seconds
 from . import fresh_ranks, ratios
 from .command import new_parser, show
 from .turns import block, rank_zeros
@@ -119,10 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser("observe", __doc__)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["plain"])
-    parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="for each cell in each set (%(default)s)")
-    parser.add_argument("--builds", type=int, default=3, help="of each cell in each set (%(default)s)")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (%(default)s)")
+    parser.add_argument("--seconds", type=seconds, default=15.0, help="for each cell in each set (%(default)s)")
+    parser.add_argument("--builds", type=count, default=3, help="of each cell in each set (%(default)s)")
+    parser.add_argument("--ranks", type=count, default=2)
     given = parser.parse_args(argv)
     summary = measure(
         given.workloads,

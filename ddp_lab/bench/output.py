@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..command_line import count, seconds
 from ..errors import DdpLabError
 from .command import new_parser, show
 
@@ -191,9 +192,9 @@ def _table(found: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("output", __doc__)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--rate", type=int, default=1_000, help="lines a second of each rank")
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long they print")
+    parser.add_argument("--ranks", type=count, default=8)
+    parser.add_argument("--rate", type=count, default=1_000, help="lines a second of each rank")
+    parser.add_argument("--seconds", type=seconds, default=30.0, help="how long they print")
     given = parser.parse_args(argv)
     found = measure(given.ranks, given.rate, given.seconds)
     show(found, _table(found), given.json)

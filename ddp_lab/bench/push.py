@@ -21,6 +21,7 @@ import psutil
 
 from ..client.cluster import Cluster
 from ..client.outputs import SilentBoard
+from ..command_line import count, positive
 from .command import new_parser, show
 
 __all__ = ["main", "measure"]
@@ -136,9 +137,9 @@ def _table(found: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("push", __doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--megabytes", type=float, default=256.0, help="size of the array (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (%(default)s)")
+    parser.add_argument("--ranks", type=count, default=2)
+    parser.add_argument("--megabytes", type=positive, default=256.0, help="size of the array (%(default)s)")
+    parser.add_argument("--rounds", type=count, default=3, help="turns of each side (%(default)s)")
     given = parser.parse_args(argv)
     with Cluster(given.ranks) as lab:
         found = measure(lab, given.megabytes, given.rounds)

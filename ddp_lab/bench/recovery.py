@@ -19,6 +19,7 @@ from typing import Any
 
 from ..client.cluster import Cluster
 from ..client.outputs import SilentBoard
+from ..command_line import count
 from ..errors import CellError, DdpLabError
 from .command import new_parser, show
 
@@ -214,7 +215,7 @@ def _ms(seconds: float) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("recovery", __doc__)
-    parser.add_argument("--times", type=int, default=20, help="how often each state is provoked (default: 20)")
+    parser.add_argument("--times", type=count, default=20, help="how often each state is provoked (default: 20)")
     parser.add_argument("--states", nargs="+", choices=list(STATES), default=list(STATES), metavar="STATE")
     parser.add_argument("--backend", choices=["gloo", "shm"], default="gloo", help="of the cluster (default: gloo)")
     given = parser.parse_args(argv)

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ..command_line import count
 from . import noise
 from .command import add_noise, aligned, new_parser, show_sound
 from .kernel import Kernel
@@ -90,8 +91,8 @@ def _table(result: dict[str, Any], keep: bool) -> str:
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes it as JSON where asked."""
     parser = new_parser("start", __doc__)
-    parser.add_argument("-n", "--ranks", type=int, default=2, help="number of ranks (default: 2)")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side (default: 5)")
+    parser.add_argument("-n", "--ranks", type=count, default=2, help="number of ranks (default: 2)")
+    parser.add_argument("--rounds", type=count, default=5, help="measurements of each side (default: 5)")
     add_noise(parser)
     given = parser.parse_args(argv)
     seconds = measure(given.ranks, given.rounds)

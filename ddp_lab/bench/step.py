@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from ..command_line import count, seconds
 from . import backends, exposed, fresh_ranks, noise, ratios, recording_cost, step_tables
 from .command import add_noise, add_picture, new_parser, show_sound
 from .turns import take_turns
@@ -211,11 +212,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["plain"], help="(default: plain)")
     parser.add_argument("--device", choices=list(_BACKENDS), default="cpu", help="what the ranks train on (cpu)")
     parser.add_argument("--backends", nargs="+", metavar="NAME", help="(default: gloo shm; nccl on GPUs)")
-    parser.add_argument("--sets", type=int, default=5, help="fresh sets of processes (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=12.0, help="for each row of the table in each set (12)")
-    parser.add_argument("--builds", type=int, default=2, help="of each model in each set (%(default)s)")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1, help="intra-op threads of each rank")
+    parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (%(default)s)")
+    parser.add_argument("--seconds", type=seconds, default=12.0, help="for each row of the table in each set (12)")
+    parser.add_argument("--builds", type=count, default=2, help="of each model in each set (%(default)s)")
+    parser.add_argument("--ranks", type=count, default=2)
+    parser.add_argument("--threads", type=count, default=1, help="intra-op threads of each rank")
     parser.add_argument("--recording", action="store_true", help="also what recording costs: on, off and on again")
     add_noise(parser)
     add_picture(parser)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..client.timeline import LatePlace, Timeline
+from ..command_line import count, number_from
 from ..events import Batch
 from . import command, fresh_ranks
 
@@ -31,7 +32,7 @@ _LAYERS, _WIDTH, _BATCH = 12, 128, 32
 
 @dataclass(frozen=True)
 class Delay:
-    """What is done to an episode: `rank` sleeps `ms` before layer `layer`'s gradients, in each step."""
+    """What is done in an episode: `rank` sleeps `ms` before layer `layer`'s gradients (-1: its forward)."""
 
     rank: int
     layer: int
@@ -59,7 +60,10 @@ class Judged:
 
 
 def _is_delayed(found: LatePlace, delay: Delay) -> bool:
-    return found.rank == delay.rank and (found.parameter or "").startswith(f"layers.{delay.layer}.")
+    where = (
+        found.where == "arrival" if delay.layer < 0 else (found.parameter or "").startswith(f"layers.{delay.layer}.")
+    )
+    return found.rank == delay.rank and where
 
 
 def plan(
@@ -75,21 +79,22 @@ def plan(
 
 
 class _Net(torch.nn.Module):
-    """Linear layers; `sleeps[n]` seconds pass before layer n's gradients are computed."""
+    """Linear layers; `sleeps[n]` seconds pass before layer n's gradients are computed, [-1] before the forward."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS))
-        self.sleeps = [0.0] * _LAYERS
+        self.sleeps = [0.0] * (_LAYERS + 1)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.sleeps[-1])
         for number, layer in enumerate(self.layers):
             batch = layer(batch)
             batch.register_hook(lambda _, number=number: time.sleep(self.sleeps[number]))
         return torch.tanh(batch)  # not the last layer itself: a backward begins with the gradient of what is returned
 
 
-def train(episodes: Sequence[Delay | None], steps: int) -> list[Timeline]:
+def train(episodes: Sequence[Delay | None], steps: int, batch: int = _BATCH) -> list[Timeline]:
     """Trains all episodes, each on all ranks; on rank 0 returns a timeline of each, elsewhere none."""
     from ddp_lab import DistributedDataParallel, recording
 
@@ -101,7 +106,7 @@ def train(episodes: Sequence[Delay | None], steps: int) -> list[Timeline]:
 
     def step() -> None:
         optimizer.zero_grad()
-        model(torch.randn(_BATCH, _WIDTH)).square().mean().backward()
+        model(torch.randn(batch, _WIDTH)).square().mean().backward()
         optimizer.step()
 
     known = recording.descriptions(0)[1] - 1  # the constructor's
@@ -117,7 +122,7 @@ def train(episodes: Sequence[Delay | None], steps: int) -> list[Timeline]:
         for _ in range(steps):
             step()
         recorded.append(_drained(cursor))
-        net.sleeps = [0.0] * _LAYERS
+        net.sleeps = [0.0] * len(net.sleeps)
     return _timelines(recorded, [one for one in descriptions if one["type"] == "assignment"])
 
 
@@ -213,11 +218,11 @@ def _text(found: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = command.new_parser("stragglers", __doc__)
-    parser.add_argument("--delayed", type=int, default=300, help="episodes with a delay (%(default)s)")
-    parser.add_argument("--clean", type=int, default=300, help="episodes without (%(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="of an episode (%(default)s)")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--delayed", type=count, default=300, help="episodes with a delay (%(default)s)")
+    parser.add_argument("--clean", type=count, default=300, help="episodes without (%(default)s)")
+    parser.add_argument("--steps", type=count, default=20, help="of an episode (%(default)s)")
+    parser.add_argument("--ranks", type=count, default=2)
+    parser.add_argument("--seed", type=number_from(0), default=0)
     given = parser.parse_args(argv)
     asked = {name: getattr(given, name) for name in ("delayed", "clean", "steps", "ranks", "seed")}
     found = measure(**asked)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..client.timeline import Timeline
+from ..command_line import count
 from ..events import Batch, Kind
 from . import command
 from .trace import describe, one_step
@@ -160,11 +161,11 @@ def _table(found: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = command.new_parser("timeline", __doc__)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--buckets", type=int, default=50)
-    parser.add_argument("--parameters", type=int, default=400)
-    parser.add_argument("--events", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=9, help="questions of each kind after the first")
+    parser.add_argument("--ranks", type=count, default=8)
+    parser.add_argument("--buckets", type=count, default=50)
+    parser.add_argument("--parameters", type=count, default=400)
+    parser.add_argument("--events", type=count, default=1_000_000)
+    parser.add_argument("--repeats", type=count, default=9, help="questions of each kind after the first")
     given = parser.parse_args(argv)
     found = measure(given.ranks, given.buckets, given.parameters, given.events, given.repeats)
     command.show(found, _table(found), given.json)

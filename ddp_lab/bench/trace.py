@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..client.timeline import Timeline
+from ..command_line import count
 from ..events import DTYPE, Batch, Kind
 from . import command
 
@@ -100,10 +101,10 @@ def measure(ranks: int = 8, steps: int = 1_000, buckets: int = 10, parameters: i
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = command.new_parser("trace", __doc__)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=1_000)
-    parser.add_argument("--buckets", type=int, default=10)
-    parser.add_argument("--parameters", type=int, default=100)
+    parser.add_argument("--ranks", type=count, default=8)
+    parser.add_argument("--steps", type=count, default=1_000)
+    parser.add_argument("--buckets", type=count, default=10)
+    parser.add_argument("--parameters", type=count, default=100)
     given = parser.parse_args(argv)
     found = measure(given.ranks, given.steps, given.buckets, given.parameters)
     command.show(

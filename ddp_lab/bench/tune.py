@@ -21,6 +21,7 @@ import numpy as np
 
 from ..client.tune import tune_live
 from ..client.tune_turns import LiveTurns
+from ..command_line import count, positive, seconds
 from ..errors import ClusterError, DdpLabError
 from ..insight.settings import Setting
 from ..launch.tune import Job
@@ -185,12 +186,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("tune", __doc__)
     parser.add_argument("--model", choices=list(WORKLOADS), default="transformer")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--mbit", type=float, help="shape the link to so many megabits a second (needs root)")
-    parser.add_argument("--caps", nargs="+", type=float, default=list(_GRID), help="the grid, in MiB")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each setting of the grid (%(default)s)")
-    parser.add_argument("--steps", type=int, default=6, help="of a turn (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=300.0, help="that tuning may take (%(default)s)")
+    parser.add_argument("--ranks", type=count, default=2)
+    parser.add_argument("--mbit", type=positive, help="shape the link to so many megabits a second (needs root)")
+    parser.add_argument("--caps", nargs="+", type=positive, default=list(_GRID), help="the grid, in MiB")
+    parser.add_argument("--rounds", type=count, default=7, help="turns of each setting of the grid (%(default)s)")
+    parser.add_argument("--steps", type=count, default=6, help="of a turn (%(default)s)")
+    parser.add_argument("--seconds", type=seconds, default=300.0, help="that tuning may take (%(default)s)")
     given = parser.parse_args(argv)
     found = measure(
         given.model,

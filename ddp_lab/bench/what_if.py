@@ -25,6 +25,7 @@ import numpy as np
 
 from ..client import workloads
 from ..client.timeline import Timeline
+from ..command_line import count, positive
 from ..insight.anchor import anchored
 from ..insight.calibrate import Measured, calibrated
 from ..insight.link_model import LinkModel, Point
@@ -302,13 +303,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
     parser = new_parser("what-if", __doc__)
     parser.add_argument("--models", nargs="+", choices=list(WORKLOADS), default=list(_MODELS))
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
-    parser.add_argument("--caps", nargs="+", type=float, default=list(_CAPS), help="MiB")
-    parser.add_argument("--base", type=float, default=25.0, help="cap of which workloads are recorded (%(default)s)")
-    parser.add_argument("--fit", nargs="+", type=float, default=[0.5, 4.0], help="caps that calibrate contention")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each cap (%(default)s)")
-    parser.add_argument("--steps", type=int, default=9, help="of a turn (%(default)s)")
-    parser.add_argument("--mbit", type=float, help="shape the link to so many megabits a second (needs root)")
+    parser.add_argument("--ranks", nargs="+", type=count, default=[2, 3, 4])
+    parser.add_argument("--caps", nargs="+", type=positive, default=list(_CAPS), help="MiB")
+    parser.add_argument("--base", type=positive, default=25.0, help="cap of which workloads are recorded (%(default)s)")
+    parser.add_argument("--fit", nargs="+", type=positive, default=[0.5, 4.0], help="caps that calibrate contention")
+    parser.add_argument("--rounds", type=count, default=9, help="turns of each cap (%(default)s)")
+    parser.add_argument("--steps", type=count, default=9, help="of a turn (%(default)s)")
+    parser.add_argument("--mbit", type=positive, help="shape the link to so many megabits a second (needs root)")
     parser.add_argument("--simulator", action="store_true", help="only time the simulator itself")
     given = parser.parse_args(argv)
     if given.simulator:

@@ -10,8 +10,6 @@ ranks]), while the cluster's ranks train as many.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -19,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command_line import count, number_from, seconds, write_json
 from ..errors import DdpLabError
+from .command import new_parser
 
 __all__ = ["main", "measure"]
 
@@ -192,13 +192,13 @@ def _summary(found: dict[str, Any], first: dict[str, Any], last: dict[str, Any],
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    about = __doc__.splitlines()[0] if __doc__ else None
-    parser = argparse.ArgumentParser(prog="ddp-lab bench widget", description=about)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--buckets", type=int, default=50)
-    parser.add_argument("--senders", type=int, default=0, help="show so many replayed ranks instead of the cluster's")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long the cell trains")
-    parser.add_argument("--json", type=Path, help="write the full result here")
+    parser = new_parser("widget", __doc__)
+    parser.add_argument("--ranks", type=count, default=8)
+    parser.add_argument("--buckets", type=count, default=50)
+    parser.add_argument(
+        "--senders", type=number_from(0), default=0, help="show so many replayed ranks, not the cluster's"
+    )
+    parser.add_argument("--seconds", type=seconds, default=10.0, help="how long the cell trains")
     given = parser.parse_args(argv)
     summary = measure(given.ranks, given.buckets, given.seconds, given.senders)
     ranks, buckets = summary["shape"]
@@ -218,5 +218,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"  last event to drawn pixel (90 %)      {summary['latency_ms_90']:8.0f} ms\n"
     )
     if given.json:
-        given.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        write_json(given.json, summary)
     return 0

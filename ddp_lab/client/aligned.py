@@ -17,33 +17,19 @@ __all__ = ["aligned"]
 _F, _B = {n: i for i, n in enumerate(STEP_FIELDS)}, {n: i for i, n in enumerate(BUCKET_FIELDS)}
 
 
-def aligned(
-    views: Sequence[TableView], last_steps: int | None = None, *, generation: int | None = None, warm_up: int = 0
-) -> Steps:
-    """Picks the common steps out of the tables of all ranks of one reducer.
+def aligned(views: Sequence[TableView], step: npt.NDArray[np.int64], buckets: int | None = None) -> Steps:
+    """Picks steps out of the tables of all ranks of one model.
 
     Args:
         views: one for each rank.
-        last_steps: only so many newest ones.
-        generation: only those of this assignment of buckets.
-        warm_up: leave so many first steps out where there are at least twice as many.
+        step: which, ascending; all of them are in all tables (see `layouts.py`).
+        buckets: how many these steps have; None: as many as the tables, which are as wide as the widest layout.
     """
-    common: npt.NDArray[np.int64] | None = None
-    for one in views:
-        done = one.steps[:, _F["backward_end"]] > 0
-        if generation is not None:
-            done &= one.generation == generation
-        common = one.step[done] if common is None else np.intersect1d(common, one.step[done])
-    if common is None:
-        common = np.zeros(0, np.int64)
-    if len(common) >= 2 * warm_up:
-        common = common[warm_up:]
-    common = common[-last_steps:] if last_steps is not None else common
-    rows = [np.searchsorted(one.step, common) for one in views]
-    on_device = bool(len(common)) and all(
+    rows = [np.searchsorted(one.step, step) for one in views]
+    on_device = bool(len(step)) and all(
         span_columns.device_rows(one.buckets[row]).all() for one, row in zip(views, rows, strict=True)
     )
-    buckets = _stacked([one.buckets[row] for one, row in zip(views, rows, strict=True)], len(common))
+    times = _stacked([one.buckets[row, :buckets] for one, row in zip(views, rows, strict=True)], len(step))
     of_step = {
         name: np.stack([one.steps[row, column] for one, row in zip(views, rows, strict=True)])
         if views
@@ -53,16 +39,16 @@ def aligned(
     ready, launched, reduced = ("device_begin", "device_begin", "device_end") if on_device else _HOST
     return Steps(
         ranks=tuple(one.rank for one in views),
-        step=common,
+        step=step,
         forward_begin=of_step["forward_begin"],
         forward_end=of_step["forward_end"],
         begin=of_step["backward_begin"],
         finalize=of_step["finalize"],
         end=of_step["backward_end"],
-        gradients=_stacked([one.gradients[row] for one, row in zip(views, rows, strict=True)], len(common)),
-        ready=buckets[..., _B[ready]],
-        launched=buckets[..., _B[launched]],
-        reduced=buckets[..., _B[reduced]],
+        gradients=_stacked([one.gradients[row] for one, row in zip(views, rows, strict=True)], len(step)),
+        ready=times[..., _B[ready]],
+        launched=times[..., _B[launched]],
+        reduced=times[..., _B[reduced]],
         on_device=on_device,
     )
 

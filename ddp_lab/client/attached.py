@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,9 @@ from zmq.utils import z85
 
 from .. import events, journal
 from ..errors import ClusterError
+from ..printable import printable
+from .journal_messages import Decoder, End, Opening
+from .recorded_runs import check_ranks
 from .timeline import Timeline
 
 if TYPE_CHECKING:
@@ -76,12 +79,31 @@ class _Connection:
                 f"nobody answers at {self._address}: has the job ended, or is the token that of another one?"
             )
         head, *data = self._socket.recv_multipart()
-        pieces = json.loads(head)["pieces"]
-        return [journal.Piece(**piece, data=part) for piece, part in zip(pieces, data, strict=True)]
+        return _pieces(head, data)
 
     def close(self) -> None:
         self._socket.close()
         self._context.term()
+
+
+def _pieces(head: bytes, data: Sequence[bytes]) -> list[journal.Piece]:
+    """What the port has answered.
+
+    Raises:
+        ConnectionError: it says why it can't.
+        ValueError: it is no answer.
+    """
+    try:
+        answer = json.loads(head)
+        if "error" in answer:
+            raise ConnectionError(printable(str(answer["error"])))
+        made = [
+            journal.Piece(str(one["name"]), int(one["life"]), int(one["offset"]), part)
+            for one, part in zip(answer["pieces"], data, strict=True)
+        ]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(f"the job's port gave no answer that can be read: {type(error).__name__}: {error}") from error
+    return made
 
 
 class Attached:
@@ -94,9 +116,7 @@ class Attached:
     def __init__(self, source: _Source) -> None:
         self.timeline = Timeline()
         self._source = source
-        self._have: _Have = {}
-        self._rest: dict[str, bytes] = {}
-        self._whose: dict[str, tuple[int, int]] = {}  # file -> rank, session
+        self._files: dict[str, tuple[int, Decoder]] = {}  # name -> life
         self._error: Exception | None = None
         self._closing = threading.Event()
         try:
@@ -123,6 +143,10 @@ class Attached:
         if self._error is not None:
             raise ClusterError(f"the job is no longer followed: {self._error}") from self._error
 
+    def notices(self) -> list[str]:
+        """Sentences on what of the journals is damaged or missing."""
+        return [notice for _, decoder in self._files.values() for notice in decoder.notices()]
+
     def dashboard(self) -> Dashboard:
         """The live dashboard of the job; it has no controls, for it does not touch the ranks."""
         from ..widgets import dashboard
@@ -137,7 +161,8 @@ class Attached:
     def _follow(self) -> None:
         try:
             while not self._closing.is_set():
-                if not self._take(self._source.news(self._have)):
+                have = {name: (life, decoder.offset) for name, (life, decoder) in self._files.items()}
+                if not self._take(self._source.news(have)):
                     self._closing.wait(INTERVAL)
         except Exception as error:  # noqa: BLE001 - the thread's top: stored and raised by check()
             self._error = error
@@ -147,32 +172,30 @@ class Attached:
     def _take(self, pieces: list[journal.Piece]) -> bool:
         """Appends what came to the timeline; returns whether anything did."""
         for piece in pieces:
-            life, offset = self._have.get(piece.name, (piece.life, piece.offset))
-            if (life, offset) != (piece.life, piece.offset):  # the file was written anew, shorter
-                self._rest.pop(piece.name, None)
-            data = self._rest.pop(piece.name, b"") + piece.data
-            found, taken = journal.split(data)
-            self._rest[piece.name] = data[taken:]
-            self._have[piece.name] = (piece.life, piece.offset + len(piece.data))
-            for frames in found:
-                self._append(piece.name, frames)
+            life, decoder = self._files.get(piece.name, (None, None))
+            if decoder is None or life != piece.life:  # the file was written anew, shorter
+                decoder = Decoder(Path(piece.name))
+                self._files[piece.name] = piece.life, decoder
+            if piece.offset != decoder.offset:
+                raise ValueError(f"{printable(piece.name)} came from byte {piece.offset} on, not from {decoder.offset}")
+            for said in decoder.feed(piece.data):
+                self._append(decoder, said)
         return bool(pieces)
 
-    def _append(self, name: str, frames: list[bytes]) -> None:
-        if frames[0] != journal.JSON_FRAME:
-            self.timeline.extend(events.decode(frames))
+    def _append(self, decoder: Decoder, said: Opening | End | events.Batch | dict[str, Any]) -> None:
+        if isinstance(said, events.Batch):
+            self.timeline.extend(said)
             return
-        message: Mapping[str, Any] = json.loads(frames[1])
-        if message["type"] == "journal":
-            self._whose[name] = (message["rank"], message["session"])
-        rank, session = self._whose[name]
-        if message["type"] == "describe":
-            for description in message["descriptions"]:
-                self.timeline.describe(rank, {**description, "session": session})
-        else:
-            state = "running" if message["type"] == "journal" else message["how"]
-            pid = {"pid": message["pid"]} if "pid" in message else {}
-            self.timeline.set_status(rank, {"state": state, "session": session, **pid})
+        opening = decoder.opening
+        assert opening is not None  # the first thing that a journal says
+        if isinstance(said, dict):
+            self.timeline.describe(opening.rank, {**said, "session": opening.session})
+            return
+        if isinstance(said, Opening):
+            check_ranks([one.opening for _, one in self._files.values() if one.opening is not None])
+        end = said if isinstance(said, End) else opening.end
+        status = {"state": "running" if end is None else end.how, "session": opening.session, "pid": opening.pid}
+        self.timeline.set_status(opening.rank, status)
 
 
 def attach(address: str, token: str | None = None) -> Attached:
@@ -187,7 +210,7 @@ def attach(address: str, token: str | None = None) -> Attached:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: the token is none, or missing.
+        ValueError: the token is none, or missing; or a journal is none, or what it says is not what ranks write.
         ConnectionError: nobody who knows the token answers there.
 
     Example:

@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .answers import Send
 from .doctor import Watch
 from .outputs import Board
+from .process_watch import ProcessWatch
 
 if TYPE_CHECKING:
     from .cell_run import CellRun
 
-__all__ = ["CellOptions"]
+__all__ = ["CellOptions", "RunView"]
+
+
+class RunView(Protocol):
+    """Shows how far a cell is that nobody waits for."""
+
+    def show(self, run: CellRun) -> None:
+        """Shows the run's state, from before it is sent to its end; each time on the thread that follows the cell."""
+
+    def show_again(self) -> None:
+        """Shows the last state once more, for front ends that missed what came between two cells."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,7 @@ class CellOptions:
 
     Attributes:
         label: the cell's name in tracebacks and errors.
+        name: under which `Cluster.results` has it; "" for none.
         args: arguments of the function, where a function is run.
         kwargs: its keyword arguments.
         board: shows the outputs; None for the one that fits this process.
@@ -32,6 +44,7 @@ class CellOptions:
         end_silent: ends those of these ranks that answer nobody, so that they are lost; takes a second.
         last_words: the last lines that a rank whose process is gone wrote outside cells.
         timeout: seconds after which the ranks are interrupted; None for no limit.
+        processes: looks after the processes between here and the ranks; None: nobody does.
         watch: says why the cell makes no progress; None: nobody looks.
         answer: sends a rank what the user typed for its `input()`; None: it gets no answer.
         on_axis: given a rank and a time of its host, that time on this machine's clock; None: it is the same.
@@ -41,6 +54,7 @@ class CellOptions:
     """
 
     label: str = "cell"
+    name: str = ""
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     board: Board | None = None
@@ -50,6 +64,7 @@ class CellOptions:
     end_silent: Callable[[Sequence[int]], None] | None = None
     last_words: Callable[[int], str] | None = None
     timeout: float | None = None
+    processes: ProcessWatch | None = None
     watch: Watch | None = None
     answer: Send | None = None
     on_axis: Callable[[int, int], int] | None = None

@@ -11,15 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..errors import ClusterError
-from ..insight.words import enumeration
+from ..errors import CellError, ClusterError, RankFailure
+from ..insight.words import duration, enumeration
 from . import engine_messages
 from . import failures as reports
 from .answers import QUESTION, Answers
-from .cell_options import CellOptions
+from .cell_options import CellOptions, RunView
 from .cell_outputs import CellOutputs
+from .displays import write_line
 from .engine_messages import CALL, RankFunction
 from .floods import in_turns
 from .interrupts import held_back, let_through
@@ -40,10 +42,12 @@ _ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is a
 _GRACE_S = 5.0  # how long an interrupted rank may take to end
 _FREED_S = 0.15  # how long the peers of a lost rank may take to end by themselves: their collectives fail
 _ENDED_S = 1.0  # until a rank whose process was ended is known to be lost
+_VIEW_S = 1.0  # between two looks at how far a cell is
+_LATE_S = 3.0  # so long takes a cell of which pages are told that are opened meanwhile
 
 
 class CellRun:
-    """One execution of a cell on a set of ranks.
+    """One execution of a cell on a set of ranks, from its beginning to its end and after it.
 
     `submit` sends it; then either `wait` shows outputs in the calling thread until every rank has ended, or `follow`
     does so in a thread of its own and `wait` is called later, or never.
@@ -94,29 +98,41 @@ class CellRun:
         self._refresh_at = _NEVER
         self._refresh_after = 0.0
         self._timed_out: tuple[int, ...] | None = None
+        self._given_up: dict[int, str] = {}  # rank -> why its process is ended on purpose, or has been replaced
+        self._gone: dict[int, float] = {}  # rank -> when its engine was found gone, which says nothing of the reason
         self._silent: tuple[int, ...] = ()
         self._announced = False
         self._lost_s = 0.0  # when the first rank was found lost
         self._interrupted_peers = False
         self._outputs = 0  # that have come
         self._said_waits = False
+        self._view: RunView | None = None
+        self._late_view: RunView | None = None
+        self._viewed, self._viewed_at = "", 0.0  # its state then
         self._follower: threading.Thread | None = None
         self._follower_error: BaseException | None = None
 
     # -- sending
 
-    def submit(self) -> CellRun:
+    def submit(self, view: RunView | None = None) -> CellRun:
         """Sends the cell to every rank and returns at once.
+
+        Args:
+            view: shows how far it is; `follow` keeps it up to date.
 
         Raises:
             ClusterError: a rank has no engine any more; nothing was sent.
         """
         self._begin = time.monotonic()
+        self._view = view
+        if view is not None:
+            view.show(self)
         engine_messages.send(self._client, self._engines(), self._cell(), self._code, self._put)
         ahead = self.waits_for
         if ahead:
-            self._said_waits = True
-            self._board.announce(self.ranks, reports.waiting(self.options.label, ahead))
+            if view is None:
+                self._said_waits = True
+                self._board.announce(self.ranks, reports.waiting(self.options.label, ahead))
         else:
             self._states.begin(self._begin)
         return self
@@ -142,11 +158,15 @@ class CellRun:
 
     # -- waiting
 
-    def wait(self, tick: Callable[[], None] | None = None) -> CellResult:
+    def wait(
+        self, tick: Callable[[], None] | None = None, late: Callable[[], RunView | None] | None = None
+    ) -> CellResult:
         """Shows outputs as they come and returns when every rank has ended.
 
         Args:
             tick: called in this thread after something was shown, and at least every 0.2 s.
+            late: makes what shows how far it is to pages that are opened while it runs; called once that has taken
+                some seconds.
 
         Raises:
             CellError: the cell failed on a rank, a rank died, or the time limit passed.
@@ -158,11 +178,28 @@ class CellRun:
                 if self._follower is not None:
                     self._wait_for_follower(tick)
                 else:
-                    self._pump(tick)
+                    self._pump(tick if late is None else lambda: self._tick_for_late_pages(tick, late))
             except KeyboardInterrupt:
                 self._abort(tick)
                 raise self._interrupted() from None
+            finally:
+                if self._late_view is not None:
+                    self._late_view.show(self)
             return self.result()
+
+    def _tick_for_late_pages(self, tick: Callable[[], None] | None, late: Callable[[], RunView | None]) -> None:
+        if tick is not None:
+            tick()
+        if self._late_view is None and self.seconds > _LATE_S:
+            self._late_view = late()
+        self._look_at(self._late_view)
+
+    def _look_at(self, view: RunView | None) -> None:
+        """Shows how far it is, every second and whenever its state changes."""
+        now, state = time.monotonic(), self.state
+        if view is not None and (state != self._viewed or now - self._viewed_at >= _VIEW_S):
+            self._viewed, self._viewed_at = state, now
+            view.show(self)
 
     def _wait_for_follower(self, tick: Callable[[], None] | None) -> None:
         assert self._follower is not None
@@ -175,15 +212,22 @@ class CellRun:
             raise self._follower_error
         if isinstance(self._board, OutputBoard):
             self._board.show_again()
+        if self._view is not None:
+            self._view.show_again()
 
     def follow(self) -> CellRun:
         """Keeps outputs coming from a thread of its own until the cell has ended; returns at once."""
+        self._viewed, self._viewed_at = self.state, time.monotonic()
 
         def main() -> None:
             try:
-                self._pump(None)
-            except BaseException as error:  # noqa: BLE001  the thread's top: kept for `wait`
-                self._follower_error = error
+                self._pump(lambda: self._look_at(self._view))
+                if self._view is not None:
+                    self._view.show(self)
+            except BaseException as error:  # noqa: BLE001  the thread's top: kept for `wait`, and shown
+                self._follower_error, self._end = error, time.monotonic()
+                if self._view is not None:
+                    self._view.show(self)
 
         self._follower = threading.Thread(target=main, name=f"ddp_lab-{self.cell_id}", daemon=True)
         self._follower.start()
@@ -196,19 +240,90 @@ class CellRun:
         if ranks and self.options.interrupt is not None:
             self.options.interrupt(ranks, self.cell_id)
 
+    def give_up(self, why: Mapping[int, str]) -> None:
+        """Ends the run on ranks whose processes have ended or are being ended; from any thread.
+
+        Args:
+            why: rank -> what is said of its process; others than those that run the cell are left out.
+        """
+        self._given_up = {**self._given_up, **why}
+        self._wake.set()
+
     def __repr__(self) -> str:
+        if self.done:
+            values = ", ".join(f"{rank}: {value!r}" for rank, value in self.values.items() if rank not in self.failures)
+            return f"<CellRun {self.options.label}: {self.headline}; values {{{values}}}>"
         words = self._states.words()
         ranks = {word: [rank for rank in words if words[rank] == word] for word in dict.fromkeys(words.values())}
         states = ", ".join(f"{label_of(members)} {word}" for word, members in ranks.items())
         if ahead := self.waits_for:
             states = f"waits for {enumeration(ahead)}"
-        offers = ".result()" if self.done else ".outputs(), .wait(), .interrupt()"
-        return f"<CellRun {self.options.label}: {states}, {self.status().seconds:.1f} s; {offers}>"
+        when = time.strftime("%H:%M:%S")
+        return f"<CellRun {self.options.label} at {when}: {states}, for {duration(self.seconds)}>"
+
+    def _ipython_display_(self) -> None:
+        """Shows itself in a notebook, unless its view does already: that one stays true, a text would not."""
+        if self._view is None:
+            write_line("stdout", repr(self))
 
     @property
     def done(self) -> bool:
         """Whether every rank has ended."""
         return self._end is not None
+
+    @property
+    def label(self) -> str:
+        """The cell's name in tracebacks and errors."""
+        return self.options.label
+
+    @property
+    def seconds(self) -> float:
+        """Since it was sent, until its end."""
+        return (self._end or time.monotonic()) - self._begin
+
+    @property
+    def state(self) -> str:
+        """As `CellStatus.state`."""
+        if not self.done:
+            return "queued" if self.waits_for else "running"
+        if self._timed_out or self._follower_error is not None:
+            return "failed"
+        return "interrupted" if self._silent and not self.failures else reports.end_of(self.failures)
+
+    @property
+    def headline(self) -> str:
+        """How far it is, or how it ended, in one line."""
+        if not self.done:
+            ahead = self.waits_for
+            return f"waits for {enumeration(ahead)}" if ahead else f"running for {duration(self.seconds)}"
+        if self._follower_error is not None:
+            return f"✗ lost sight of it: {type(self._follower_error).__name__}: {self._follower_error}"
+        return reports.ending(self.state, self.failures, self.seconds)
+
+    @property
+    def report(self) -> str:
+        """The first failed rank's traceback and a line for each other one, ANSI-coloured; "" if none failed."""
+        error = self._error() if self.state == "failed" else None
+        return "" if error is None else error.report
+
+    @property
+    def values(self) -> Mapping[int, Any]:
+        """rank -> value, of the ranks that have ended; as `CellResult.values`."""
+        return self._values()
+
+    @property
+    def failures(self) -> Mapping[int, RankFailure]:
+        """rank -> failure, the first cause first, of the ranks that have failed."""
+        return self._states.failures()
+
+    @property
+    def logs(self) -> Mapping[int, Path]:
+        """rank -> the file with all that it printed; empty if that is little."""
+        return self._states.outputs.logs()
+
+    def last_lines(self) -> str:
+        """The end of the text that is shown, for a page that has missed it."""
+        return self._board.last_lines() if isinstance(self._board, OutputBoard) else ""
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -234,34 +349,35 @@ class CellRun:
         """
         if self._end is None:
             raise ClusterError(f"cell {self.options.label} still runs on {label_of(self._states.open())}")
-        result = self.collected()
-        failed = result.failures
-        if not failed:
+        result, error = self.collected(), self._error()
+        if error is None:
             return result
-        if self._timed_out:
-            error = reports.timeout_error(failed, self._timed_out, self.options.label, self.options.timeout or 0.0)
-        else:
-            error = reports.cell_error(failed, self.options.label)
         error.result = result  # type: ignore[attr-defined]
         raise error
 
+    def _error(self) -> CellError | None:
+        failed, label = self.failures, self.options.label
+        if not failed:
+            return None
+        if self._timed_out:
+            return reports.timeout_error(failed, self._timed_out, label, self.options.timeout or 0.0)
+        return reports.cell_error(failed, label, "" if self._view is None else f"lab.results[{self.options.name!r}]")
+
     def collected(self) -> CellResult:
         """What has come until now, whether the cell has ended or not."""
-        seconds = (self._end or time.monotonic()) - self._begin
         return CellResult(
             self.cell_id,
             self.options.label,
-            self._values(),
+            self.values,
             self.outputs(),
-            seconds,
-            failures=self._states.failures(),
-            logs=self._states.outputs.logs(),
+            self.seconds,
+            failures=self.failures,
+            logs=self.logs,
         )
 
     def status(self) -> CellStatus:
         """Which ranks still run, ended or failed, and since when."""
-        seconds = (self._end or time.monotonic()) - self._begin
-        return CellStatus(self.cell_id, self.options.label, self._states.words(), seconds)
+        return CellStatus(self.cell_id, self.options.label, self.state, self._states.words(), self.seconds)
 
     # -- the loop
 
@@ -276,7 +392,7 @@ class CellRun:
                 break
             if now >= self._refresh_at:
                 self._show()
-            if now >= look_at:
+            if now >= look_at or self._given_up or self._gone:
                 look_at = now + _LOOK_S
                 self._look(now)
             if tick is not None:
@@ -287,6 +403,8 @@ class CellRun:
             with let_through():
                 self._wake.wait(max(0.0, min(self._refresh_at, look_at, until) - time.monotonic()))
         self._feed_board()
+        if self._states.finished() and (ranks := self._states.cut_short()):
+            self._board.announce(ranks, reports.cut_short(ranks), stays=True)
         self._board.refresh(final=True)
         if not self._states.open():
             self._end = self._end or time.monotonic()
@@ -324,7 +442,7 @@ class CellRun:
     def _take_error(self, rank: int, error: Any) -> None:
         """The request itself failed: its engine is gone, or was hit outside the cell."""
         if getattr(error, "ename", type(error).__name__) == "EngineError":
-            self._lose(rank, self._lost().get(rank) or "its process ended while the cell ran")
+            self._gone[rank] = time.monotonic()
         else:
             self._states.give_up(reports.outside(rank, error))
 
@@ -349,13 +467,16 @@ class CellRun:
 
     def _look(self, now: float) -> None:
         """Looks for lost ranks, for ranks that go on after another one failed, and at the time limit."""
-        gone = self._lost()
+        gone = {**self._lost(), **self._given_up}
         for rank in self._states.open():
             if rank in gone:
                 self._lose(rank, gone[rank])
+            elif now - self._gone.get(rank, now) > _ENDED_S:
+                self._lose(rank, "its process ended while the cell ran")
         if self._lost_s and now - self._lost_s > _FREED_S and not self._interrupted_peers:
             self._interrupted_peers = True
             self.interrupt()
+        self._look_after_processes()
         self._announce_failure(now)
         told = self.options.watch.look(self._outputs) if self.options.watch is not None else None
         if told is not None:
@@ -370,6 +491,22 @@ class CellRun:
         elif now - begun > limit + _GRACE_S:
             for rank in self._states.open():
                 self._states.give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
+
+    def _look_after_processes(self) -> None:
+        if self.options.processes is None:
+            return
+        news = self.options.processes.look(self.cell_id, () if self.waits_for else self._states.open())
+        if news.lines:
+            self._feed_board()
+        for line in news.lines:
+            self._board.announce(self.ranks, line, stays=True)
+        if news.again:
+            engines = {rank: self._engine_of_rank[rank] for rank in news.again}
+            engine_messages.send(self._client, engines, self._cell(), self._code, self._put)
+        for rank, why in news.lost.items():
+            self._states.give_up(reports.unknown(rank, why))
+            if self.options.ended is not None:
+                self.options.ended(rank, self.cell_id, True)
 
     def _ask(self) -> None:
         """Shows what came before the first question, and asks the user."""

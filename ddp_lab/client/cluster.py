@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 from .. import machine
 from ..errors import CellError, ClusterError
 from ..events import Batch
+from ..insight.words import enumeration
 from . import namespace
 from .allocation import ALLOCATION
+from .cell_options import RunView
 from .cell_run import CellOptions, CellResult, CellRun, CellText, RankFunction
 from .clock import HostClocks
 from .cluster_views import ClusterViews
 from .devices import place
+from .displays import kernel_shell
 from .doctor import Report, Watch
 from .failures import replaced_text
 from .host_commands import of_batch_system
@@ -34,6 +37,7 @@ from .looking import Looking
 from .membership import Membership, RankRecord
 from .outputs import Board, default_board
 from .predictions import Predictions
+from .rank_sets import label_of
 from .remote_launchers import Starting
 from .runs import Runs
 from .startup import Processes, Progress, ignore
@@ -44,10 +48,11 @@ from .wire import Wire
 if TYPE_CHECKING:
     from ..insight.link_model import LinkModel
 
-__all__ = ["Cluster", "RankRecord", "current_cluster"]
+__all__ = ["Cluster", "RankRecord", "current_cluster", "running_clusters"]
 
 _BACKENDS = ("auto", "nccl", "gloo", "shm", "mpi")
-_running: list[Cluster] = []  # in this process, the one that was started last at the end
+_running: list[Cluster] = []  # in this process, the current one at the end
+_numbers = itertools.count(1)  # of clusters without a name of their own
 _sessions = itertools.count(time.time_ns())  # ranks remember cells by their ids: no later client may use one again
 
 
@@ -77,12 +82,13 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         detach: whether the ranks outlive this process, with their variables and what they run, until `stop`:
             `Cluster.find` attaches to them again, from any process of this user. The end of a ``with`` block leaves
             such a cluster running.
-        name: under which a detached cluster is found; None for ``lab-1``, ``lab-2``, ...
+        name: tells it from other clusters of this process, and finds a detached one again; None for ``cluster-1``,
+            ``cluster-2``, ..., or ``lab-1``, ``lab-2``, ... if it is detached.
         lease_seconds: how long a detached cluster lives while no client is attached.
 
     Attributes:
-        results: name (of `%%distributed --name`, or a label) -> `CellResult` of the last such cell; its `CellRun` as
-            long as it runs.
+        results: name (of `%%distributed --name`, or a label) -> `CellRun` of the last such cell, running or ended:
+            `.status()`, `.wait()`, `.outputs()`, `.text(rank)`, `.interrupt()`, `.values`, `.failures`.
 
     Raises:
         ValueError: an argument makes no sense here.
@@ -109,7 +115,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         name: str | None = None,
         lease_seconds: float = 3600.0,
     ) -> None:
-        check_name(name, lease_seconds, detach)
+        check_name(name, lease_seconds)
         if detach and hosts is not None:
             raise ValueError("detach=True: ranks on other hosts end with this process; leave out hosts")
         if watch_seconds is not None and watch_seconds <= 0:
@@ -142,7 +148,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         self._clocks: HostClocks | None = None
         self._owner = 0
         self._detach = detach
-        self.name = name
+        self.name = name if name is not None or detach else _automatic_name()
         self.lease_seconds = lease_seconds
         self._told = {}
         self._cells = itertools.count(1)
@@ -158,6 +164,15 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
     def running(self) -> bool:
         """Whether it has been started and not stopped."""
         return self._processes is not None
+
+    @property
+    def _attached(self) -> bool:
+        """Whether it runs and outlives this process."""
+        return self._processes is not None and self._processes.keeper is not None
+
+    def successor(self) -> Cluster | None:
+        """The cluster that this process uses now that this one does not run; None if there is none."""
+        return None if self.running else current_cluster()
 
     @property
     def world_size(self) -> int:
@@ -192,10 +207,12 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             progress: called with a fraction from 0 to 1 and what is being waited for, in the calling thread.
 
         Raises:
-            ClusterError: it runs already, or a rank failed to start; the message holds the end of its log.
+            ClusterError: it runs already, another one of its name does, or a rank failed to start; the message holds
+                the end of its log.
         """
         if self._processes is not None:
             raise ClusterError("the cluster runs already")
+        self._check_only_one()
         show = progress or ignore
         self._owner = os.getpid()
         self._processes = (
@@ -205,7 +222,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             self._listen(show)
             self._processes.open(show)
             self._members = Membership(self._processes, self.wire, self._backend, self._clocks)
-            self._members.on_joined = self._remember
+            self._members.on_joined, self._members.on_lost = self._remember, self.results.give_up
             self._members.join(show)
         except BaseException:
             self.stop()
@@ -224,6 +241,14 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         self._wire.on_description(self.timeline.describe)
         self._wire.on_status(self.timeline.set_status)
 
+    def _check_only_one(self, detached: bool = False) -> None:
+        """Refuses the name of another cluster that runs here; a detached one may be attached here already."""
+        known = [one for one in _running if not (detached and one._attached)]
+        if any(one.name == self.name for one in known if one.name is not None):
+            raise ClusterError(
+                f"a cluster {self.name!r} runs in this process already: choose another name, or stop that one first"
+            )
+
     def _is_up(self) -> None:
         _running.append(self)
 
@@ -233,7 +258,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             _running.remove(self)
 
     def _at_exit(self) -> None:
-        if self._processes is not None and self._processes.keeper is not None:
+        if self._attached:
             self.detach()
         else:
             self.stop()
@@ -243,6 +268,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         if self._processes is None or self._owner != os.getpid():
             return
         self._processes.fork_server.on_exit = None
+        self._give_up_cells("ended when the cluster was stopped")
         try:
             if self._clocks is not None:
                 self._clocks.stop()
@@ -262,6 +288,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             self.start(progress)
             return
         processes.fork_server.on_exit = None
+        self._give_up_cells("ended when the cluster was restarted")
         try:
             processes.end_engines()
             processes.fork_engines(show)
@@ -270,6 +297,9 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             self.stop()
             raise
         show(1.0, "ready")
+
+    def _give_up_cells(self, why: str) -> None:
+        self.results.give_up(dict.fromkeys(range(self._placement.world_size), why))
 
     def rejoin(self, replace: Iterable[int] = ()) -> dict[int, str]:
         """Gives the ranks new process groups; variables are kept, and models and names follow to the new groups.
@@ -286,6 +316,32 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             ClusterError: a rank still runs a cell, or could not be started.
         """
         return self._joined().rejoin(replace=[] if not replace else self._chosen(replace))
+
+    def use(self) -> None:
+        """Makes it the current cluster of this process: `%%distributed` cells without ``--cluster`` run on it.
+
+        Raises:
+            ClusterError: it does not run.
+        """
+        self._up()
+        _running.remove(self)
+        _running.append(self)
+
+    def __repr__(self) -> str:
+        if not self.running:
+            return f"<Cluster {self.name or ''!r}: {'stopped' if self._owner else 'not started'}>"
+        ranks, device = label_of(range(self.world_size)), self._placement.devices[0].partition(":")[0]
+        return f"<Cluster {self.name!r}: {ranks}, {device}, {self._doing()}>"
+
+    def _doing(self) -> str:
+        """What its ranks do, in words."""
+        if self._members is None:
+            return "starting"
+        lost = self._members.lost()
+        if lost:
+            return f"{label_of(lost)} lost"
+        cells = [run.label for run in self.results.ahead(range(self.world_size))]
+        return f"runs {enumeration(cells)}" if cells else "idle"
 
     def __enter__(self) -> Cluster:
         return self if self.running else self.start()
@@ -304,6 +360,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         timeout: float | None = None,
         label: str | None = None,
         board: Board | None = None,
+        view: RunView | None = None,
         tick: Callable[[], None] | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -318,6 +375,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             timeout: seconds after which the ranks are interrupted.
             label: the cell's name in tracebacks, and in `results`.
             board: shows the outputs; None for the one that fits this process.
+            view: with `wait=False` shows how far the cell is; None for a widget in a notebook, else for none.
             tick: called now and then while waiting.
             kwargs: the function's keyword arguments.
 
@@ -333,11 +391,18 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         idle = members.suspect  # then the ranks are waited for
         replaced = members.ensure_whole()
         number = next(self._cells)
+        name = code.name if isinstance(code, CellText) else label or ""
         if replaced:
             board = board or default_board(chosen)
             board.announce(sorted(replaced), replaced_text(replaced, self.world_size))
+        label = label or f"cell {number}"
+        if isinstance(code, RankFunction):
+            name = ""
+        elif not wait:
+            name, view = name or label, view or self._view_of_run()
         options = CellOptions(
-            label=label or f"cell {number}",
+            label=label,
+            name=name,
             args=args,
             kwargs=kwargs,
             board=board,
@@ -348,6 +413,7 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             last_words=members.last_words,
             answer=lambda rank, message: self.wire.send([rank], message),
             timeout=timeout,
+            processes=self._up().watch(members.ask),
             watch=self._watch(chosen),
             on_axis=None if self._clocks is None else self._clocks.on_axis,
             far=self.far_ranks.intersection(chosen),
@@ -356,14 +422,14 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         )
         cell_id = f"{self._session}-{number}"
         cell_run = CellRun(self.client, self.engine_of_rank, code, chosen, cell_id=cell_id, options=options)
-        name = code.name if isinstance(code, CellText) else label
         with held_back():
             members.begin(cell_id, chosen)
-            self.results.add(cell_run.submit(), "" if name is None or isinstance(code, RankFunction) else name)
+            self.results.add(cell_run.submit(None if wait else view), name)
             if not wait:
                 return cell_run.follow()
             try:
-                self.last_result = cell_run.wait(tick)
+                late = (lambda: self._view_of_run(waited=True)) if isinstance(code, CellText) else None
+                self.last_result = cell_run.wait(tick, late)
             except (CellError, KeyboardInterrupt):
                 members.suspect = True
                 members.settle()
@@ -414,7 +480,8 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
             lab.doctor()
             # rank 0 waits in all_reduce #2 of 4 B (float32 [1]); rank 1 is in `time.sleep(60)` at cell 3 line 2.
         """
-        return Report.made(self._joined().examine)
+        members = self._joined()
+        return Report.made(members.examine, self._up().conditions())
 
     def ahead(self, ranks: Iterable[int]) -> tuple[CellRun, ...]:
         """The cells that a cell on these ranks would wait for."""
@@ -437,7 +504,8 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
 
     def _up(self) -> Processes:
         if self._processes is None:
-            raise ClusterError("the cluster does not run: start it with `%cluster start` or `.start()`")
+            others = f"; {_running[-1]!r} runs: `lab = ddp_lab.current_cluster()`" if _running else ""
+            raise ClusterError(f"the cluster does not run: start it with `%cluster start` or `.start()`{others}")
         return self._processes
 
     def _joined(self) -> Membership:
@@ -445,6 +513,17 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         if self._members is None:
             raise ClusterError("the cluster is still starting")
         return self._members
+
+    def _view_of_run(self, waited: bool = False) -> RunView | None:
+        """What shows how far a cell is; if it is waited for, on pages that were opened meanwhile."""
+        if kernel_shell() is None:
+            return None
+        from ..widgets.background_cell import BackgroundCell
+
+        after = "its ranks ended with it"
+        if self._up().keeper is not None:
+            after = f"its ranks go on: `%cluster attach {self.name}` says what became of it"
+        return BackgroundCell(self.timeline, after, waited)
 
     def _take_batch(self, batch: Batch) -> None:
         """On the wire's thread: events of all hosts are stored on one time axis."""
@@ -465,6 +544,17 @@ class Cluster(Predictions, Looking, ClusterViews, Keeping):
         return chosen
 
 
+def _automatic_name() -> str:
+    """``cluster-1``, ``cluster-2``, ...: one that no running cluster of this process has."""
+    taken = {one.name for one in _running}
+    return next(name for number in _numbers if (name := f"cluster-{number}") not in taken)
+
+
 def current_cluster() -> Cluster | None:
-    """The cluster that was started last and still runs; None if there is none."""
+    """The cluster that was started last, or chosen by `%cluster use`, and still runs; None if there is none."""
     return _running[-1] if _running else None
+
+
+def running_clusters() -> list[Cluster]:
+    """All clusters of this process that run, the current one first."""
+    return _running[::-1]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ClusterError
 from .collectives import DEFAULT_BYTES, choices, run_collective
 from .displays import kernel_shell, write_line
 from .engine_messages import RankFunction
 from .live_control import LiveControl
-from .membership import RankRecord
+from .membership import Membership, RankRecord
+from .rank_sets import label_of
 from .status_table import status_tables
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class ClusterViews(LiveControl):
 
     if TYPE_CHECKING:
         timeline: Timeline
+        name: str | None
         _link: LinkModel | None
 
         @property
@@ -41,6 +44,7 @@ class ClusterViews(LiveControl):
         @property
         def world_size(self) -> int: ...
         def status(self) -> tuple[RankRecord, ...]: ...
+        def _joined(self) -> Membership: ...
         def vitals(self, seconds: float = ...) -> tuple[RankVitals, ...]: ...
         def interrupt(self, ranks: Iterable[int] | None = None) -> None: ...
         def rejoin(self, replace: Iterable[int] = ()) -> dict[int, str]: ...
@@ -119,6 +123,17 @@ class ClusterViews(LiveControl):
         made.show(shown)
         return made
 
+    def _why_busy(self) -> str:
+        """Why no collective can be run on the ranks just now; "" if one can, or if there are no ranks."""
+        try:
+            busy = self.busy_ranks()
+        except ClusterError:
+            return ""
+        if not busy:
+            return ""
+        runs = "runs" if len(busy) == 1 else "run"
+        return f"{label_of(busy).capitalize()} {runs} a cell: wait for its end, or interrupt it."
+
     def _means(self) -> dict[str, Any]:
         """What a dashboard can ask of the ranks."""
         from ..widgets.collectives import CollectiveStage
@@ -137,8 +152,9 @@ class ClusterViews(LiveControl):
             "request_inspection": request_inspection,
             "link": lambda: self._link,
             "event_cost": event_cost,
+            "lost": lambda: self._joined().lost(),
             "cluster": self,
             "collectives": CollectiveStage(
-                lambda *asked: run_collective(self, *asked), lambda: choices(self.world_size)
+                lambda *asked: run_collective(self, *asked), lambda: choices(self.world_size), self._why_busy
             ),
         }

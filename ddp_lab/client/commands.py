@@ -15,7 +15,7 @@ from .failures import replaced_text
 from .outputs import default_board
 from .progress import ProgressLine
 from .rank_sets import label_of
-from .results import CellResult, CellText
+from .results import CellText
 from .status_table import cells_of, html_table, status_tables, text_table
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ __all__ = [
     "detach",
     "doctor",
     "interrupt",
-    "list_detached",
+    "list_clusters",
     "pull",
     "push",
     "rejoin",
@@ -38,6 +38,7 @@ __all__ = [
     "status",
     "stop",
     "stop_quietly",
+    "use",
 ]
 
 _VALUES = 60  # characters of a cell's values in the table of results
@@ -49,26 +50,30 @@ def start(
     env: Mapping[str, str] | None = None,
     backend: str = "auto",
     hosts: str | None = None,
+    name: str | None = None,
     detached: Mapping[str, Any] | None = None,
     **placing: Any,
 ) -> Cluster:
     """Starts a cluster with a progress bar and makes it the current one.
 
     A cluster that runs already and fits what is asked is kept, so that a notebook can be run again from the top: also a
-    detached one of the name that is given. `placing` are further arguments of `Cluster`.
+    detached one of the name that is given. One of another name is started beside it. `placing` are further arguments of
+    `Cluster`.
 
     Args:
-        n: as `Cluster`, and so are `devices`, `env`, `backend` and `hosts`.
-        detached: ``name`` and ``lease_seconds`` of one that is to outlive this process, where they are given.
+        n: as `Cluster`, and so are `devices`, `env`, `backend`, `hosts` and `name`.
+        detached: ``lease_seconds``, where it is given, of one that is to outlive this process; None: it is not to.
 
     Raises:
         ClusterError: the start failed, or a cluster runs that does not fit.
     """
     bar = ProgressLine("starting the cluster")
     bar.show(0.0, "")
-    from .cluster import Cluster, current_cluster
+    from .cluster import Cluster, current_cluster, running_clusters
 
     running = current_cluster()
+    if name is not None:
+        running = next((one for one in running_clusters() if one.name == name), None)
     if running is not None:
         fits = hosts is None or running.runs_on(hosts, n)
         if n not in (None, running.world_size) or devices is not None or env or not fits:
@@ -76,15 +81,16 @@ def start(
             raise ClusterError(
                 f"a cluster with {label_of(range(running.world_size))} runs already: `%cluster stop` first"
             )
+        running.use()
         bar.close(f"a cluster with {label_of(range(running.world_size))} runs already")
         return running
-    if detached is not None and detached.get("name") in [one.name for one in Cluster.detached()]:
+    if detached is not None and name in [one.name for one in Cluster.detached()]:
         bar.close("")
-        return attach(str(detached["name"]))
+        return attach(name)
     begin = time.monotonic()
     try:
         given = {} if detached is None else {"detach": True, **detached}
-        cluster = Cluster(n, backend=backend, devices=devices, env=env, hosts=hosts, **placing, **given)
+        cluster = Cluster(n, backend=backend, devices=devices, env=env, hosts=hosts, name=name, **placing, **given)
         cluster.start(progress=bar.show)
     except BaseException:
         bar.fail()
@@ -99,14 +105,15 @@ def start(
 
 def attach(name: str | None = None, take_over: bool = False) -> Cluster:
     """Attaches to a detached cluster, makes it the current one, and says what has run meanwhile."""
-    from .cluster import Cluster, current_cluster
+    from .cluster import Cluster, current_cluster, running_clusters
 
     running = current_cluster()
-    if running is not None and (name is None or running.name == name):
-        write_line("stdout", f"{label_of(range(running.world_size))} of {running.name or 'this notebook'}: attached")
-        return running
+    if name is not None:
+        running = next((one for one in running_clusters() if one.name == name), None)
     if running is not None:
-        raise ClusterError("another cluster runs here: `%cluster stop` (or `%cluster detach`) first")
+        running.use()
+        write_line("stdout", f"{label_of(range(running.world_size))} of {running.name}: attached")
+        return running
     begin = time.monotonic()
     cluster = Cluster.find(name, take_over=take_over)
     ready = _ready(cluster).replace("cluster ready", f"attached to {cluster.name}")
@@ -126,21 +133,40 @@ def detach() -> None:
         write_line("stdout", f"left {cluster.name}: `%cluster attach {cluster.name}` finds it again, {_lease(cluster)}")
 
 
-def list_detached() -> None:
-    """Shows this user's detached clusters."""
-    from .cluster import Cluster
+def use(name: str) -> None:
+    """Makes a running cluster of this notebook the current one."""
+    cluster = _named(name)
+    cluster.use()
+    write_line("stdout", f"current: {cluster!r}")
 
-    found = Cluster.detached()
-    if not found:
-        write_line("stdout", "no detached cluster runs here (`%cluster start --detach --name NAME` starts one)")
-        return
+
+def list_clusters() -> None:
+    """Shows the clusters of this notebook, the current one marked, and this user's detached clusters."""
+    from .cluster import Cluster, running_clusters
+
     rows = []
-    for one in found:
-        who = "nobody" if one.attached is None else f"process {one.attached}"
-        who += " (this notebook)" if one.attached == os.getpid() else ""
+    ours = running_clusters()
+    for cluster in ours:
+        rows.append(
+            (
+                "→" if cluster is ours[0] else "",
+                cluster.name or "",
+                repr(cluster).partition(": ")[2][:-1],
+                "this notebook",
+                "",
+            )
+        )
+    for one in Cluster.detached():
         left = f"{one.lease_seconds:.0f} s" if one.left_seconds is None else f"{one.left_seconds:.0f} s left"
-        rows.append((one.name, f"{one.ranks[0]} of {one.ranks[1]}", who, left))
-    titles = ("name", "ranks", "attached", "lease")
+        if one.attached == os.getpid():
+            rows = [(*row[:4], left) if row[1] == one.name else row for row in rows]
+            continue
+        who = "nobody" if one.attached is None else f"process {one.attached}"
+        rows.append(("", one.name, f"{one.ranks[0]} of {one.ranks[1]} ranks", who, left))
+    if not rows:
+        write_line("stdout", "no cluster runs (%cluster start starts one)")
+        return
+    titles = ("", "name", "ranks", "attached", "lease")
     _show(text_table(titles, rows), html_table(titles, rows))
 
 
@@ -233,36 +259,36 @@ def results() -> None:
     _show(text_table(titles, rows), html_table(titles, rows))
 
 
-def _outcome(found: CellResult | CellRun) -> tuple[str, str, str, str]:
+def _outcome(run: CellRun) -> tuple[str, str, str, str]:
     """State, ranks, seconds and values of a named cell, in words."""
-    if not isinstance(found, CellResult):
-        ahead = found.waits_for
-        state = f"waits for {enumeration(ahead)}" if ahead else "runs"
-        return state, label_of(found.ranks), f"{found.status().seconds:.1f}", ""
-    state = f"failed on {label_of(found.failures)}" if found.failures else "done"
-    values = "; ".join(f"{rank}: {value!r}" for rank, value in found.values.items() if value is not None)
+    state = run.state
+    if state == "queued":
+        state = f"waits for {enumeration(run.waits_for)}"
+    elif state == "failed":
+        state = f"failed on {label_of(run.failures)}"
+    values = "; ".join(f"{rank}: {value!r}" for rank, value in run.values.items() if value is not None)
     short = values if len(values) <= _VALUES else values[: _VALUES - 1] + "…"
-    return state, label_of(found.outputs), f"{found.seconds:.1f}", short
+    return state, label_of(run.ranks), f"{run.seconds:.1f}", short
 
 
 def run_cell(
     code: CellText,
     *,
+    cluster_name: str | None = None,
     ranks: Sequence[int] | None,
     label: str,
     timeout: float | None,
     watch: bool,
     wait: bool,
     quiet: bool,
-) -> Any:
-    """Runs a cell on the current cluster, started with defaults if there is none.
+) -> None:
+    """Runs a cell on the cluster of that name, or the current one, which is started with defaults if there is none.
 
-    Returns:
-        None; with `wait=False` the `CellRun`.
+    With `wait=False` it goes on in the background, and the notebook shows how far it is.
     """
     from .cluster import current_cluster
 
-    cluster = current_cluster()
+    cluster = current_cluster() if cluster_name is None else _named(cluster_name)
     if cluster is None:
         write_line("stdout", "no cluster runs: starting one with defaults (see %cluster start --help)")
         cluster = start()
@@ -272,14 +298,31 @@ def run_cell(
         display(dashboard)
     chosen = list(range(cluster.world_size)) if ranks is None else list(ranks)
     board = default_board(chosen, quiet)
-    if not wait and not cluster.ahead(chosen):
-        board.announce(chosen, f"{label} runs …")
+    view = _LineView() if kernel_shell() is None else None
     try:
-        result = cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board)
+        cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board, view=view)
     finally:
         if dashboard is not None and wait:
             dashboard.stop()  # it shows this cell; the next one that is watched has its own
-    return None if wait else result
+
+
+class _LineView:
+    """Lines that say that a cell runs in the background, and how it has ended: for terminals."""
+
+    def __init__(self) -> None:
+        self._state = ""
+
+    def show(self, run: CellRun) -> None:
+        """See `RunView`."""
+        if run.state == self._state:
+            return
+        self._state = run.state
+        write_line("stdout", f"{run.label}: {run.headline}" if run.done or run.waits_for else f"{run.label} runs …")
+        for line in run.report.splitlines():
+            write_line("stdout", line)
+
+    def show_again(self) -> None:
+        """See `RunView`."""
 
 
 def push(mapping: Mapping[str, Any], ranks: Sequence[int] | None) -> None:
@@ -291,6 +334,18 @@ def pull(name: str, ranks: Sequence[int] | None) -> Any:
     """rank -> value; the value itself if `ranks` names a single one."""
     values = _current().pull(name, ranks)
     return next(iter(values.values())) if ranks is not None and len(ranks) == 1 else values
+
+
+def _named(name: str) -> Cluster:
+    """The running cluster of this notebook that has this name."""
+    from .cluster import running_clusters
+
+    clusters = running_clusters()
+    for cluster in clusters:
+        if cluster.name == name:
+            return cluster
+    known = f"there are {enumeration([one.name or '' for one in clusters])}" if clusters else "none runs"
+    raise ClusterError(f"no cluster {name!r} runs in this notebook: {known} (`%cluster list` shows all)")
 
 
 def _current() -> Cluster:

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..insight.comparison import Difference, Key, compare_series, largest
+from ..insight.comparison import LEVEL, Difference, Key, compare_series, largest
 from ..insight.steps import Steps
+from ..insight.words import counted
 from .aligned import aligned
+from .diagnosis import WARM_UP
+from .layouts import Layout
 from .timeline import Timeline
 from .timeline_records import ReducerInfo
 
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare"]
 
-_WARM_UP = 3
 _MOST_STEPS = 400
 _PHASES = ("forward", "computation", "exposed", "other")
 _MOST_NAMED = 3
@@ -45,6 +47,8 @@ class Comparison:
         differences: every time that both have; see `Difference` and its [Note: how sure].
         notes: what could not be compared, and why.
         steps: how many steps of each were compared.
+        warnings: what makes both times hardly comparable: other numbers of ranks, another model.
+        is_same: both are the same recording: all times are equal.
     """
 
     a: str
@@ -52,6 +56,8 @@ class Comparison:
     differences: Sequence[Difference]
     notes: Sequence[str]
     steps: tuple[int, int]
+    warnings: Sequence[str] = ()
+    is_same: bool = False
 
     @property
     def step(self) -> Difference:
@@ -81,7 +87,8 @@ class Comparison:
             "is_slower": self.is_slower(threshold_percent),
             "step": rows[list(self.differences).index(self.step)],
             "differences": rows,
-            "notes": list(self.notes),
+            "notes": [*self.warnings, *self.notes],
+            "is_same": self.is_same,
         }
 
     def __str__(self) -> str:
@@ -89,11 +96,13 @@ class Comparison:
 
     def _sentences(self) -> list[str]:
         step = self.step
-        verdict = "as long as" if not step.is_clear else "slower than" if step.change_ms > 0 else "faster than"
-        told = (
-            f"{self.b} is {verdict} {self.a}" if step.is_clear else f"No clear difference between {self.a} and {self.b}"
-        )
-        lines = [f"{told}: {_change(step)} a step (medians of {self.steps[0]} and {self.steps[1]} steps)."]
+        counts = f"medians of {self.steps[0]} and {self.steps[1]} steps"
+        if self.is_same:
+            times = f"{step.a_ms:.2f} ms a step, median of {self.steps[0]} steps"
+            return [f"{self.a} and {self.b} are the same recording ({times}): there is nothing to compare."]
+        verdict = f"{self.b} is {'slower' if step.change_ms > 0 else 'faster'} than {self.a}"
+        told = verdict if step.is_clear else f"No clear difference between {self.a} and {self.b}"
+        lines = [*self.warnings, f"{told}: {_change(step)} a step ({counts})."]
         phases = [one for one in largest(self.differences, "phase", 10) if one.name in _PHASES]
         if phases:
             lines.append("Of it: " + "; ".join(f"{one.name} {_change(one)}" for one in phases) + ".")
@@ -112,8 +121,8 @@ def _change(one: Difference) -> str:
     """Both times, the change and its interval."""
     times = f"{one.a_ms:.2f} → {one.b_ms:.2f} ms"
     if not np.isfinite(one.change_percent):
-        return f"{times} (95 %: {one.low_ms:+.2f} to {one.high_ms:+.2f} ms)"
-    return f"{times}, {one.change_percent:+.1f} % (95 %: {one.low_percent:+.1f} to {one.high_percent:+.1f} %)"
+        return f"{times} ({LEVEL} %: {one.low_ms:+.2f} to {one.high_ms:+.2f} ms)"
+    return f"{times}, {one.change_percent:+.1f} % ({LEVEL} %: {one.low_percent:+.1f} to {one.high_percent:+.1f} %)"
 
 
 def compare(
@@ -124,8 +133,8 @@ def compare(
 ) -> Comparison:
     """Compares two recorded runs of a model: which phases, ranks and buckets got slower or faster, and how surely.
 
-    Steps before the last assignment of buckets and the first three after it are left out, and of many steps the newest
-    400 are taken.
+    Of each run the steps with its last layout of the buckets are taken, without the first three, and of many the newest
+    400.
 
     Args:
         run_a: a timeline, a file of `Timeline.save`, or a folder of `ddp-lab run`.
@@ -139,22 +148,17 @@ def compare(
     names = _names(run_a, run_b)
     loaded = [_loaded(run) for run in (run_a, run_b)]
     infos = [_model(*three) for three in zip(loaded, reducers, names, strict=True)]
-    steps = [
-        aligned(
-            timeline.views(info.reducer),
-            _MOST_STEPS,
-            generation=info.generations[-1] if info.generations else None,
-            warm_up=_WARM_UP,
-        )
-        for timeline, info in zip(loaded, infos, strict=True)
-    ]
+    known = [_steps(*three) for three in zip(loaded, infos, names, strict=True)]
+    steps, layouts = [one for one, _ in known], [layout for _, layout in known]
     common = [rank for rank in steps[0].ranks if rank in steps[1].ranks]
-    notes, buckets = _unlike(loaded, infos, names)
+    warnings = _warnings(infos, names)
+    notes, buckets = _unlike(layouts, names)
     series = [_series(one, common, with_buckets=buckets) for one in steps]
     differences = compare_series(series[0], series[1])
     if not any(one.name == "step" for one in differences):
         raise ValueError(f"{names[0]} and {names[1]} have no rank in common: {steps[0].ranks} and {steps[1].ranks}")
-    return Comparison(names[0], names[1], differences, notes, (len(steps[0]), len(steps[1])))
+    same = steps[0].ranks == steps[1].ranks and np.array_equal(steps[0].end, steps[1].end)
+    return Comparison(names[0], names[1], differences, notes, (len(steps[0]), len(steps[1])), warnings, same)
 
 
 def _names(a: object, b: object) -> tuple[str, str]:
@@ -174,33 +178,48 @@ def _model(timeline: Timeline, reducer: int | None, name: str) -> ReducerInfo:
     return known[-1]
 
 
-def _unlike(
-    timelines: Sequence[Timeline], infos: Sequence[ReducerInfo], names: Sequence[str]
-) -> tuple[list[str], bool]:
-    """What can't be compared, in sentences, and whether buckets can."""
-    notes = []
+def _steps(timeline: Timeline, info: ReducerInfo, name: str) -> tuple[Steps, Layout]:
+    """The steps of a run that are compared, and their buckets."""
+    layout = timeline.judged(info.reducer)
+    if layout is None:
+        raise ValueError(f"{name} holds no step that all ranks have completed")
+    chosen = layout.warm(WARM_UP, _MOST_STEPS)
+    buckets = len(layout.description["buckets"]) if layout.description else None
+    return aligned(timeline.views_of(info.reducer, chosen), chosen, buckets), layout
+
+
+def _warnings(infos: Sequence[ReducerInfo], names: Sequence[str]) -> list[str]:
+    """What makes the times of two runs hardly comparable, in sentences."""
     a, b = infos
-    if a.module != b.module:
-        notes.append(f"The models differ: {a.module} in {names[0]}, {b.module} in {names[1]}.")
-    if a.ranks != b.ranks:
-        notes.append(
-            f"{names[0]} ran on {len(a.ranks)} ranks, {names[1]} on {len(b.ranks)}: only common ones are compared."
+    made = []
+    if len(a.ranks) != len(b.ranks):
+        made.append(
+            f"{names[0]} ran on {counted(len(a.ranks), 'rank')}, {names[1]} on {counted(len(b.ranks), 'rank')}: their "
+            "steps are not the same work, and only the ranks that both have are compared."
         )
-    held = [_buckets(timeline, info) for timeline, info in zip(timelines, infos, strict=True)]
+    elif a.ranks != b.ranks:
+        made.append(f"{names[0]} ran on other ranks than {names[1]}: only the ranks that both have are compared.")
+    if a.module != b.module:
+        made.append(f"The models differ: {a.module} in {names[0]}, {b.module} in {names[1]}.")
+    return made
+
+
+def _unlike(layouts: Sequence[Layout], names: Sequence[str]) -> tuple[list[str], bool]:
+    """What can't be compared, in sentences, and whether buckets can."""
+    held = [_buckets(one) for one in layouts]
     alike = held[0] == held[1] and bool(held[0])
-    if not alike:
-        counts = f"{a.buckets} in {names[0]}, {b.buckets} in {names[1]}"
-        notes.append(f"The buckets hold other parameters ({counts}): they are not compared one by one.")
-    return notes, alike
+    if alike:
+        return [], True
+    counts = f"{len(held[0])} in {names[0]}, {len(held[1])} in {names[1]}"
+    return [f"The buckets hold other parameters ({counts}): they are not compared one by one."], False
 
 
-def _buckets(timeline: Timeline, info: ReducerInfo) -> list[list[str]]:
+def _buckets(layout: Layout) -> list[list[str]]:
     """Names of the parameters of each bucket; empty if they are not known."""
-    if not info.generations:
+    if layout.description is None:
         return []
-    assignment = timeline.assignment(info.reducer)
-    of_index = {one["index"]: one["name"] for one in assignment["parameters"]}
-    return [[of_index[index] for index in bucket["parameters"]] for bucket in assignment["buckets"]]
+    of_index = {one["index"]: one["name"] for one in layout.description["parameters"]}
+    return [[of_index[index] for index in bucket["parameters"]] for bucket in layout.description["buckets"]]
 
 
 def _series(steps: Steps, ranks: Sequence[int], *, with_buckets: bool) -> _Series:

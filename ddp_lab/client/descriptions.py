@@ -1,6 +1,7 @@
 """What a rank's descriptions must hold, checked where they come in: everything behind may rely on it.
 
-A description comes over the wire, from a journal or from a file that somebody sent. Fields that are not named here are
+A description comes over the wire, from a journal or from a file that somebody sent. Its texts are made printable, see
+[Note: texts are printable from where they come in]. Fields that are not named here are
 kept as they are; of those named here, most may be missing (older files lack some), and none may be of another type.
 """
 
@@ -10,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..events import MOST_BUCKETS, MOST_PARAMETERS
+from ..printable import printable_json
 
-__all__ = ["check", "integer", "text"]
+__all__ = ["checked", "integer", "text"]
 
 _Check = Callable[[Any, str], None]
 
@@ -38,7 +40,11 @@ def _flag(value: Any, where: str) -> None:
 
 
 def _number(value: Any, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, int) and abs(value) >= _WIDE)
+    ):
         raise ValueError(f"{where} is {_shown(value)}, not a number")
 
 
@@ -127,26 +133,66 @@ _KINDS: dict[str, _Check] = {
         },
     ),
     "gone": _record({"reducer": _REDUCER}),
-    "inspection": _record({"reducer": _REDUCER, "step": _STEP, "buckets": _list(_record({"bucket": _BUCKET}))}),
-    "gradients": _record({"reducer": _REDUCER, "step": _STEP}),
-    "drift": _record({"reducer": _REDUCER, "step": _STEP}),
+    "inspection": _record(
+        {
+            "reducer": _REDUCER,
+            "step": _STEP,
+            "buckets": _list(_record({"bucket": _BUCKET, "norm": _number, "checksum": text})),
+        }
+    ),
+    "gradients": _record(
+        {
+            "reducer": _REDUCER,
+            "step": _STEP,
+            "generation": integer(0, 1 << 16),
+            "ranks": _list(_RANK),
+            "before": _list(_list(_maybe(_number))),
+            "after": _list(_maybe(_number)),
+            "nonfinite": _maybe(_record({"kind": text, "rank": _RANK, "parameter": _maybe(text)})),
+            "seconds": _number,
+        }
+    ),
+    "drift": _record(
+        {
+            "reducer": _REDUCER,
+            "step": _STEP,
+            "ok": _flag,
+            "first": _maybe(text),
+            "groups": _list(_list(_RANK)),
+            "seconds": _number,
+        },
+        {"differing": _COUNT, "tensors": _COUNT, "bytes": _COUNT, "error": text},
+    ),
 }
 _COMMON = _record({}, {"type": text, "session": _maybe(integer(0, _WIDE))})
 
 
-def check(description: Any) -> None:
-    """Checks one description.
+def checked(description: Any) -> dict[str, Any]:
+    """Checks one description; returns it with texts that can be shown anywhere.
 
     Raises:
         ValueError: names the field, what is wrong with it and what belongs there.
     """
     _COMMON(description, "a description")
     kind = description.get("type")
-    if kind not in _KINDS:
-        return
-    _KINDS[kind](description, f"a description of type {kind!r}")
+    if kind in _KINDS:
+        _KINDS[kind](description, f"a description of type {kind!r}")
     if kind == "assignment":
         _check_members(description)
+    if kind == "gradients":
+        _check_table(description)
+    try:
+        shown: dict[str, Any] = printable_json(description)
+    except RecursionError as error:
+        raise ValueError("a description holds lists in lists without end") from error
+    return shown
+
+
+def _check_table(gradients: Mapping[str, Any]) -> None:
+    """Checks that there is a norm for each rank and bucket."""
+    ranks, buckets = len(gradients["ranks"]), len(gradients["after"])
+    if not ranks or not buckets or [len(row) for row in gradients["before"]] != [buckets] * ranks:
+        raise ValueError(f"norms of gradients are not those of {ranks} ranks and {buckets} buckets")
 
 
 def _check_members(assignment: Mapping[str, Any]) -> None:

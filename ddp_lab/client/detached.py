@@ -9,9 +9,9 @@ it. That connection is the lease, too: as long as it is open the cluster stays; 
 of the client, the time of the lease runs, and then the keeper ends everything.
 
 The keeper is no hop for cells and events. Engines stay connected to the controller, to which the next client connects
-as the last one did. The wire's sockets are the client's, as ever: in the cluster's folder instead of on ports, so that
-the next client can listen at the same address with the same keys. Ranks connect again by themselves, and say hello each
-time they have (`ddp_lab.engine.telemetry`); the client then introduces itself (`ddp_lab.engine.left`), and gets again
+as the last one did. The wire's sockets are the client's, as ever, in the cluster's folder: the next client can listen
+at the same address with the same keys. Ranks connect again by themselves, and say hello each time they have
+(`ddp_lab.engine.telemetry`); the client then introduces itself (`ddp_lab.engine.left`), and gets again
 what the ring of events still holds and all descriptions. A keeper that owned the sockets would be a second copy of the
 wire, and would have to pass on every event.
 """
@@ -23,27 +23,26 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import registry
+from .. import machine, registry
 from ..errors import ClusterError
-from .launchers import Controller, ForkServer, in_words, process_environment, tail
+from .launchers import Controller, ForkServer, check_files, make_run_dir, process_environment, tail
 
 __all__ = ["DetachedCluster", "Keeper", "detached_clusters", "find", "free_name"]
 
 _ANSWER_SECONDS = 10.0
 _END_SECONDS = 10.0
-_LONGEST_SOCKET = 100  # bytes of a Unix socket's path; the system's limit is 107
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Keeper:
         self._socket = connection
         self._file = connection.makefile("rb")
         self._lock = threading.Lock()
-        self.controller: Controller = _KeptController(self)
+        self.controller = _KeptController(self, attached["controller_ended"])
         self.fork_server: ForkServer = _KeptForkServer(self, attached)
         self._reader = threading.Thread(target=self._read, name="ddp_lab-keeper", daemon=True)
 
@@ -105,10 +104,9 @@ class Keeper:
         Raises:
             ClusterError: there is a cluster of that name.
         """
-        run_dir = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))
+        check_files()
+        run_dir = make_run_dir()
         try:
-            if len(os.fsencode(run_dir)) > _LONGEST_SOCKET - len("/wire/control"):
-                raise ClusterError(f"{run_dir} is too long a path for sockets: set TMPDIR to a shorter one")
             controller, fork_server = Controller(run_dir), ForkServer(run_dir, environment)
             spec = {
                 "name": name,
@@ -207,6 +205,7 @@ class Keeper:
         self.send({"op": "stop"})
         if descriptor is not None:
             with os.fdopen(descriptor) as process:
+                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
                 select.select([process], [], [], _END_SECONDS)
         self.leave()
 
@@ -215,36 +214,57 @@ class Keeper:
             for line in self._file:
                 event = json.loads(line)
                 if event["event"] == "ended":
-                    self.fork_server.take_end(self._end(f"the fork server {in_words(event['code'])}"))
+                    self.fork_server.take_end(self.fork_server._how(event["code"]), self._log())
+                elif event["event"] == "controller ended":
+                    self.controller.take_end(event["code"])
+                elif event["event"] == "controller started":
+                    self.pids["controller"] = event["pid"]
                 elif event["event"] == "taken":
                     self._let_go(event["by"])
                     return
                 else:
                     self.fork_server._hear(event)
-        self.fork_server.take_end(self._end("the cluster's keeper has ended, or its lease ran out while we were away"))
+        self.fork_server.take_end(
+            f"the cluster's keeper (process {self.pids['keeper']}) has ended, or its lease ran out", self._log()
+        )
 
     def _let_go(self, by: int) -> None:
-        self.fork_server.take_end(f"process {by} has taken the cluster over")
+        self.fork_server.take_end(
+            f"process {by} has taken the cluster over", of_rank=f"passed to process {by}, which took the cluster over"
+        )
         if self.on_taken is not None:
             self.on_taken(by)
 
-    def _end(self, why: str) -> str:
-        return f"{why}; the end of its log:\n{tail(self.run_dir / 'fork_server.log')}"
+    def _log(self) -> str:
+        return f"; the end of the log:\n{tail(self.run_dir / 'fork_server.log')}"
 
 
 class _KeptController(Controller):
     """The controller of a cluster that a keeper keeps."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, code: int | None) -> None:
         super().__init__(keeper.run_dir)
         self._keeper = keeper
+        self._code = code
 
     @property
     def pid(self) -> int | None:
-        return self._keeper.pids["controller"]
+        return self._keeper.pids["controller"] if self._code is None else None
 
-    def start(self, engine_address: str = "127.0.0.1") -> None:
+    def take_end(self, code: int) -> None:
+        """On the keeper's reader thread: it has ended."""
+        self._code = code
+
+    def _exit_code(self) -> int | None:
+        return self._code
+
+    def start(self, engine_address: str | None = None) -> None:
         """It runs."""
+
+    def start_again(self) -> None:
+        self._begin_log()
+        self._code = None
+        self._keeper.send({"op": "controller"})
 
     def stop(self) -> None:
         """The keeper ends it."""
@@ -262,7 +282,7 @@ class _KeptForkServer(ForkServer):
         self.exits = {int(rank): code for rank, code in ranks["exits"].items()}
         self._failure = ranks["failure"]
         if attached["ended"] is not None:
-            self.take_end(f"the fork server {in_words(attached['ended'])}")
+            self.take_end(self._how(attached["ended"]))
 
     @property
     def pid(self) -> int | None:
@@ -329,6 +349,7 @@ def _connect(path: Path, pid: int) -> socket.socket:
     Raises:
         ClusterError: nobody is there, or somebody else.
     """
+    _check(machine.hindrances(pid))
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_ANSWER_SECONDS)
     try:
@@ -336,8 +357,7 @@ def _connect(path: Path, pid: int) -> socket.socket:
     except OSError as error:
         connection.close()
         raise ClusterError(f"the cluster's keeper (process {pid}) does not answer: {error}") from error
-    size = struct.calcsize("3i")
-    found, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    found, user = _peer(connection)
     if (found, user) != (pid, os.getuid()):
         connection.close()
         raise ClusterError(f"behind {path} is process {found} of user {user}, not the cluster's keeper")
@@ -355,10 +375,24 @@ def _ask(connection: socket.socket, question: Mapping[str, Any]) -> dict[str, An
                 raise ClusterError("the cluster has just ended")
             said += part
     except OSError as error:
+        _check(machine.hindrances(_peer(connection)[0]))
         raise ClusterError(f"the cluster's keeper does not answer: {error}") from error
     connection.settimeout(None)
     answer: dict[str, Any] = json.loads(said)
     return answer
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
+    size = struct.calcsize("3i")
+    pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, user
+
+
+def _check(hindrances: Sequence[str]) -> None:
+    """Raises `ClusterError` if something keeps the keeper from going on."""
+    if hindrances:
+        raise ClusterError(f"the cluster's keeper {'; '.join(hindrances)}")
 
 
 def _pidfd(pid: int) -> int | None:

@@ -3,59 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..insight import findings_ranks, stragglers
 from ..insight.facts import Facts
-from ..insight.stragglers import ARRIVAL, EVERYWHERE
+from ..insight.stragglers import ARRIVAL, EVERYWHERE, VARYING
 from .aligned import aligned
+from .layouts import Layout
 from .span_columns import TableView
 from .timeline_records import LatePlace
 
-__all__ = ["facts", "late_places"]
+__all__ = ["WARM_UP", "facts", "late_places"]
 
-_WARM_UP = 3  # steps left out where there are at least twice as many
-_MINIMUM_MS, _MINIMUM_SHARE = 1.0, 0.25
+WARM_UP = 3
+"""First steps with an assignment of buckets that are left out where as many others are left."""
 
 
 def facts(
     views: Sequence[TableView],
-    assignment: dict[str, Any] | None,
+    layout: Layout,
+    steps: npt.NDArray[np.int64],
     *,
-    last_steps: int | None = None,
-    minimum_ms: float = _MINIMUM_MS,
-    minimum_share: float = _MINIMUM_SHARE,
-    warm_up: int = _WARM_UP,
+    newer: int = 0,
+    minimum_ms: float = 1.0,
+    minimum_share: float = 0.25,
 ) -> Facts:
-    """What the steps of one assignment of buckets show.
+    """What steps with one layout of the buckets show.
 
     Args:
-        views: tables of the ranks of one reducer.
-        assignment: the description of its buckets; steps under another assignment are left out. None if no
-            description has come: then there are no names and no buckets.
-        last_steps: only so many newest ones.
+        views: tables of the ranks of one model, with these steps.
+        layout: of the buckets; without a description there are no names and no buckets.
+        steps: some of its steps.
+        newer: how many complete steps there are after these, with other buckets.
         minimum_ms: smaller delays of a rank are taken for noise.
         minimum_share: fraction of the steps in which a rank has to be late at one place.
-        warm_up: first steps to leave out.
     """
-    described = assignment or {"parameters": (), "buckets": (), "group_ranks": ()}
-    steps = aligned(views, last_steps, generation=described.get("generation"), warm_up=warm_up)
-    parameters = described["parameters"]
+    described = layout.description or {"parameters": (), "buckets": (), "group_ranks": ()}
+    parameters, buckets = described["parameters"], described["buckets"]
+    shown = aligned(views, steps, len(buckets) if layout.description else None)
     late = stragglers.find_late(
-        steps.begin, steps.places(), steps.forward_ns(), minimum_ns=minimum_ms * 1e6, minimum_share=minimum_share
+        shown.begin, shown.places(), shown.forward_ns(), minimum_ns=minimum_ms * 1e6, minimum_share=minimum_share
     )
-    return Facts(
-        steps=steps,
+    found = Facts(
+        steps=shown,
         names=[one["name"] for one in parameters],
         sizes=[one["bytes"] for one in parameters],
         keys=[(one.get("dtype", "?"), one.get("device", "?")) for one in parameters],
-        buckets=[one["parameters"] for one in described["buckets"]],
+        buckets=[one["parameters"] for one in buckets],
         options=described.get("options", {}),
         late=late,
         missing_ranks=len(set(described["group_ranks"]) - {one.rank for one in views}),
+        newer=newer,
     )
+    return findings_ranks.with_varying(found, minimum_ms * 1e6)
 
 
 def late_places(found: Facts) -> list[LatePlace]:
@@ -71,7 +73,7 @@ def late_places(found: Facts) -> list[LatePlace]:
                 parameter=found.names[one.place] if at_place and not on_device and found.names else None,
                 delay_ms=one.delay_ns / 1e6,
                 share=one.share,
-                where={ARRIVAL: "arrival", EVERYWHERE: "everywhere"}.get(one.place, "place"),
+                where={ARRIVAL: "arrival", EVERYWHERE: "everywhere", VARYING: "varying"}.get(one.place, "place"),
                 pattern=one.pattern,
                 cost_percent=float(np.clip(found.percent(cost), 0.0, 100.0)),
             )

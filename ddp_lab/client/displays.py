@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 __all__ = ["BlockDisplay", "KernelDisplay", "kernel_shell", "write_line"]
@@ -43,7 +43,13 @@ class KernelDisplay:
             return
         # Off the main thread the publisher would file the display under whichever cell runs now.
         content = {"data": dict(data), "metadata": dict(metadata), "transient": transient}
-        kind = "update_display_data" if update else "display_data"
+        self._send("update_display_data" if update else "display_data", content)
+
+    def error(self, name: str, value: str, traceback: Sequence[str]) -> None:
+        """Shows an error below that cell, though it has ended."""
+        self._send("error", {"ename": name, "evalue": value, "traceback": list(traceback)})
+
+    def _send(self, kind: str, content: Mapping[str, Any]) -> None:
         publisher = self._publisher
         publisher.session.send(publisher.pub_socket, kind, content, parent=self._parent, ident=publisher.topic)
 

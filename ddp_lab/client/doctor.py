@@ -7,11 +7,15 @@ What the ranks answer is `ddp_lab.engine.examine`, what follows from it [Note: w
 from __future__ import annotations
 
 import html
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..errors import DdpLabError
 from ..insight.calls import Diagnosis, diagnose_ahead
@@ -19,6 +23,7 @@ from ..insight.examined import Examined
 from ..insight.flights import Distance, Distances
 from ..insight.hangs import diagnose, different_calls
 from ..insight.lessons import hang_lesson
+from ..shipped import COPIED
 
 __all__ = ["Report", "Watch"]
 
@@ -26,6 +31,7 @@ _SURE_SECONDS = 2.0  # a rank waits for one that was not given the cell: nothing
 _MOMENT_S = 0.1
 _LOOKS = 4  # examinations within the time after which a cell without progress is told of
 _FRAMES, _LONGEST = 4, 140  # of each rank in the text: frames, and characters of one
+_CODE = re.compile("`([^`]+)`")
 _APART = 0.7  # of that time: what is found then is told within it
 
 
@@ -36,29 +42,31 @@ class Report:
     Attributes:
         diagnosis: the reason, and what to do.
         ranks: what each rank does.
+        processes: what there is to say of the cluster's other processes: stopped, or replaced.
     """
 
     diagnosis: Diagnosis
     ranks: tuple[Examined, ...]
+    processes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Report:
+    def of(cls, ranks: Sequence[Examined], before: Sequence[Examined] = (), processes: Sequence[str] = ()) -> Report:
         """The report on these ranks, and what they did a moment before (see `diagnose`)."""
-        return cls(diagnose(ranks, before), tuple(ranks))
+        return cls(diagnose(ranks, before), tuple(ranks), tuple(processes))
 
     @classmethod
-    def made(cls, examine: Callable[[], Sequence[Examined]]) -> Report:
+    def made(cls, examine: Callable[[], Sequence[Examined]], processes: Sequence[str] = ()) -> Report:
         """The report of two examinations, a moment apart if any rank waits."""
         before = examine()
         if not any(one.waits for one in before):
-            return cls.of(before)
+            return cls.of(before, (), processes)
         time.sleep(_MOMENT_S)
-        return cls.of(examine(), before)
+        return cls.of(examine(), before, processes)
 
     @property
     def brief(self) -> str:
         """The reason, and what to do."""
-        return brief(self.diagnosis)
+        return "\n".join([*self.processes, brief(self.diagnosis)])
 
     @property
     def lesson(self) -> str:
@@ -93,16 +101,36 @@ class Report:
             f"<td style='text-align:left'>{_stack(one)}</td></tr>"
             for one in self.ranks
         )
-        remedy = f"<br>→ {html.escape(self.diagnosis.remedy)}" if self.diagnosis.remedy else ""
+        remedy = f"<br>→ {_with_code(self.diagnosis.remedy)}" if self.diagnosis.remedy else ""
         titles = ("rank", "what it does", "in flight", "its stack")
         head = f"<tr>{''.join(cell(title, 'th') for title in titles)}</tr>"
-        more = f"<p><small>More: {html.escape(self.lesson)}</small></p>" if self.lesson else ""
-        return f"<p><b>{html.escape(self.diagnosis.sentence)}</b>{remedy}</p><table>{head}{rows}</table>{more}"
+        more = f"<p><small>More: {_link(self.lesson)}</small></p>" if self.lesson else ""
+        others = "".join(f"<p>{_with_code(line)}</p>" for line in self.processes)
+        sentence = _with_code(self.diagnosis.sentence)
+        return f"{others}<p><b>{sentence}</b>{remedy}</p><table>{head}{rows}</table>{more}"
 
 
 def brief(diagnosis: Diagnosis) -> str:
     """The reason, and what to do."""
     return f"{diagnosis.sentence}\n→ {diagnosis.remedy}" if diagnosis.remedy else diagnosis.sentence
+
+
+def _with_code(text: str) -> str:
+    """Escapes a text, and sets what stands in backticks as code."""
+    return _CODE.sub(r"<code>\1</code>", html.escape(text))
+
+
+def _link(lesson: str) -> str:
+    """A lesson as a link that a notebook follows, if it lies beside or above this one; else its name."""
+    document, _, heading = lesson.partition(", ")
+    here = Path.cwd()
+    for above in (here, *here.parents):
+        for home in (above, above / COPIED):
+            if (home / document).is_file():
+                path = Path(os.path.relpath(home / document, here)).as_posix()
+                target = f"{quote(path)}#{quote(heading.strip(chr(34)).replace(' ', '-'))}"
+                return f'<a href="{target}">{html.escape(lesson)}</a>'
+    return html.escape(lesson)
 
 
 def _since(one: Examined) -> str:

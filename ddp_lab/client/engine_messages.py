@@ -19,7 +19,7 @@ from ..errors import ClusterError
 from .answers import QUESTION
 from .results import CellText
 
-__all__ = ["CALL", "RankFunction", "drop_late_replies", "send"]
+__all__ = ["CALL", "RankFunction", "drop_late_replies", "registered", "send"]
 
 _RUN = Reference("__import__('ddp_lab.engine.cell', fromlist=['run']).run")
 _OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error", QUESTION}
@@ -80,6 +80,11 @@ def send(
             track_outstanding=True,
             message_future_hook=partial(_attach, rank, take),
         )
+
+
+def registered(client: Any) -> dict[int, str]:
+    """Engine id -> the uuid by which the controller knows it."""
+    return {engine: client._engines[engine] for engine in client.ids}
 
 
 def drop_late_replies(client: Any) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 __all__ = ["ENGINES", "check_engines", "host_command", "of_batch_system"]
 
 _MODULE = "ddp_lab.engine.host_server"
 _HOST = "{host}"
 _CONNECT_SECONDS = 10
+_THROUGH_A_SHELL = ("ssh", "rsh")  # these have a shell read the words on the other host
 
 _COMMANDS: dict[str, tuple[str, ...]] = {
     # A step of its own beside what else runs in the allocation, with all its processors and GPUs.
@@ -66,8 +68,12 @@ def host_command(engines: str | Sequence[str], host: str, python: str, host_seco
     """
     if engines == "ssh":
         return _ssh(host, python, host_seconds)
-    words = _COMMANDS[engines] if isinstance(engines, str) else engines
-    return [*(word.replace(_HOST, host) for word in words), python, "-m", _MODULE]
+    words = [word.replace(_HOST, host) for word in (_COMMANDS[engines] if isinstance(engines, str) else engines)]
+    return [*words, *([_for_a_shell(python)] if Path(words[0]).name in _THROUGH_A_SHELL else [python, "-m", _MODULE])]
+
+
+def _for_a_shell(python: str) -> str:
+    return f"exec {shlex.quote(python)} -m {_MODULE}"
 
 
 def _ssh(host: str, python: str, host_seconds: float) -> list[str]:
@@ -92,4 +98,4 @@ def _ssh(host: str, python: str, host_seconds: float) -> list[str]:
         "ServerAliveInterval": str(alive),
     }
     flags = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
-    return ["ssh", "-T", *flags, "--", host, f"exec {shlex.quote(python)} -m {_MODULE}"]
+    return ["ssh", "-T", *flags, "--", host, _for_a_shell(python)]

@@ -2,7 +2,7 @@
 
 [Note: who listens where]
 On this machine the controller's engine side and the wire listen on the address from which it reaches the hosts (on all
-addresses only if there are several), the controller's client side on loopback. On the first host the rendezvous
+addresses only if there are several), the controller's client side on Unix sockets. On the first host the rendezvous
 listens on the address from which that host reaches the second one; Gloo and NCCL use the interfaces of these addresses.
 With ranks on a single host, its rendezvous and groups stay on loopback. Each of these ways is tried before ranks use
 it, so that a firewall is named at the start and not by a training that hangs.
@@ -126,7 +126,7 @@ class HostProcesses(Processes):
 
     @property
     def broken(self) -> bool:
-        return bool(self.fork_server.lost())
+        return bool(self.fork_server.lost()) or self._disturbed
 
     @property
     def far_ranks(self) -> frozenset[int]:

@@ -21,6 +21,7 @@ from .wire import Wire
 
 if TYPE_CHECKING:
     from .cluster import Cluster
+    from .runs import Runs
 
 __all__ = ["Keeping", "LeftCell"]
 
@@ -74,6 +75,7 @@ class Keeping:
     _wire: Wire | None
     _members: Membership | None
     watch_seconds: float | None
+    results: Runs
 
     @classmethod
     def find(cls, name: str | None = None, *, take_over: bool = False) -> Cluster:
@@ -88,7 +90,7 @@ class Keeping:
             take_over: send a client away that is attached: its cells go on, but it hears nothing of them any more.
 
         Raises:
-            ClusterError: there is no such cluster, or a client is attached.
+            ClusterError: there is no such cluster, a client is attached, or this process runs another one of its name.
 
         Example:
             lab = ddp_lab.Cluster.find("train")
@@ -98,6 +100,7 @@ class Keeping:
         try:
             cluster = cls._of(keeper.notes)
             cluster.name, cluster.lease_seconds = keeper.name, keeper.lease_seconds
+            cluster._check_only_one(detached=True)
         except BaseException:
             keeper.leave()
             raise
@@ -167,9 +170,7 @@ class Keeping:
         keeper = self._processes.keeper if self._processes is not None else None
         if keeper is None:
             return Wire(address)
-        folder = keeper.run_dir / "wire"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        wire = Wire(str(folder), keeper.notes.get("wire"))
+        wire = Wire(address, keeper.notes.get("wire"))
         if "wire" not in keeper.notes:
             keeper.note(wire=wire.keys())
         return wire
@@ -201,13 +202,17 @@ class Keeping:
             assert self._wire is not None
             self._members = Membership(processes, self._wire, self._backend)
             processes.open_again({int(rank): engine for rank, engine in keeper.notes["engine_of_rank"].items()})
-            living = [rank for rank in processes.fork_server.pids if rank not in processes.fork_server.exits]
+            living = [
+                rank
+                for rank in processes.fork_server.pids
+                if rank not in processes.fork_server.exits and not self._members.is_stopped(rank)
+            ]
             self._wire.wait_connected(living, _HELLO_SECONDS)
             answers = self._wire.request(living, "introduce", _ANSWER_SECONDS)
             told = {rank: answer for rank, answer in answers.items() if answer.get("cell")}
             running = {rank: answer["cell"]["id"] for rank, answer in told.items() if answer["cell"]["ended"] is None}
             self._members.adopt({int(rank): found for rank, found in keeper.notes["joined"].items()}, running)
-            self._members.on_joined = self._remember
+            self._members.on_joined, self._members.on_lost = self._remember, self.results.give_up
             keeper.on_taken = self._taken
             self._told = {rank: answer for rank, answer in told.items() if _is_news(answer, keeper.alone_since)}
         except BaseException:
@@ -241,10 +246,8 @@ class Keeping:
         raise NotImplementedError
 
 
-def check_name(name: str | None, lease_seconds: float, detach: bool) -> None:
+def check_name(name: str | None, lease_seconds: float) -> None:
     """Raises `ValueError` where these make no sense."""
-    if name is not None and not detach:
-        raise ValueError(f"name={name!r}: only a detached cluster has a name (detach=True)")
     if name is not None and not is_name(name):
         raise ValueError(f"name={name!r}: letters, digits, '.', '_' and '-', at most 64")
     if not 0 < lease_seconds < float("inf"):

@@ -10,9 +10,12 @@ import contextlib
 import itertools
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +26,12 @@ from ..errors import ClusterError
 __all__ = [
     "Controller",
     "ForkServer",
+    "because",
+    "check_files",
     "in_words",
     "last_lines",
     "last_words",
+    "make_run_dir",
     "open_log",
     "process_environment",
     "tail",
@@ -39,38 +45,88 @@ _BELOW_CELLS = ("interactiveshell.py", "ddp_lab/engine/cell.py")  # frames from 
 # reports the end of a rank, and a machine that pauses for a minute must kill none.
 _HEARTBEAT_MS = 50
 _NEVER = 1_000_000_000
+_HEART_MONITOR_KILLED = 128  # and the signal's number: the controller's exit code then
 _TERM_SECONDS = 1.0
 _RANKS_SECONDS = 10.0  # half a second is usual; what ranks have started ends with the fork server's own end alone
+_FILES = 128  # descriptors; a start with two ranks takes some 60 in each process
+_FULL = 65_536  # bytes that are free on a disk that counts as full
+_LONGEST_PATH = 107  # bytes of a Unix socket's; the system's limit
+_LONGEST_SOCKET = "/wire/control"
+# What the log of a process says at its end that had used up what it may have; that in words, and what helps.
+_USED_UP = (
+    (
+        ("Too many open files",),
+        "it could open no more files (start Python or Jupyter anew with a higher limit, say after `ulimit -n 4096`)",
+    ),
+    (
+        (
+            *("MemoryError", "Cannot allocate memory", "failed to map segment", "can't start new thread", "bad_alloc"),
+            *("OUT OF MEMORY", "Resource temporarily unavailable (src/thread"),  # ZeroMQ's
+        ),
+        "it got no more memory (end what fills it, or start Python or Jupyter anew with a higher limit, say after "
+        "`ulimit -v unlimited`)",
+    ),
+)
+_CRASH_LINES = 200  # of a log's end: a crash tells its stacks behind its reason
 # By default it keeps the last thousand requests with all their outputs, joined anew for each line that comes.
 _NO_DATABASE = "ipyparallel.controller.dictdb.NoDB"
 
 
 class Controller:
-    """ipyparallel's controller: one process and its heart monitor, CurveZMQ on, on loopback.
+    """ipyparallel's controller: one process and its heart monitor, CurveZMQ on, behind Unix sockets in the run folder.
 
-    Engines of other hosts need an address that they reach; clients connect through loopback all the same.
+    Engines of other hosts connect to an address that they reach; clients connect to the sockets all the same. See
+    [Note: a controller that takes over] in `ddp_lab.engine.controller`.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._profile = run_dir / "profile"
         self._log = run_dir / "controller.log"
+        self._log_begins = 0  # where that of the newest one does
         self._process: subprocess.Popen[bytes] | None = None
+        self._command: list[str] = []
 
     @property
     def pid(self) -> int | None:
         """Process id while it runs."""
         return self._process.pid if self._process is not None else None
 
-    def command(self, parent: str, engine_address: str = "127.0.0.1") -> list[str]:
+    @property
+    def heart_monitor(self) -> int | None:
+        """Process id of its child while it has one."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        try:
+            found = children.read_text().split()
+        except OSError:  # it has ended, or the kernel does not tell
+            return None
+        return int(found[0]) if found else None
+
+    @property
+    def ended(self) -> str | None:
+        """How it has ended, e.g. ``"the controller was killed by SIGKILL (signal 9)"``; None while it runs."""
+        code, who = self._exit_code(), "the controller"
+        if code is None:
+            return None
+        if code > _HEART_MONITOR_KILLED:
+            code, who = _HEART_MONITOR_KILLED - code, "the controller's heart monitor"
+        return f"{who} {in_words(code)}{because(_text_of(self._log)[self._log_begins :], code)}"
+
+    def _exit_code(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def command(self, parent: str, engine_address: str | None = None) -> list[str]:
         """What to run below the process `parent`; makes the folders that it needs."""
         for folder in (self._profile, self._profile / "security"):
             folder.mkdir(mode=0o700)
+        sockets = self._run_dir / "c"  # a prefix: their names are c:1, c:2, ...
         options = [
             f"--profile-dir={self._profile}",
             "--usethreads",
-            "--ip=127.0.0.1",
-            f"--IPController.engine_ip={engine_address}",
+            *(f"--IPController.{side}_transport=ipc" for side in ("client", "monitor")),
+            *(f"--IPController.{side}_ip={sockets}" for side in ("client", "monitor")),
+            f"--IPController.engine_transport={'ipc' if engine_address is None else 'tcp'}",
+            f"--IPController.engine_ip={sockets if engine_address is None else engine_address}",
             "--IPController.enable_curve=True",
             f"--IPController.db_class={_NO_DATABASE}",
             f"--HeartMonitor.period={_HEARTBEAT_MS}",
@@ -80,15 +136,21 @@ class Controller:
         ]
         return [sys.executable, "-m", "ddp_lab.engine.controller", parent, str(self._run_dir), *options]
 
-    def start(self, engine_address: str = "127.0.0.1") -> None:
+    def start(self, engine_address: str | None = None) -> None:
         """Starts it and returns at once.
 
         Args:
-            engine_address: where engines connect; ``"0.0.0.0"`` for every address of this machine.
+            engine_address: where engines of other hosts connect, too; ``"0.0.0.0"`` for every address of this machine.
         """
+        self._command = self.command(str(os.getpid()), engine_address)
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Starts a successor of one that has ended, and returns at once."""
+        self._begin_log()
         with open_log(self._log) as log:
             self._process = subprocess.Popen(
-                self.command(str(os.getpid()), engine_address),
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -96,14 +158,31 @@ class Controller:
                 start_new_session=True,
             )
 
+    def _begin_log(self) -> None:
+        self._log_begins = len(_text_of(self._log))
+
+    def remember(self, engines: Mapping[int, str]) -> None:
+        """Writes down for a successor which engines (id -> uuid) are registered: it may have been killed at that."""
+        path = self._profile / "log" / "engines.json"
+        draft = path.with_suffix(".new")
+        with contextlib.suppress(OSError):  # a full disk, say: what the controller has written itself has to do
+            draft.write_text(json.dumps({"engines": dict(engines), "next_id": max(engines, default=-1) + 1}))
+            draft.replace(path)
+
+    def check(self) -> None:
+        """Raises `ClusterError` with the end of its log if it has ended."""
+        if (ended := self.ended) is not None:
+            full = self._run_dir.exists() and shutil.disk_usage(self._run_dir).free < _FULL
+            where = f" (No space left on device: {self._run_dir}; TMPDIR names another)" if full else ""
+            raise ClusterError(f"{ended}{where}; the end of its log:\n{tail(self._log)}")
+
     def connection(self) -> dict[str, dict[str, Any]] | None:
         """How a ``"client"`` and an ``"engine"`` connect; None while the controller has not said it yet.
 
         Raises:
             ClusterError: the controller ended.
         """
-        if self._process is not None and (code := self._process.poll()) is not None:
-            raise ClusterError(f"the controller {in_words(code)}; the end of its log:\n{tail(self._log)}")
+        self.check()
         found = {}
         for kind in ("client", "engine"):
             try:
@@ -118,6 +197,7 @@ class Controller:
         if self._process is None:
             return
         self._process.terminate()
+        self._process.send_signal(signal.SIGCONT)
         try:
             self._process.wait(_TERM_SECONDS)
         except subprocess.TimeoutExpired:
@@ -225,11 +305,11 @@ class ForkServer:
     def check(self, ranks: Sequence[int] = ()) -> None:
         """Raises `ClusterError` with the end of the log if the fork server or one of `ranks` has ended."""
         if self._failure is not None:
-            raise ClusterError(f"the ranks could not start:\n{self._failure}")
+            raise ClusterError(f"the ranks could not start{because(self._failure, 1) or ':'}\n{self._failure}")
         for rank in ranks:
             if rank in self.exits:
                 why, log = self.reasons.get(rank) or in_words(self.exits[rank]), tail(self.log_of(rank))
-                raise ClusterError(f"rank {rank} {why} while it started; the end of its log:\n{log}")
+                raise ClusterError(f"while starting, rank {rank} {why}; the end of its log:\n{log}")
 
     def stop(self) -> None:
         """Ends every rank, then the fork server, and waits for it."""
@@ -239,6 +319,7 @@ class ForkServer:
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+        self._process.send_signal(signal.SIGCONT)
         try:
             self._process.wait(_RANKS_SECONDS)
         except subprocess.TimeoutExpired:
@@ -293,6 +374,9 @@ class ForkServer:
             self.pids[event["rank"]] = event["pid"]
         elif kind == "exited":
             if self.pids.get(event["rank"]) == event["pid"]:
+                log = self.log_of(event["rank"])
+                if log.exists() and (why := because(_text_of(log), event["code"])):
+                    self.reasons[event["rank"]] = in_words(event["code"]) + why
                 self.exits[event["rank"]] = event["code"]
                 return int(event["rank"])
         elif kind == "answer":
@@ -303,15 +387,45 @@ class ForkServer:
 
     def _ended(self, code: int) -> None:
         """On the reader's thread: the process has ended, and its ranks with it."""
-        self.take_end(f"the fork server {in_words(code)}; the end of its log:\n{tail(self._log)}")
+        self.take_end(self._how(code), f"; the end of its log:\n{tail(self._log)}")
 
-    def take_end(self, why: str) -> None:
-        """No event will come any more: the ranks have ended with what they were forked from."""
+    def _how(self, code: int) -> str:
+        return f"the fork server {in_words(code)}{because(_text_of(self._log), code)}"
+
+    def take_end(self, why: str, more: str = "", of_rank: str | None = None) -> None:
+        """No event will come any more: the ranks have ended with what they were forked from.
+
+        Args:
+            why: what has happened.
+            more: for whoever needs new ranks.
+            of_rank: what to say of a rank; None: that it has ended, and why.
+        """
         with self._lock:
             for rank in self.pids:
-                self.exits.setdefault(rank, -signal.SIGKILL)
+                if rank not in self.exits:
+                    self.reasons[rank] = of_rank or f"ended: {why} (`%cluster restart` gives new ranks)"
+                    self.exits[rank] = -signal.SIGKILL
             if self._failure is None:
-                self._failure = why
+                self._failure = why + more
+
+
+def make_run_dir() -> Path:
+    """A folder for a cluster's files and sockets, for this user alone; in /tmp where its path would be too long."""
+    made = Path(tempfile.mkdtemp(prefix=(prefix := f"ddp_lab-{os.getpid()}-")))
+    if len(os.fsencode(made)) + len(_LONGEST_SOCKET) > _LONGEST_PATH:
+        made.rmdir()
+        made = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    return made
+
+
+def check_files() -> None:
+    """Raises `ClusterError` if this process may not open as many files as a cluster needs."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= allowed < _FILES:
+        raise ClusterError(
+            f"this process may have only {allowed} files open at a time, and a cluster needs {_FILES}: raise the limit "
+            f"before you start Python or Jupyter (`ulimit -n 1024`)"
+        )
 
 
 def open_log(path: Path) -> BinaryIO:
@@ -322,6 +436,17 @@ def open_log(path: Path) -> BinaryIO:
 def tail(path: Path) -> str:
     """The last lines of a log file."""
     return last_lines(_text_of(path)) if path.exists() else "(no log)"
+
+
+def because(log: str, code: int) -> str:
+    """What the end of a log tells of why its process has ended with this exit code, if that had used up what it may
+    have; "" else. Begins with a colon."""
+    if code >= 0 or code == -signal.SIGABRT:
+        end = "\n".join(log.splitlines()[-_CRASH_LINES:])
+        for signs, words in _USED_UP:
+            if any(sign in end for sign in signs):
+                return f": {words}"
+    return ""
 
 
 def last_words(path: Path) -> str:

@@ -11,25 +11,20 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..errors import ClusterError
 from ..faults import Fault, to_dict
 from ..insight.before_after import BeforeAfter, before_after
+from .changes import last_change
 from .live_records import Reconfigured, StepState
-from .span_columns import step_columns
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from .timeline import Timeline
     from .wire import Wire
 
-__all__ = ["LiveControl", "steps_of_change"]
+__all__ = ["LiveControl"]
 
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
-_WARM_UP = 2  # steps after a change that are not like the others
 
 
 class LiveControl:
@@ -156,16 +151,17 @@ class LiveControl:
         Args:
             reducer: which model; None for the most recently active.
             what: a column of `Timeline.steps` in ms; of several ranks the mean counts.
-            last_steps: so many steps on each side at most, those next to the change on the side before it, the newest
-                after it.
-            generation: of the assignment that is compared with the one before it; None for the newest.
+            last_steps: so many steps on each side at most, the newest. Steps beyond a fault that began or ended
+                count on neither side.
+            generation: number of an assignment (`Reconfigured.generation`): the change that led to it is looked at;
+                None for the last change.
 
         Raises:
-            ValueError: there are fewer than 10 steps on a side.
+            ValueError: nothing was changed, or there are fewer than 10 steps on a side.
         """
         known = [one.reducer for one in self.timeline.reducers() if reducer in (None, one.reducer)]
         number = known[-1] if known else self._live_model(reducer)  # which says why there is none
-        return before_after(*steps_of_change(self.timeline, number, what, last_steps, generation))
+        return before_after(*last_change(self.timeline, number, what, last_steps, generation).times)
 
     # -- faults
 
@@ -326,28 +322,3 @@ class LiveControl:
             if "error" in answers[rank]:
                 raise ClusterError(f"rank {rank} refuses: {answers[rank]['error']}")
         return answers
-
-
-def steps_of_change(
-    timeline: Timeline, reducer: int, what: str = "step_ms", last_steps: int = 200, generation: int | None = None
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The times of the steps before and after a change of a model's assignment; see `LiveControl.before_after`.
-
-    Raises:
-        ValueError: there is no assignment before it.
-    """
-    columns = step_columns(timeline.views(reducer))  # without pandas, which takes a second to load
-    generation_of, step_of, times = columns["generation"], columns["step"], columns[what]
-    complete = columns["state"] == "complete"
-    generations = sorted({int(one) for one in generation_of[complete]})
-    newest = generations[-1] if generations and generation is None else generation
-    earlier = [one for one in generations if newest is not None and one < newest]
-    if not earlier:
-        raise ValueError("the model has had one assignment of buckets: there is nothing before it to compare with")
-    sides = []
-    for one in (earlier[-1], newest):
-        rows = complete & (generation_of == one) & np.isfinite(times)
-        steps, place = np.unique(step_of[rows], return_inverse=True)
-        means = np.bincount(place, times[rows], len(steps)) / np.bincount(place, minlength=len(steps))
-        sides.append(means[_WARM_UP:][-last_steps:])
-    return sides[0], sides[1]

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from ..errors import ClusterError
-from . import cell_syntax, commands, rank_completion, rank_inspection
+from . import brief_errors, cell_syntax, commands, rank_completion, rank_inspection
+from .failures import marked
 from .host_commands import ENGINES
 from .rank_sets import parse_ranks
 from .results import CellText
@@ -33,6 +34,7 @@ def load(shell: Any) -> None:
     for name, kind in _MAGICS.items():
         functions[name].__doc__ = _PARSERS[name].format_help()
         shell.register_magic_function(functions[name], kind, name)
+    brief_errors.load(shell)
     rank_completion.load(shell)
     rank_inspection.load(shell)
 
@@ -40,6 +42,7 @@ def load(shell: Any) -> None:
 def unload(shell: Any) -> None:
     """Stops the current cluster and takes the magics away."""
     commands.stop_quietly()
+    brief_errors.unload(shell)
     rank_completion.unload(shell)
     rank_inspection.unload(shell)
     for name, kind in _MAGICS.items():
@@ -58,6 +61,7 @@ def _cluster(line: str) -> None:
                 env=dict(options.env),
                 backend=options.backend,
                 hosts=options.hosts,
+                name=options.name,
                 detached=_detached(options),
                 engines=options.engines,
                 python=options.python,
@@ -66,7 +70,9 @@ def _cluster(line: str) -> None:
         elif options.command == "attach":
             commands.attach(options.name, options.take_over)
         elif options.command == "list":
-            commands.list_detached()
+            commands.list_clusters()
+        elif options.command == "use":
+            commands.use(options.name)
         elif options.command == "rejoin":
             commands.rejoin(options.replace or ())
         else:
@@ -75,10 +81,9 @@ def _cluster(line: str) -> None:
 
 def _detached(options: argparse.Namespace) -> dict[str, Any] | None:
     """What `%cluster start` says of a cluster that is to outlive the notebook; None for one that is not."""
-    given = {"name": options.name, "lease_seconds": options.lease}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given and not options.detach:
-        raise UsageError("%cluster start: --name and --lease are for --detach")
+    if options.lease is not None and not options.detach:
+        raise UsageError("%cluster start: --lease is for --detach")
+    given = {} if options.lease is None else {"lease_seconds": options.lease}
     return given if options.detach else None
 
 
@@ -94,6 +99,7 @@ def _distributed(shell: Any, line: str, cell: str) -> Any:
     with _brief_errors():
         return commands.run_cell(
             text,
+            cluster_name=options.cluster,
             ranks=options.ranks,
             label=label,
             timeout=options.timeout,
@@ -130,7 +136,7 @@ def _brief_errors() -> Iterator[None]:
     try:
         yield
     except ClusterError as error:
-        lines = [f"\x1b[1;31m{type(error).__name__}\x1b[0m: {error}"]
+        lines = [f"{marked(type(error).__name__)}: {error}"]
         error._render_traceback_ = lambda: "\n".join(lines).splitlines()  # type: ignore[attr-defined]
         raise
     except (ValueError, TypeError, NameError) as error:
@@ -253,13 +259,17 @@ def _cluster_parser() -> _Parser:
     start.add_argument("--python", metavar="PATH", help="the Python on other hosts (default: the path of this one)")
     start.add_argument("--address", metavar="IP", help="this machine's address that the hosts reach (default: found)")
     start.add_argument("--detach", action="store_true", help="the ranks outlive this notebook, until %%cluster stop")
-    start.add_argument("--name", metavar="NAME", help="under which `%%cluster attach NAME` finds a detached cluster")
+    start.add_argument(
+        "--name", metavar="NAME", help="tells it from other clusters; `%%cluster attach NAME` finds a detached one"
+    )
     start.add_argument(
         "--lease",
         type=_checked(_seconds),
         metavar="S",
         help="seconds that a detached cluster lives while no notebook is attached (default: 3600)",
     )
+    use = commands_.add_parser("use", description=_USE, help=_USE.replace("%", "%%"))
+    use.add_argument("name", metavar="NAME", help="as `%%cluster list` shows it")
     attach = commands_.add_parser("attach", description=_ATTACH, help=_ATTACH)
     attach.add_argument("name", nargs="?", metavar="NAME", help="which (default: the only one)")
     attach.add_argument("--take-over", action="store_true", help="send a notebook away that is attached")
@@ -271,6 +281,7 @@ def _cluster_parser() -> _Parser:
 
 
 _START = "Starts ranks and returns when all have finished a collective."
+_USE = "Makes a running cluster of this notebook the current one: %%distributed cells run on it."
 _ATTACH = "Finds a detached cluster again: variables are kept, cells have run on."
 _CLUSTER_COMMANDS = {
     "status": "Shows every rank: state, device, process.",
@@ -279,7 +290,7 @@ _CLUSTER_COMMANDS = {
     "rejoin": "Gives the ranks new process groups, and those that have ended new processes; variables are kept.",
     "interrupt": "Raises KeyboardInterrupt in the cells that run.",
     "detach": "Lets go of a detached cluster; its ranks and their cells go on.",
-    "list": "Lists the detached clusters of this user: who is attached, how long they live.",
+    "list": "Lists the clusters of this notebook, the current one first, and the detached clusters of this user.",
     "results": "Lists the cells that were named with `%%distributed --name NAME`, and what came of them.",
     "doctor": "Says why the ranks do not come on: what each of them does, who waits for whom, what helps.",
 }
@@ -287,10 +298,15 @@ _CLUSTER_COMMANDS = {
 
 def _distributed_parser() -> _Parser:
     parser = _Parser("%%distributed", "Runs the cell on the ranks; starts a cluster with defaults if none runs.")
+    parser.add_argument("--cluster", metavar="NAME", help="on this cluster of the notebook (default: the current one)")
     _add_ranks(parser)
     parser.add_argument("--timeout", type=_checked(_seconds), metavar="S", help="interrupt the ranks after S seconds")
     parser.add_argument("--watch", action="store_true", help="show the dashboard above the output")
-    parser.add_argument("--no-wait", action="store_true", help="return a CellRun at once; outputs keep coming")
+    parser.add_argument(
+        "--no-wait",
+        action="store_true",
+        help="give the prompt back at once; the cell goes on, and its end is shown here",
+    )
     parser.add_argument("--name", default="", metavar="NAME", help="the cell's name in tracebacks and in `lab.results`")
     parser.add_argument("--quiet", action="store_true", help="show no outputs, only errors")
     return parser

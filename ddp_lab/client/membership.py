@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .. import machine
 from ..errors import ClusterError, FallbackWarning
 from ..insight.calls import mismatch_of
 from ..insight.examined import Examined, Place
@@ -34,6 +35,7 @@ from .wire import Wire
 __all__ = ["Membership", "RankRecord"]
 
 _ANSWER_SECONDS = 1.0
+_MOMENT_SECONDS = 0.2
 _PLACE_SECONDS = 5.0  # torch looks the source lines of all recorded stacks up
 _END_SECONDS = 30.0
 _SILENT = "answered nobody (a call into C code held Python's interpreter, or it was stopped) and was ended"
@@ -57,6 +59,8 @@ class RankRecord:
         clock: how exactly its times are known on one axis with those of other hosts; empty where one clock serves all.
         in_flight: collectives that it has launched and that have not ended, in words, e.g. ``"2, oldest all_reduce #18
             of 4 MiB for 3.2 s"``; "" if there is none.
+        broken_by: why its groups were shut down: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed; "" if
+            they were not.
     """
 
     rank: int
@@ -70,6 +74,13 @@ class RankRecord:
     exit_code: int | None
     clock: str = ""
     in_flight: str = ""
+    broken_by: str = ""
+
+    @property
+    def word(self) -> str:
+        """Its state in a reader's word; a rank whose own cell was the cause is "failed", not "freed"."""
+        own = self.state == "freed" and self.broken_by in ("failed", "interrupted")
+        return self.broken_by if own else self.state
 
 
 class Membership:
@@ -97,6 +108,7 @@ class Membership:
         self._ended: dict[int, str] = {}  # ranks that were ended from here, and why
         self.suspect = False
         self.on_joined: Callable[[], None] | None = None  # called when ranks have joined or rejoined
+        self.on_lost: Callable[[Mapping[int, str]], None] | None = None  # called before ranks get new processes
         wire.on_status(self._on_status)
 
     def join(self, progress: Progress) -> None:
@@ -147,7 +159,9 @@ class Membership:
             ClusterError: a rank still runs a cell, or could not be started.
         """
         if self._processes.fork_server.failed:
-            raise ClusterError("all ranks are gone: `%cluster restart` (or .restart()) gives new ones")
+            why = next(iter(self.lost().values()), "ended (`%cluster restart` gives new ranks)")
+            raise ClusterError(f"all ranks {why}")
+        self._processes.look_after()
         self._end(replace, "was ended for a new one")
         lost = self.lost()
         self._check_idle()
@@ -155,6 +169,8 @@ class Membership:
         self.suspect = True  # until all have rejoined: an interrupt may come before
         try:
             if lost:
+                if self.on_lost is not None:
+                    self.on_lost(lost)
                 self._processes.fork_engines(progress, sorted(lost))
             else:
                 self._processes.prepare("rejoining")
@@ -274,6 +290,7 @@ class Membership:
                     exit_code=exits.get(rank),
                     clock=clocks.get(rank, ""),
                     in_flight=in_flight_words(answer.get("in_flight") or {}),
+                    broken_by=answer.get("broken_by", ""),
                 )
             )
         return tuple(records)
@@ -293,6 +310,8 @@ class Membership:
             answer = answers.get(rank)
             if rank in lost:
                 made.append(Examined(rank, "dead", why=lost[rank]))
+            elif answer is None and self.is_stopped(rank):
+                made.append(Examined(rank, "stopped", why=f"kill -CONT {self._processes.fork_server.pids[rank]}"))
             elif answer is None:
                 made.append(Examined(rank, "silent"))
             elif "error" in answer:
@@ -315,9 +334,18 @@ class Membership:
         }
         return [replace(one, entered_at=places.get(one.rank)) for one in ranks]
 
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a rank of this machine was stopped by a signal."""
+        pid = self._processes.fork_server.pids.get(rank)
+        return pid is not None and rank not in self._processes.far_ranks and machine.stopped(pid)
+
+    def ask(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """What these ranks answer to a ping at once."""
+        return self._wire.request(ranks, "ping", _MOMENT_SECONDS)
+
     def end_silent(self, ranks: Iterable[int]) -> None:
-        """Ends those of these ranks that answer nobody: no interrupt can reach them."""
-        living = [rank for rank in ranks if rank not in self.lost()]
+        """Ends those of these ranks that answer nobody: no interrupt can reach them; but not if they were stopped."""
+        living = [rank for rank in ranks if rank not in self.lost() and not self.is_stopped(rank)]
         answers = self._wire.request(living, "ping", _ANSWER_SECONDS)
         silent = {rank for rank in living if rank not in answers}
         # Not the rank is silent, but the way to it: it may run on, and is ended with its host if that stays away.
@@ -355,6 +383,13 @@ class Membership:
                     raise ClusterError(
                         f"the host of {label_of(cut_off)} does not answer: wait for it, or for its being given up"
                     )
+                stopped = [rank for rank in silent if self.is_stopped(rank)]
+                if stopped:
+                    pids = " ".join(str(self._processes.fork_server.pids[rank]) for rank in stopped)
+                    raise ClusterError(
+                        f"{label_of(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP): "
+                        f"`kill -CONT {pids}` continues {'it' if len(stopped) == 1 else 'them'}"
+                    )
                 if silent:
                     raise ClusterError(
                         f"rank {silent[0]} does not answer: wait for it, or give it a new process "
@@ -381,6 +416,7 @@ class Membership:
             "world_size": self._world_size,
             "backend": _c10d_backend(self._backend, devices[0], {answer["host"] for answer in answers.values()}),
             "port": answers[0]["port"],
+            "users_port": answers[0]["users_port"],
             "groups": sorted(found.values(), key=_in_order_of_creation),
             "group_count": max(answer["group_count"] for answer in answers.values()),
             "broken": sorted({reducer for answer in answers.values() for reducer in answer["broken"]}),

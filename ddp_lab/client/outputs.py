@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from .displays import BlockDisplay, KernelDisplay, kernel_shell, write_line
 from .floods import Message, thinned
-from .lines import Line, TerminalText
+from .lines import Line, TerminalText, plain
 from .progress_bars import bar_of, began_as
 from .rank_sets import label_of
 from .row_text import text_of
@@ -29,6 +29,7 @@ _CHARACTERS_PER_S = 100_000
 _LONGEST_PAUSE_S = 2.0
 _MOST_RICH = 100  # figures, tables, widgets of one cell; of further ones the plain form is shown
 _LONGEST_LINE = 20_000
+_LAST_LINES, _LAST_WIDTH = 100, 300  # of a board's end
 
 
 class Board(Protocol):
@@ -223,6 +224,11 @@ class OutputBoard:
         if not stays:
             self._notes.append(row)
         self.refresh()
+
+    def last_lines(self) -> str:
+        """The end of the text that is shown, without colours: at most 100 lines."""
+        lines = [line for block in self._rows.blocks[-3:] for line in text_of(block, self._where, False).splitlines()]
+        return plain("\n".join(line[:_LAST_WIDTH] for line in lines[-_LAST_LINES:]))
 
     def show_again(self) -> None:
         """Updates every block once more, for front ends that missed what came between two cells."""

@@ -19,6 +19,7 @@ __all__ = ["CELL", "PATH", "ask", "first_rank", "load", "unload"]
 
 _SECONDS = 0.3
 CELL = re.compile(r"\s*%%distributed\b(?P<options>[^\n]*)\n")
+_CLUSTER = re.compile(r"--cluster[ =](?P<name>\S+)")
 _RANKS = re.compile(r"--ranks[ =](?P<ranks>\S+)")
 # A name with attributes and literal subscripts, up to the cursor.
 PATH = re.compile(r"""(?:[^\W\d]\w*(?:\[(?:\d+|'[^'\n]*'|"[^"\n]*")\])*\s*\.\s*)*(?:[^\W\d]\w*)?$""")
@@ -43,7 +44,7 @@ def _matcher(context: CompletionContext) -> dict[str, Any]:
     if cell is None or context.cursor_line < 1 or path is None or not path.group():
         return {"completions": []}
     text = path.group()
-    answer = ask(first_rank(cell["options"]), "complete", _SECONDS, text=text) or {}
+    answer = ask(cell["options"], "complete", _SECONDS, text=text) or {}
     found = [(name, kind) for name, kind in answer.get("matches", [])]
     begun = text.rpartition(".")[2].strip()
     completions = [SimpleCompletion(name, type=kind) for name, kind in found]
@@ -60,10 +61,15 @@ def first_rank(options: str) -> int:
         return 0
 
 
-def ask(rank: int, op: str, seconds: float, **request: Any) -> dict[str, Any] | None:
-    """What a rank of the current cluster answers; None if there is none, or no answer in time."""
+def ask(options: str, op: str, seconds: float, **request: Any) -> dict[str, Any] | None:
+    """What the first of the ranks answers on which a cell with these options would run.
+
+    None if there is no cluster, or no answer in time.
+    """
     module = sys.modules.get("ddp_lab.client.cluster")
-    cluster = module.current_cluster() if module is not None else None
+    clusters = module.running_clusters() if module is not None else []
+    named, rank = _CLUSTER.search(options), first_rank(options)
+    cluster = next((one for one in clusters if named is None or one.name == named["name"]), None)
     if cluster is None or rank >= cluster.world_size:
         return None
     try:

@@ -51,7 +51,7 @@ def _inspect(code: str, cursor: int, detail: int) -> dict[str, Any] | None:
         return None
     text = _name_at(code[cell.end() :], cursor - cell.end())
     rank = rank_completion.first_rank(cell["options"])
-    answer = rank_completion.ask(rank, "help", _SECONDS, text=text, source=detail > 0) if text else None
+    answer = rank_completion.ask(cell["options"], "help", _SECONDS, text=text, source=detail > 0) if text else None
     if answer is None or "sections" not in answer:
         return None
     data = {"text/plain": _as_text(answer["sections"], rank)} if answer["sections"] else {}

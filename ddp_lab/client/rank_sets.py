@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable
 
-__all__ = ["label_of", "parse_ranks"]
+__all__ = ["label_of", "label_of_ranges", "parse_ranks"]
 
 _PART = re.compile(r"(\d+)(?:\s*[-–:]\s*(\d+))?$")
 
 
 def label_of(ranks: Iterable[int]) -> str:
     """`"rank 0"`, `"ranks 0–3"` or `"ranks 0, 2–3"`."""
-    ordered = sorted(ranks)
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    parts = []
-    for _, run in itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
-        members = [rank for _, rank in run]
-        parts.append(f"{members[0]}–{members[-1]}" if len(members) > 1 else f"{members[0]}")
-    return "ranks " + ", ".join(parts)
+    return label_of_ranges(range(rank, rank + 1) for rank in sorted(ranks))
+
+
+def label_of_ranges(ranges: Iterable[range]) -> str:
+    """The same of ranges in order, however many ranks they hold."""
+    joined: list[tuple[int, int]] = []
+    for one in ranges:
+        if joined and one.start == joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], one.stop - 1)
+        else:
+            joined.append((one.start, one.stop - 1))
+    parts = [f"{first}–{last}" if last > first else f"{first}" for first, last in joined]
+    return f"rank{'' if len(joined) == 1 and joined[0][0] == joined[0][1] else 's'} {', '.join(parts)}"
 
 
 def parse_ranks(text: str) -> list[int]:

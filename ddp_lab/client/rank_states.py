@@ -45,10 +45,14 @@ class RankState:
 
     @property
     def word(self) -> str:
-        """ "queued", "running", "done" or "failed"."""
+        """ "queued", "running", "done", "failed" or "interrupted"."""
         if not self.ended:
             return "queued" if self.begun_s is None else "running"
-        return "done" if self.report is not None and self.report["ok"] else "failed"
+        if self.report is None:
+            return "failed"
+        if self.report["ok"]:
+            return "done"
+        return "interrupted" if self.report["name"] == reports.INTERRUPTED else "failed"
 
 
 class RankStates:
@@ -91,6 +95,10 @@ class RankStates:
         now = time.monotonic()
         return all(state.ended and (state.idle or now - state.ended_s > _TRAILING_S) for state in self._states.values())
 
+    def cut_short(self) -> tuple[int, ...]:
+        """The ranks that have answered, and whose last outputs have not come."""
+        return tuple(rank for rank, state in self._states.items() if state.ended and not state.idle)
+
     def take_output(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """Keeps an output message."""
         if kind == "execute_result":
@@ -119,12 +127,12 @@ class RankStates:
 
     def failed_before(self, time_s: float) -> RankFailure | None:
         """The first failure, if it came before `time_s` on the monotonic clock."""
-        if any(state.word == "failed" and state.ended_s <= time_s for state in self._states.values()):
+        if any(state.word in ("failed", "interrupted") and state.ended_s <= time_s for state in self._states.values()):
             return next(iter(self.failures().values()))
         return None
 
     def words(self) -> dict[int, str]:
-        """rank -> "queued", "running", "done" or "failed"."""
+        """rank -> "queued", "running", "done", "failed" or "interrupted"."""
         return {rank: state.word for rank, state in self._states.items()}
 
     def values(self) -> dict[int, Any]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import events, journal
 from ..insight.clocks import ClockOffset
-from . import descriptions, timeline_files
+from . import journal_messages, timeline_files
 
-__all__ = ["Recording", "find_files", "is_journal", "read"]
+__all__ = ["Recording", "find_files", "read"]
 
 
 @dataclass
@@ -28,9 +27,13 @@ class Recording:
         host: name of its host.
         clock: the same for ranks with one clock; empty if unknown.
         pid: its process.
+        session: when it began, in nanoseconds since 1970; None if unknown.
+        torch: the version of torch; empty if unknown.
+        script: what it ran; empty if unknown.
         how: how the program ended: "finished", "interrupted", an error; "killed" if the file does not say.
         batches: events, oldest first.
         descriptions: what they refer to.
+        damage: sentences on what of it is damaged or missing.
         moved: by how much the times were moved onto another host's clock; None: they were not.
     """
 
@@ -42,31 +45,51 @@ class Recording:
     host: str = ""
     clock: str = ""
     pid: int | None = None
+    session: int | None = None
+    torch: str = ""
+    script: str = ""
     how: str = ""
     batches: list[events.Batch] = field(default_factory=list)
     descriptions: list[dict[str, Any]] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
     moved: ClockOffset | None = None
 
 
-def find_files(paths: Sequence[Path]) -> list[Path]:
+def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """The files that are meant: those given, and of each folder the journals, or else the ``.npz`` files.
+
+    Returns:
+        The files, and in words what in a folder has such a name and is no recording.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
         ValueError: a folder holds no recording.
     """
     found: list[Path] = []
+    others: list[str] = []
     for path in paths:
         if not path.is_dir():
             if not path.exists():
                 raise FileNotFoundError(f"{path} does not exist")
             found.append(path)
             continue
-        inside = sorted(path.glob(f"*{journal.SUFFIX}")) or sorted(path.glob("*.npz"))
+        inside = []
+        for suffix, is_one in ((journal.SUFFIX, journal.is_journal), (".npz", timeline_files.is_saved)):
+            for one in sorted(path.glob(f"*{suffix}")):
+                try:
+                    why = "" if is_one(one) else "it is no recording"
+                except ValueError as error:
+                    why = str(error)
+                if why:
+                    others.append(f"{one} is left out: {why}")
+                else:
+                    inside.append(one)
+            if inside:
+                break
         if not inside:
-            raise ValueError(f"{path} holds no recording: neither *{journal.SUFFIX} nor *.npz")
+            raise ValueError("; ".join([f"{path} holds no recording: neither *{journal.SUFFIX} nor *.npz", *others]))
         found += inside
-    return found
+    return found, others
 
 
 def read(path: Path) -> list[Recording]:
@@ -75,68 +98,36 @@ def read(path: Path) -> list[Recording]:
     Raises:
         ValueError: it is no recording, or of another schema version.
     """
-    return [_journal(path)] if is_journal(path) else list(_saved(path))
-
-
-def is_journal(path: Path) -> bool:
-    """Whether a file is a journal, by its beginning."""
-    with path.open("rb") as file:
-        return file.read(len(journal.MAGIC)) == journal.MAGIC
+    return [_journal(path)] if journal.is_journal(path) else list(_saved(path))
 
 
 def _journal(path: Path) -> Recording:
-    made = Recording(path, rank=-1, how="killed")
-    for frames in journal.messages(path):
-        try:
-            _take(made, frames)
-        except _OtherSchema:
-            raise
-        except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
-            what = f"a message lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"{path} is damaged: {what}") from error
-    if made.rank < 0:
-        raise ValueError(f"{path} does not say whose journal it is: its rank was killed while it was being begun")
-    return made
-
-
-def _take(made: Recording, frames: list[bytes]) -> None:
-    """Adds one message of a journal."""
-    if not frames or frames[0] != journal.JSON_FRAME:
-        made.batches.append(events.decode(frames))
-        return
-    message = json.loads(frames[1])
-    if message["type"] == "journal":
-        _begin(made, message)
-    elif message["type"] == "describe":
-        for description in message["descriptions"]:
-            descriptions.check(description)
-            made.descriptions.append(description)
-    elif message["type"] == "end":
-        descriptions.text(message["how"], "how it ended")
-        made.how = message["how"]
-
-
-def _begin(made: Recording, message: dict[str, Any]) -> None:
-    version = message["schema_version"]
-    if version != events.SCHEMA_VERSION:
-        raise _OtherSchema(
-            f"{made.path} holds events of schema version {version}, this ddp_lab reads {events.SCHEMA_VERSION}: "
-            "read it with the ddp_lab that wrote it"
-        )
-    for name, one in _OPENING.items():
-        one(message[name], name)
-        setattr(made, name, message[name])
-
-
-class _OtherSchema(ValueError):
-    """Another ddp_lab wrote it: nothing is damaged."""
-
-
-_WHOLE = descriptions.integer(0, 1 << 31)
-_OPENING: dict[str, Callable[[Any, str], None]] = {
-    "rank": _WHOLE, "run": descriptions.text, "restart": _WHOLE, "world_size": _WHOLE, "host": descriptions.text,
-    "clock": descriptions.text, "pid": _WHOLE,
-}  # fmt: skip
+    decoder = journal_messages.Decoder(path)
+    batches: list[events.Batch] = []
+    described: list[dict[str, Any]] = []
+    end = None
+    for said in journal_messages.read(path, decoder):
+        if isinstance(said, events.Batch):
+            batches.append(said)
+        elif isinstance(said, dict):
+            described.append(said)
+        elif isinstance(said, journal_messages.End):
+            end = said
+    opening = decoder.opening
+    assert opening is not None  # else the decoder has refused the file
+    if end is None and opening.end is not None:
+        end = opening.end
+        batches += end.rest(opening.rank, opening.session)
+    damage = decoder.notices()
+    missing = max(sum(batch.dropped for batch in batches), end.missing if end is not None else 0)
+    if missing:
+        why = f": {end.why}" if end is not None and end.why else ""
+        damage.append(f"{missing:,} events of rank {opening.rank} could not be recorded{why}")
+    return Recording(
+        path, opening.rank, opening.run, opening.restart, opening.world_size, opening.host, opening.clock, opening.pid,
+        opening.session, opening.torch, opening.script,
+        how="killed" if end is None else end.how, batches=batches, descriptions=described, damage=damage,
+    )  # fmt: skip
 
 
 def _saved(path: Path) -> Iterator[Recording]:

@@ -6,6 +6,7 @@ are moved onto the first rank's, see [Note: buckets as barriers].
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +18,15 @@ import numpy.typing as npt
 
 from ..events import Batch, Kind
 from ..insight.clocks import ClockOffset, Moments, clock_offset
-from ..journal import SUFFIX
+from ..journal import SUFFIX, is_journal
 from . import recorded_files
 from .clock import TIMES
-from .rank_sets import label_of
+from .journal_messages import Opening
+from .rank_sets import label_of, label_of_ranges
 from .recorded_files import Recording
 from .timeline import Timeline
 
-__all__ = ["RecordedRun", "read_run"]
+__all__ = ["RecordedRun", "check_ranks", "read_run"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,13 @@ class RecordedRun:
     Attributes:
         timeline: of all its ranks.
         notices: sentences on what a reader of the timeline should know: who is missing, who was killed, how the clocks
-            were aligned.
+            were aligned, what is damaged.
+        damage: those of them on what of the files is damaged or missing.
     """
 
     timeline: Timeline
     notices: tuple[str, ...]
+    damage: tuple[str, ...] = ()
 
 
 def read_run(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
@@ -53,13 +57,14 @@ def read_run(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedR
         ValueError: a file is no recording or of another schema version; two are of the same rank, or of different
             runs; a rank of a model has none.
     """
-    files = recorded_files.find_files([Path(path) for path in paths])
-    if len(files) == 1 and not recorded_files.is_journal(files[0]):
+    files, left_out = recorded_files.find_files([Path(path) for path in paths])
+    if len(files) == 1 and not is_journal(files[0]):
         if files[0].suffix == SUFFIX:
             raise ValueError(f"{files[0]} is no journal of `ddp-lab run`: it does not begin as one")
-        return _saved_run(files[0], partial=partial)
+        saved = _saved_run(files[0], partial=partial)
+        return RecordedRun(saved.timeline, (*left_out, *saved.notices))
     recordings: list[Recording] = []
-    notices = []
+    notices = [*left_out]
     for path in files:
         try:
             recordings += recorded_files.read(path)
@@ -69,17 +74,19 @@ def read_run(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedR
             notices.append(f"left out: {error}")
     if not recordings:
         raise ValueError("; ".join(notices) or "there is nothing to read")
-    _check_ranks(recordings)
+    check_ranks(recordings)
     missing = _missing(recordings)
     if missing:
         text = (
-            f"there is no file of {label_of(missing)}, which took part: the {len(files)} given are of "
+            f"there is no file of {label_of_ranges(missing)}, which took part: the {len(files)} given are of "
             f"{label_of({one.rank for one in recordings})}"
         )
         if not partial:
-            raise ValueError(f"{text}. Give all ranks' files, or ask for a part (--partial, partial=True)")
+            both = "; ".join([*left_out, text])
+            raise ValueError(f"{both}. Give all ranks' files, or ask for a part (--partial, partial=True)")
         notices.append(text)
-    notices += _early_ends(recordings)
+    damage = [sentence for one in recordings for sentence in one.damage]
+    notices += [*damage, *_early_ends(recordings)]
     recordings, said = _on_one_clock(recordings)
     timeline = _merge(recordings)
     if not timeline.reducers():
@@ -87,7 +94,7 @@ def read_run(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedR
             "no DistributedDataParallel was built in the processes that were recorded, so there is nothing to show "
             "(a model on one process needs none; a program that starts its ranks itself is not reached)"
         )
-    return RecordedRun(timeline, (*notices, *said))
+    return RecordedRun(timeline, (*notices, *said), tuple(damage))
 
 
 _GOOD_ENDS = ("finished", "saved")
@@ -111,10 +118,14 @@ def _saved_run(path: Path, *, partial: bool) -> RecordedRun:
     return RecordedRun(timeline, (text,) if missing else ())
 
 
-def _check_ranks(recordings: Sequence[Recording]) -> None:
-    """Refuses files that can't be of one run."""
-    known: dict[tuple[int, int], Recording] = {}
-    runs: dict[str, Recording] = {}
+def check_ranks(recordings: Sequence[Recording] | Sequence[Opening]) -> None:
+    """Refuses files that can't be of one run.
+
+    Raises:
+        ValueError: two are of the same rank, or of different runs.
+    """
+    known: dict[tuple[int, int], Recording | Opening] = {}
+    runs: dict[str, Recording | Opening] = {}
     for one in recordings:
         other = known.setdefault((one.rank, one.restart), one)
         if other is not one:
@@ -129,16 +140,20 @@ def _check_ranks(recordings: Sequence[Recording]) -> None:
         )
 
 
-def _missing(recordings: Iterable[Recording]) -> set[int]:
-    """Ranks that took part, by what the others say, and have no file."""
-    expected: set[int] = set()
-    present: set[int] = set()
+def _missing(recordings: Iterable[Recording]) -> list[range]:
+    """Ranks that took part, by what the others say, and have no file.
+
+    Ranges, and no more than there are files: how many ranks there were is only what a file says.
+    """
+    world, present, members = 0, set(), set()
     for one in recordings:
         present.add(one.rank)
-        expected |= set(range(one.world_size or 0))
+        world = max(world, one.world_size or 0)
         for description in one.descriptions:
-            expected |= set(description.get("group_ranks", ()))
-    return expected - present
+            members.update(description.get("group_ranks", ()))
+    edges = [-1, *sorted(rank for rank in present if rank < world), world]
+    gaps = [range(before + 1, after) for before, after in itertools.pairwise(edges)]
+    return [*filter(len, gaps), *(range(rank, rank + 1) for rank in sorted(members - present) if rank >= world)]
 
 
 # ---- clocks ---------------------------------------------------------------------------------------------
@@ -217,6 +232,8 @@ def _merge(recordings: Sequence[Recording]) -> Timeline:
     for one in sorted(recordings, key=lambda one: (one.restart, one.rank)):
         session = one.restart + 1
         status: dict[str, Any] = {"state": one.how, "pid": one.pid, "host": one.host, "session": session}
+        about = {"began_ns": one.session, "torch": one.torch, "script": one.script}
+        status |= {name: value for name, value in about.items() if value}
         if one.moved is not None:
             moved = {"offset_ns": one.moved.ns, "uncertain_ns": one.moved.uncertain_ns, "drift": one.moved.drift}
             status["clock"] = {"host": one.host, **moved}

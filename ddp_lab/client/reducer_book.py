@@ -40,6 +40,7 @@ class ReducerBook:
         self._inspections: dict[tuple[int, int], dict[int, list[dict[str, Any]]]] = {}  # (reducer, step) -> rank
         self._marks: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in mark_names
         self.mark_names: list[str] = []
+        self._mark_places: dict[str, int] = {}  # name -> index in mark_names
         self.watched = GradientBook()
 
     def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = (), generation: int = 0) -> int:
@@ -90,9 +91,9 @@ class ReducerBook:
         made = {key: value for key, value in description.items() if key != "session"}
         kind = made.get("type")
         if kind == "mark":
-            if made["name"] not in self.mark_names:
+            index = self._mark_places.setdefault(made["name"], len(self.mark_names))
+            if index == len(self.mark_names):
                 self.mark_names.append(made["name"])
-            index = self.mark_names.index(made["name"])
             self._marks[rank, life, made["index"]] = index
             return {**made, "index": index}
         if kind == "assignment":

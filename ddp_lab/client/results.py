@@ -56,12 +56,15 @@ class CellStatus:
     Attributes:
         cell_id: the run's id.
         label: its name.
-        ranks: rank -> "queued" (an earlier cell runs there), "running", "done" or "failed".
+        state: "queued" (earlier cells run first), "running", "done", "failed", "interrupted" or "not run" (a cell for
+            which it waited has failed or was interrupted).
+        ranks: rank -> "queued", "running", "done", "failed" or "interrupted".
         seconds: since it was sent, until its end.
     """
 
     cell_id: str
     label: str
+    state: str
     ranks: Mapping[int, str]
     seconds: float
 

@@ -3,7 +3,8 @@
 [Note: what a page can draw]
 A notebook draws the whole text anew at each update, on the thread that also answers the user: a thousand lines take it
 50 to 100 ms, a colour in each line half as long again. So of many lines fewer are shown while the cell runs than
-in the end, and text with many colours loses them.
+in the end, and text with many colours loses them. Labels have none of their own: what a notebook is exported to would
+show them as escape sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .rows import ROW_LINES, Block, Row
 
 __all__ = ["text_of"]
 
-_GUTTER = {"stderr": "\x1b[31m│\x1b[0m", "value": "→", "rich": "▾"}
+_GUTTER = {"stderr": "┃", "value": "→", "rich": "▾"}
 LIVE_HEAD = 50
 LIVE_TAIL = 150
 _LONGEST_LINE = 5_000
@@ -61,13 +62,12 @@ def text_of(block: Block, where: str, final: bool = True) -> str:
 
 def _lines_of(row: Row, label: str, text: str, longest: int, labelled: bool) -> Iterator[str]:
     gutter, blank = _GUTTER.get(row.kind, "│"), " " * len(label)
-    coloured = f"\x1b[34m{label}\x1b[0m"
     if row.kind == "rich":
-        yield f"{coloured} {gutter}"
+        yield f"{label} {gutter}"
         return
     for number, line in enumerate(_bounded(text)):
         if not number:
-            yield f"{coloured if labelled else blank} {gutter} {_fit(line, longest)}".rstrip()
+            yield f"{label if labelled else blank} {gutter} {_fit(line, longest)}".rstrip()
         else:
             yield f"{blank} {' ' if gutter == '→' else gutter} {_fit(line, longest)}".rstrip()
 

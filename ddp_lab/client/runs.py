@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from .cell_run import CellRun
-from .results import CellResult
 
 __all__ = ["Runs"]
 
 
-class Runs(Mapping[str, "CellResult | CellRun"]):
-    """Name -> `CellResult` of the last cell of that name, failed ones too; the `CellRun` as long as it runs."""
+class Runs(Mapping[str, CellRun]):
+    """Name -> `CellRun` of the last cell of that name: while it runs, and when it has ended, however it did."""
 
     def __init__(self) -> None:
-        self._named: dict[str, CellResult | CellRun] = {}
+        self._named: dict[str, CellRun] = {}
         self._open: list[CellRun] = []
 
     def add(self, run: CellRun, name: str) -> None:
@@ -33,14 +32,16 @@ class Runs(Mapping[str, "CellResult | CellRun"]):
         wanted = set(ranks)
         return tuple(run for run in self._open if not run.done and wanted.intersection(run.ranks))
 
-    def __getitem__(self, name: str) -> CellResult | CellRun:
+    def give_up(self, why: Mapping[int, str]) -> None:
+        """Ends the cells that run on ranks whose processes have ended or are being ended: rank -> why."""
+        for run in self._open:
+            run.give_up(why)
+
+    def __getitem__(self, name: str) -> CellRun:
         if name not in self._named:
             known = f"there are {', '.join(self._named)}" if self._named else "no cell has been given a name"
             raise KeyError(f"{name!r}: {known} (`%%distributed --name NAME` names a cell)")
-        found = self._named[name]
-        if isinstance(found, CellRun) and found.done:
-            found = self._named[name] = found.collected()
-        return found
+        return self._named[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._named))

@@ -8,7 +8,7 @@ floats; NaN where one of both ends is missing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..insight import overlap, stragglers
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
-__all__ += ["device_rows", "sync_columns", "view"]
+__all__ += ["device_rows", "only", "sync_columns", "view"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -75,6 +75,13 @@ def view(rank: int, reducer: int, table: StepTable, *, first: int | None = None,
         table.gradients[rows],
         end[chosen],
     )
+
+
+def only(one: TableView, steps: npt.NDArray[np.int64]) -> TableView:
+    """The rows of these steps alone."""
+    rows = np.isin(one.step, steps)
+    arrays = {field.name: getattr(one, field.name) for field in fields(one) if field.name not in ("rank", "reducer")}
+    return replace(one, **{name: values[rows] for name, values in arrays.items()})
 
 
 def previous_ends(table: StepTable, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -185,12 +192,12 @@ def step_columns(views: Sequence[TableView]) -> Columns:
 
 
 def _steps_of(one: TableView) -> Columns:
-    fields = {name: one.steps[:, column] for name, column in _F.items()}
+    times = {name: one.steps[:, column] for name, column in _F.items()}
     begin, end, valid, computed = _collectives(one)
     hidden_end, exposed_begin = np.minimum(end, computed), np.maximum(begin, computed)
-    ended = fields["backward_end"] > 0
+    ended = times["backward_end"] > 0
     done = ended & valid.any(axis=1)
-    state = np.where(ended, "complete", np.where(fields["abandoned"] > 0, "abandoned", "running"))
+    state = np.where(ended, "complete", np.where(times["abandoned"] > 0, "abandoned", "running"))
     # The pieces of a union don't depend on each other: hidden + exposed is the union of the whole.
     hidden = overlap.covered(begin, hidden_end, valid & (hidden_end > begin))
     exposed = overlap.covered(exposed_begin, end, valid & (end > exposed_begin))
@@ -202,15 +209,15 @@ def _steps_of(one: TableView) -> Columns:
         "state": state,
         "buckets": (one.buckets[:, :, _B["launched"]] > 0).sum(axis=1),
         "bytes": one.buckets[:, :, _B["bytes"]].sum(axis=1),
-        "forward_begin_ns": fields["forward_begin"],
-        "forward_end_ns": fields["forward_end"],
-        "backward_begin_ns": fields["backward_begin"],
-        "finalize_ns": fields["finalize"],
-        "backward_end_ns": fields["backward_end"],
-        "step_ms": _ms(fields["backward_end"], one.previous_end),
-        "forward_ms": _ms(fields["forward_end"], fields["forward_begin"]),
-        "backward_ms": _ms(fields["backward_end"], fields["backward_begin"]),
-        "compute_ms": _ms(fields["finalize"], fields["backward_begin"]),
+        "forward_begin_ns": times["forward_begin"],
+        "forward_end_ns": times["forward_end"],
+        "backward_begin_ns": times["backward_begin"],
+        "finalize_ns": times["finalize"],
+        "backward_end_ns": times["backward_end"],
+        "step_ms": _ms(times["backward_end"], one.previous_end),
+        "forward_ms": _ms(times["forward_end"], times["forward_begin"]),
+        "backward_ms": _ms(times["backward_end"], times["backward_begin"]),
+        "compute_ms": _ms(times["finalize"], times["backward_begin"]),
         "communication_ms": np.where(done, (hidden + exposed) / 1e6, np.nan),
         "hidden_ms": np.where(done, hidden / 1e6, np.nan),
         "exposed_ms": np.where(done, exposed / 1e6, np.nan),

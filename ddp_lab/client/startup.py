@@ -2,6 +2,13 @@
 
 What takes long runs side by side: the fork server imports torch while the controller starts and this process imports
 ipyparallel. Every wait here looks at the processes it waits for, and ends with the end of a log when one is gone.
+
+[Note: a controller that was killed]
+The ranks don't need the controller; only cells and their outputs travel through it. So whoever waits for a cell looks
+after it (`Processes.look_after`): if it has ended, a successor is started, to which engines and client connect by
+themselves (see [Note: a controller that takes over] in `ddp_lab.engine.controller`), and the ranks keep all they have.
+The client's sockets have names of their own, so that an answer that waits on an engine finds its way. A client does not
+hear which engines were unregistered while it had no connection: who is to fork new ones takes a new client.
 """
 
 from __future__ import annotations
@@ -10,18 +17,19 @@ import contextlib
 import importlib
 import logging
 import math
-import os
 import shutil
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .. import machine
 from ..errors import ClusterError
 from .devices import Placement
 from .interrupts import held_back
-from .launchers import Controller, ForkServer
+from .launchers import Controller, ForkServer, check_files, make_run_dir
+from .process_watch import ProcessWatch, Succession
 
 if TYPE_CHECKING:
     from .detached import Keeper
@@ -33,10 +41,14 @@ Progress = Callable[[float, str], None]
 
 LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.004
+_LOOK_SECONDS = 1.0  # between two looks of a wait whether a process can go on
+_HINDERED_SECONDS, _UNSEEN_SECONDS = 10.0, 2.0  # for one that waits for a process that can't; if nobody sees why
 _ANSWER_SECONDS = 10.0  # for the controller's first one, before it is asked again
 _LIMIT_SECONDS = 180.0  # a start that waits for something else than a process that ended
 _AGAIN_SECONDS = 0.5  # until a new engine that has not answered is asked again
+_SUCCESSORS, _SUCCESSOR_SECONDS = 5, 60.0  # so many controllers may end within that time, before we give up
 _IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
+_CONNECTING = "starting the controller"
 _BOOTSTRAP = "__import__('ddp_lab.engine.bootstrap', fromlist=['join'])."
 
 
@@ -59,9 +71,18 @@ class Processes:
         self.engine_of_rank: dict[int, int] = {}
         self.prepared: dict[int, dict[str, Any]] = {}
         self._connection: dict[str, dict[str, Any]] = {}
+        self._former_clients: list[Any] = []
+        self._looking = threading.Lock()  # guards the next four
+        self._ends: list[str] = []
+        self._ended_s: list[float] = []
+        self._controller_answers = True
+        self._question: Any = None  # a socket on which the newest controller has not answered yet
+        self._up = False
+        self._heard = self._reached = 0  # ends of controllers before the client connected; before all engines answered
         self.keeper = keeper
         if keeper is None:
-            self._run_dir = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))
+            check_files()
+            self._run_dir = make_run_dir()
             self.controller = Controller(self._run_dir)
             self.fork_server: ForkServer | HostServers = ForkServer(self._run_dir, placement.environment)
         else:
@@ -81,9 +102,11 @@ class Processes:
         return {name: pid for name, pid in found.items() if pid is not None} | ranks
 
     def reach(self, progress: Progress) -> str:
-        """Starts what ranks are forked from; returns the address of this machine by which ranks reach it."""
+        """Starts what ranks are forked from; returns where the wire is to listen: an address, or a folder."""
         self.fork_server.start()
-        return LOOPBACK
+        folder = self._run_dir / "wire"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return str(folder)
 
     def place_of(self, rank: int) -> dict[str, Any]:
         """What `ddp_lab.engine.bootstrap.join` needs to know of a rank's place."""
@@ -107,7 +130,90 @@ class Processes:
     @property
     def broken(self) -> bool:
         """Whether new ranks can only come with everything else."""
-        return self.fork_server.failed
+        return self.fork_server.failed or self._disturbed
+
+    @property
+    def _disturbed(self) -> bool:
+        """Whether a controller of this cluster has ended before its time, or a process that is needed can't go on."""
+        needed = [pid for name, pid in self._on_this_machine() if not name.startswith("rank")]
+        return self.controller.ended is not None or bool(self._ends) or any(map(machine.hindrances, needed))
+
+    def look_after(self) -> Succession:
+        """How the controllers have ended that this cluster had; if the last one has, a new one is started at once.
+
+        See [Note: a controller that was killed]. Any thread.
+
+        Raises:
+            ClusterError: it has ended again and again; the message holds the end of its log.
+        """
+        with held_back(), self._looking:
+            if self._up and (ended := self.controller.ended) is not None:
+                now = time.monotonic()
+                self._ended_s = [at for at in self._ended_s if now - at < _SUCCESSOR_SECONDS]
+                if len(self._ended_s) == _SUCCESSORS:
+                    self.controller.check()
+                self._ended_s.append(now)
+                if self.client is not None:
+                    gone = {engine for rank, engine in self.engine_of_rank.items() if rank in self.fork_server.exits}
+                    engines = _engine_messages().registered(self.client)
+                    self.controller.remember({one: uuid for one, uuid in engines.items() if one not in gone})
+                self.controller.start_again()
+                self._ends.append(ended)
+                self._drop_question()
+            if self._up and not self._controller_answers and self._question is None and self._connection:
+                self._question = self._say_to_controller("connection_request")
+            if self._question is not None and self._question.poll(0):
+                self._controller_answers = True
+                self._question.close(0)
+                self._question = None
+            return Succession(tuple(self._ends), self._controller_answers)
+
+    def _drop_question(self) -> None:
+        self._controller_answers = False
+        if self._question is not None:
+            self._question.close(0)
+            self._question = None
+
+    def watch(self, ask: Callable[[Collection[int]], Mapping[int, Mapping[str, Any]]]) -> ProcessWatch:
+        """What looks after the processes while a cell is waited for.
+
+        Args:
+            ask: rank -> what it answers to a ping, at once or never.
+        """
+        return ProcessWatch(self.look_after, self.hindered, ask, len(self._ends))
+
+    def conditions(self) -> list[str]:
+        """What there is to say of the processes: those that can't go on, controllers that ended; but not of ranks that
+        were stopped."""
+        try:
+            ends = [f"{end}; a new one took its place." for end in self.look_after().ends]
+        except ClusterError as error:
+            ends = [f"{error}\n`%cluster restart` starts anew"]
+        return [*self.hindered(of_rank=machine.used_up), *ends]
+
+    def hindered(self, of_rank: Callable[[int], list[str]] = machine.hindrances) -> list[str]:
+        """What runs for this cluster on this machine and can't go on, why, and what helps: it was stopped by a signal,
+        or has used up what the system allows.
+
+        Args:
+            of_rank: what keeps a rank's process from going on.
+        """
+        found = []
+        for name, pid in self._on_this_machine():
+            if name.startswith("rank"):
+                found += [f"{name} {what}" for what in of_rank(pid)]
+            else:
+                found += [f"the {name} {what}" for what in machine.hindrances(pid)]
+        return found
+
+    def _on_this_machine(self) -> list[tuple[str, int]]:
+        """Name and process id of what runs for this cluster on this machine."""
+        far = {f"rank {rank}" for rank in self.far_ranks}
+        monitor = self.controller.heart_monitor
+        return [
+            *((name, pid) for name, pid in self.pids.items() if name not in far),
+            *([("controller's heart monitor", monitor)] if monitor is not None else []),
+        ]
 
     @property
     def far_ranks(self) -> frozenset[int]:
@@ -121,12 +227,15 @@ class Processes:
             ClusterError: a process ended meanwhile; the message holds the end of its log.
         """
         self._start_controller()
-        progress(0.02, "starting the controller")
+        progress(0.02, _CONNECTING)
         self._connect(progress)
         self.fork_engines(progress)
+        self._up = True
 
     def open_again(self, engine_of_rank: Mapping[int, int]) -> None:
         """Connects to engines that an earlier client had; ranks that have none, or a lost one, are ended."""
+        self._up = True
+        self.look_after()
         self._connect(ignore)
         there = set(self.client.ids)
         self.engine_of_rank = {rank: engine for rank, engine in engine_of_rank.items() if engine in there}
@@ -138,19 +247,36 @@ class Processes:
 
     def _connect(self, progress: Progress) -> None:
         ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second: meanwhile they start
-        self._connection = self._wait(self.controller.connection, "starting the controller", progress)
+        self._connection = self._wait(self.controller.connection, _CONNECTING, progress)
 
         def connected() -> Any:
-            self.controller.connection()  # raises if it has ended meanwhile
+            if not self._up:
+                self.controller.check()
+            elif not question.poll(0):  # until then a client would wait, and see nothing of what happens
+                return None
             try:
                 return ipyparallel.Client(
-                    self._connection["client"], profile_dir=str(self._run_dir / "profile"), timeout=_ANSWER_SECONDS
+                    self._connection["client"],
+                    context=_context(),
+                    profile_dir=str(self._run_dir / "profile"),
+                    timeout=_ANSWER_SECONDS,
                 )
             except TimeoutError:
                 return None
 
-        with _without_signing_warning():
-            self.client = self._wait(connected, "starting the controller", progress)
+        with self._say_to_controller("connection_request") as question, _without_signing_warning():
+            self.client = self._wait(connected, _CONNECTING, progress)
+        self._heard = len(self._ends)
+
+    def _connect_again(self) -> None:
+        """Makes a new client if the controller was replaced since: see [Note: a controller that was killed]."""
+        if len(self.look_after().ends) == self._heard:
+            return
+        for rank, engine in self.engine_of_rank.items():
+            if rank in self.fork_server.exits:
+                self.unregister(engine, wait=True)
+        self._former_clients.append(self.client)  # cells wait for answers that come there
+        self._connect(ignore)
 
     def _start_controller(self) -> None:
         self.controller.start()
@@ -167,7 +293,11 @@ class Processes:
             ranks: those whose processes are new, in the place of some that ended; None for all.
         """
         ranks = range(self.placement.world_size) if ranks is None else ranks
-        self._wait_unregistered({self.engine_of_rank[rank] for rank in ranks if rank in self.engine_of_rank})
+        self._connect_again()
+        former = {self.engine_of_rank[rank] for rank in ranks if rank in self.engine_of_rank}
+        for engine in former.intersection(self.client.ids):  # it may have ended while nobody looked
+            self.unregister(engine, wait=True)
+        self._wait_unregistered(former)
         self._bring_back(progress)
         known = set(self.client.ids)
         environments = {rank: {"DDP_LAB_RANK": str(rank), **self.placement.rank_environments[rank]} for rank in ranks}
@@ -228,6 +358,10 @@ class Processes:
             ClusterError: it raised on a rank, or a rank's process ended.
         """
         ipyparallel = importlib.import_module("ipyparallel")
+        ends = len(self.look_after().ends)
+        if ends != self._reached:  # what is sent before engines are connected again is lost
+            self._wait_reachable(set(calls), range(self.placement.world_size), progress)
+            self._reached = ends
         with held_back():  # all or none: ranks wait for each other
             pending = {
                 engine: self.client[engine].apply_async(ipyparallel.Reference(_BOOTSTRAP + function), *arguments)
@@ -261,33 +395,42 @@ class Processes:
         """Waits until the controller has forgotten these: a new engine may get the id of an old one."""
         self._wait(lambda: not engines & set(self.client.ids) or None, "ending ranks", ignore)
 
-    def unregister(self, engine: int) -> None:
-        """Tells the controller that an engine's process is gone: nobody else would."""
-        zmq = importlib.import_module("zmq")
+    def unregister(self, engine: int, wait: bool = False) -> None:
+        """Tells the controller that an engine's process is gone: nobody else would.
+
+        Args:
+            engine: its id.
+            wait: until the controller has done it.
+        """
+        with self._say_to_controller("unregistration_request", {"id": engine}) as socket:
+            if wait:  # what is asked next is answered next
+                self._say_to_controller("connection_request", socket=socket)
+                self._wait(lambda: socket.poll(0) or None, _CONNECTING, ignore)
+
+    def _say_to_controller(self, what: str, content: Mapping[str, Any] | None = None, socket: Any = None) -> Any:
+        """Sends a request to the controller; returns the socket on which it may answer: a new one if none is given."""
         util = importlib.import_module("ipyparallel.util")
         session = importlib.import_module("jupyter_client.session")
-        info = self._connection["engine"]
-        with zmq.Context.instance().socket(zmq.DEALER) as socket:
+        info = self._connection["client"]
+        if socket is None:
+            zmq = importlib.import_module("zmq")
+            socket = zmq.Context.instance().socket(zmq.DEALER)
             socket.linger = 1000
-            util.connect(
-                socket,
-                f"{info['interface']}:{info['registration']}",
-                curve_serverkey=info["curve_serverkey"].encode(),
+            address = f"{info['interface']}:{info['registration']}"
+            util.connect(socket, address, curve_serverkey=info["curve_serverkey"].encode())
+        with _without_signing_warning():
+            sender = session.Session(
+                key=info["key"].encode(),
+                packer=info["pack"],
+                unpacker=info["unpack"],
+                signature_scheme=info["signature_scheme"],
             )
-            with _without_signing_warning():
-                sender = session.Session(
-                    key=info["key"].encode(),
-                    packer=info["pack"],
-                    unpacker=info["unpack"],
-                    signature_scheme=info["signature_scheme"],
-                )
-            sender.send(socket, "unregistration_request", content={"id": engine})
+        sender.send(socket, what, content=dict(content or {}))
+        return socket
 
     def close(self) -> None:
         """Ends everything that runs and removes the cluster's files."""
-        if self.client is not None:
-            self.client.close(linger=0)
-            self.client = None
+        self._close_clients()
         if self.keeper is not None:
             self.keeper.stop()
         self.fork_server.stop()
@@ -298,20 +441,38 @@ class Processes:
     def leave(self) -> None:
         """Lets go of a cluster that outlives this process; everything of it goes on."""
         assert self.keeper is not None
-        if self.client is not None:
-            self.client.close(linger=0)
-            self.client = None
+        self._close_clients()
         self.keeper.leave()
+
+    def _close_clients(self) -> None:
+        with held_back(), self._looking:
+            self._up = False
+            self._drop_question()
+        for client in (*self._former_clients, self.client):
+            if client is not None:
+                client.close(linger=0)
+        self._former_clients, self.client = [], None
 
     def _wait(self, look: Callable[[], Any], doing: str, progress: Progress) -> Any:
         """Polls until `look` returns something else than None."""
-        begin = time.monotonic()
+        begin, ends = time.monotonic(), len(self._ends)
+        look_s, hindered = _LOOK_SECONDS, list[str]()
         while (found := look()) is None:
             elapsed = time.monotonic() - begin
             if elapsed > _LIMIT_SECONDS:
                 raise ClusterError(f"{doing} took more than {_LIMIT_SECONDS:.0f} s")
             self.fork_server.check()
-            progress(*self._how_far(doing, elapsed))
+            if not self._up:
+                self.controller.check()
+            elif len(now := self.look_after().ends) > ends and doing != _CONNECTING:
+                raise ClusterError(f"{now[-1]} ({doing}); a new one takes its place, and the ranks live on: try again")
+            fraction, text = self._how_far(doing, elapsed)
+            if elapsed > look_s:
+                look_s = elapsed + _LOOK_SECONDS
+                hindered = self.hindered(_no_matter if doing == _CONNECTING else machine.hindrances)
+            if hindered and elapsed > (limit := _UNSEEN_SECONDS if progress is ignore else _HINDERED_SECONDS):
+                raise ClusterError(f"{doing} took more than {limit:.0f} s: {'; '.join(hindered)}")
+            progress(fraction, "; ".join([text, *hindered]))
             time.sleep(_POLL_SECONDS)
         return found
 
@@ -321,13 +482,26 @@ class Processes:
         if doing == "starting engines":
             n = self.placement.world_size
             return 0.75, f"starting engines {len(self.fork_server.pids)}/{n}"
-        return {"connecting to the hosts": 0.02, "starting the controller": 0.05}.get(doing, 0.9), doing
+        return {"connecting to the hosts": 0.02, _CONNECTING: 0.05}.get(doing, 0.9), doing
 
     def _failure(self, engine: int, result: Any, doing: str) -> str:
         rank = {number: rank for rank, number in self.engine_of_rank.items()}.get(engine)
         error = result.exception()
         trace = "\n".join(getattr(error, "traceback", None) or [])
         return f"{doing} failed on rank {rank}: {error}\n{trace}".rstrip()
+
+
+def _engine_messages() -> Any:
+    """Which imports ipyparallel."""
+    return importlib.import_module(".engine_messages", __package__)
+
+
+def _context() -> Any:
+    """Gives the sockets of one client a name, by which a controller knows them that has not seen them before."""
+    zmq = importlib.import_module("zmq")
+    made = zmq.Context(zmq.Context.instance())
+    made.sockopts[zmq.IDENTITY] = uuid.uuid4().hex.encode()
+    return made
 
 
 @contextlib.contextmanager
@@ -343,6 +517,11 @@ def _without_signing_warning() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(keep)
+
+
+def _no_matter(pid: int) -> list[str]:
+    """What keeps a process from going on that is not waited for."""
+    return []
 
 
 def ignore(fraction: float, text: str) -> None:

@@ -37,6 +37,7 @@ def status_tables(records: Sequence[Any]) -> tuple[str, str]:
 def cells_of(record: Any) -> dict[str, Any]:
     """The fields of a rank's record, its backend in one word where that is enough."""
     cells = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    cells["state"] = getattr(record, "word", cells.get("state"))
     kinds = {part.partition(":")[2] for part in str(cells.get("backend", "")).split(",")}
     if len(kinds) == 1 and kinds != {""}:
         cells["backend"] = kinds.pop()  # cpu:gloo,cuda:gloo

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import gzip
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ..files import replacing
 from ..insight import findings, trace_export
 from ..insight.facts import Facts, Finding
 from ..insight.gradient_noise import noise_scale
@@ -24,6 +24,7 @@ from . import diagnosis, span_columns, timeline_files, timeline_words, what_if, 
 from .clock import HostClock, clocks_of
 from .gradient_columns import gradient_columns
 from .gradient_norms import ALL_BUCKETS, drift_columns, gradient_norm_columns
+from .layouts import newest
 from .span_columns import Columns
 from .timeline_records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
 from .timeline_views import TimelineViews
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inspection", "Kept", "LatePlace", "RankStatus", "ReducerInfo", "Timeline"]
 
-_LATE_STEPS = 50  # complete steps that are searched for late ranks
+_JUDGED_STEPS = 100  # complete steps that findings and late ranks are told of
 
 
 class Timeline(TimelineViews):
@@ -149,45 +150,56 @@ class Timeline(TimelineViews):
     def find_late(
         self,
         reducer: int | None = None,
-        last_steps: int = _LATE_STEPS,
+        last_steps: int = _JUDGED_STEPS,
         minimum_ms: float = 1.0,
         minimum_share: float = 0.25,
     ) -> list[LatePlace]:
         """Names the ranks whose own computation falls behind, and the bucket and parameter where it does.
 
-        Delays that a busy machine causes now and then, at any place, are not named.
+        Delays that a busy machine causes now and then, at any place, are not named. A rank for which the others wait in
+        most steps is named also where its delay varies too much to tell the place: `LatePlace.where` says so.
 
         Args:
             reducer: which model; None for the most recently active.
-            last_steps: how many complete steps to look at.
+            last_steps: how many complete steps to look at, of the last layout of the buckets that has some.
             minimum_ms: smaller delays are taken for noise.
             minimum_share: fraction of the steps in which a rank has to be late at that place.
 
         Returns:
             The most costly place first.
         """
-        options = {"minimum_ms": minimum_ms, "minimum_share": minimum_share, "warm_up": 0}
-        known = self._facts(reducer, last_steps, **options)
+        known = self.judgement(reducer, last_steps, minimum_ms=minimum_ms, minimum_share=minimum_share)
         return diagnosis.late_places(known) if known is not None else []
 
-    def findings(self, reducer: int | None = None, last_steps: int = 100) -> list[Finding]:
+    def findings(self, reducer: int | None = None, last_steps: int = _JUDGED_STEPS) -> list[Finding]:
         """What to change, the largest gain first: each finding with its evidence, a remedy and an estimated gain.
 
         Args:
             reducer: which model; None for the most recently active.
-            last_steps: how many complete steps to look at, of the present assignment of buckets.
+            last_steps: how many complete steps to look at, of the last layout of the buckets that has some.
         """
-        known = self._facts(reducer, last_steps)
+        known = self.judgement(reducer, last_steps)
         return findings.findings(known) if known is not None else []
 
-    def _facts(self, reducer: int | None, last_steps: int, **options: Any) -> Facts | None:
+    def judgement(self, reducer: int | None = None, last_steps: int = _JUDGED_STEPS, **options: float) -> Facts | None:
+        """What findings, late ranks and the summary are made from: the times of the judged steps, and late places.
+
+        Args:
+            reducer: which model; None for the most recently active.
+            last_steps: how many complete steps to look at, see [Note: the layout that is judged].
+            options: of `diagnosis.facts`.
+
+        Returns:
+            None if no step is complete on all ranks.
+        """
         chosen = self._chosen(reducer)
-        if chosen is None:
+        known = self.layouts(chosen.reducer) if chosen is not None else []
+        layout = newest(known)
+        if chosen is None or layout is None:
             return None
-        with self._lock:
-            views = self.views(chosen.reducer, last_steps + 1)
-            described = self._book.assignment(chosen.reducer) if chosen.generations else None
-        return diagnosis.facts(views, described, last_steps=last_steps, **options)
+        steps = layout.warm(diagnosis.WARM_UP, last_steps)
+        newer = sum(int((one.step > steps[-1]).sum()) for one in known)
+        return diagnosis.facts(self.views_of(chosen.reducer, steps), layout, steps, newer=newer, **options)
 
     # ---- what if ----------------------------------------------------------------------------------------
 
@@ -228,23 +240,26 @@ class Timeline(TimelineViews):
         chosen = self._chosen(reducer)
         if chosen is None:
             return timeline_words.NOTHING
-        steps = self.step_columns(chosen.reducer, last_steps)
-        known = steps["backward_ms"][np.isfinite(steps["backward_ms"])]
-        typical = float(np.median(known)) if len(known) else 0.0
-        found = self._facts(chosen.reducer, min(last_steps, _LATE_STEPS))
-        late = diagnosis.late_places(found) if found is not None else []
+        layout, found = self.judged(chosen.reducer), self.judgement(chosen.reducer)
+        if layout is None or found is None:
+            return timeline_words.incomplete(chosen, self._dropped())
+        views = self.views_of(chosen.reducer, layout.warm(diagnosis.WARM_UP, last_steps))
+        spans = span_columns.span_columns(views, {})
         facts = timeline_words.Facts(
             info=chosen,
-            steps=steps,
-            sync=self.sync_columns(chosen.reducer, last_steps),
-            late=[one for one in late if one.delay_ms >= 0.1 * typical],
-            assignments={g: self.assignment(chosen.reducer, g) for g in chosen.generations},
-            dropped=sum(rank.dropped for rank in self.ranks()),
-            findings=findings.findings(found) if found is not None else [],
+            steps=span_columns.step_columns(views),
+            sync=span_columns.sync_columns(spans, {chosen.reducer: len(chosen.ranks)}),
+            late=diagnosis.late_places(found),
+            assignment=layout.description,
+            dropped=self._dropped(),
+            findings=findings.findings(found),
             kept=self.kept(chosen.reducer),
             clocks=self.clocks,
         )
         return timeline_words.summary(facts)
+
+    def _dropped(self) -> int:
+        return sum(rank.dropped for rank in self.ranks())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the raw events that are kept and all descriptions to an ``.npz`` file; `load` reads it.
@@ -273,6 +288,8 @@ class Timeline(TimelineViews):
                 folder that holds such files: then they are merged, and clocks of several hosts are aligned.
             partial: ranks without a file are no error.
 
+        Of a journal that is damaged, what stands before and after is read, and a warning says what is missing.
+
         Raises:
             FileNotFoundError: a file is missing.
             ValueError: a file is no recording, or of another schema version; two are of the same rank, or of different
@@ -282,7 +299,10 @@ class Timeline(TimelineViews):
         if len(files) != 1 or files[0].is_dir() or files[0].suffix == SUFFIX:
             from .recorded_runs import read_run
 
-            return read_run(files, partial=partial).timeline
+            run = read_run(files, partial=partial)
+            for sentence in run.damage:
+                warnings.warn(sentence, stacklevel=2)
+            return run.timeline
         saved = timeline_files.read(files[0])
         made = cls(max_events=max(1_000_000, sum(len(events) for _, events in saved.chunks)))
         made.recorded = True
@@ -323,8 +343,12 @@ class Timeline(TimelineViews):
             notes=[note for note in (str(self.kept(one.reducer)) for one in reducers) if note],
         )
         target = Path(path)
-        with gzip.open(target, "wb", 1) if target.suffix == ".gz" else target.open("wb") as file:
-            trace_export.write(file, trace)
+        with replacing(target) as file:
+            if target.suffix == ".gz":
+                with gzip.GzipFile(target.stem, "wb", 1, file) as packed:
+                    trace_export.write(packed, trace)
+            else:
+                trace_export.write(file, trace)
         return target
 
 

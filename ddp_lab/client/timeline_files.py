@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import tokenize
 import zipfile
@@ -16,11 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..events import DTYPE, SCHEMA_VERSION, Kind, check
+from ..files import open_regular, replacing
+from ..printable import printable_json
 from . import descriptions
 
-__all__ = ["Saved", "read", "write"]
+__all__ = ["Saved", "is_saved", "read", "write"]
 
 MOST_BYTES = 8 << 30  # of a file's arrays, unpacked
+_MOST_RATIO, _ANY_RATIO_BYTES = 100, 256 << 20  # packed once (events: 5 to 50 times); what may be unpacked in any case
 _FEW = 1024
 _WRITERS = "`lab.timeline.save(path)` writes one, and `ddp-lab run` a folder that can be read as well"
 _NAMES = ("about", "chunk_rank", "chunk_size", "descriptions", "dropped", "events", "rank", "schema_version")
@@ -53,7 +57,7 @@ def write(path: Path, saved: Saved) -> Path:
         "ranks": {str(rank): about for rank, about in saved.ranks.items()},
         "schema_version": SCHEMA_VERSION,
     }
-    with path.open("wb") as file:
+    with replacing(path) as file:
         np.savez_compressed(
             file,
             events=np.concatenate([np.empty(0, DTYPE), *(events for _, events in saved.chunks)]),
@@ -62,6 +66,22 @@ def write(path: Path, saved: Saved) -> Path:
             about=np.array(json.dumps(about)),
         )
     return path
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a file is what `write` or `ddp_lab.recording.save` makes, by the names of what it holds.
+
+    Raises:
+        ValueError: it is no file.
+    """
+    file = open_regular(path)
+    try:
+        with file, zipfile.ZipFile(file) as packed:
+            return not {"about.npy", "descriptions.npy"}.isdisjoint(packed.namelist())
+    except OSError:
+        raise
+    except _UNREADABLE:
+        return False
 
 
 def read(path: Path) -> Saved:
@@ -86,18 +106,21 @@ def read(path: Path) -> Saved:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} is not a saved timeline: {what}") from error
-    raise ValueError(f"{path} holds events of schema version {version}, this ddp_lab reads {SCHEMA_VERSION}")
+    raise ValueError(f"{path} holds events of schema version {version!r:.40}, this ddp_lab reads {SCHEMA_VERSION}")
 
 
 def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    with zipfile.ZipFile(path) as packed:
-        members = packed.infolist()
-    if (unpacked := sum(one.file_size for one in members)) > MOST_BYTES:
-        raise ValueError(f"unpacked it would take {unpacked / 2**30:.0f} GiB, more than any timeline")
-    if any(one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for one in members):
-        raise ValueError("it is compressed as numpy compresses nothing")
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files if name in _NAMES}
+    with open_regular(path) as opened:
+        with zipfile.ZipFile(opened) as packed:
+            members = packed.infolist()
+        size, unpacked = os.fstat(opened.fileno()).st_size, sum(one.file_size for one in members)
+        if unpacked > min(MOST_BYTES, max(_ANY_RATIO_BYTES, _MOST_RATIO * size)):
+            raise ValueError(f"of {size:,} bytes it would unpack {unpacked:,}, more than any timeline")
+        if any(one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for one in members):
+            raise ValueError("it is compressed as numpy compresses nothing")
+        opened.seek(0)
+        with np.load(opened, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files if name in _NAMES}
 
 
 def _timeline(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Saved:
@@ -138,13 +161,17 @@ def _events(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.void]:
 
 def _check_buckets(events: npt.NDArray[np.void], described: Sequence[dict[str, Any]]) -> None:
     """Events name no bucket and no parameter that their model's assignments lack."""
+    of_model = (events["reducer"].astype(np.int64) << 16) + events["generation"]
+    order = np.argsort(of_model, kind="stable")
+    models, begins = np.unique(of_model[order], return_index=True)
+    parameters = np.where(events["kind"] == Kind.GRAD_READY, events["parameter"], -1)
+    widest = [np.maximum.reduceat(one[order], begins) if len(models) else one for one in (events["bucket"], parameters)]
+    named = {model: (int(a), int(b)) for model, a, b in zip(models.tolist(), *widest, strict=True)}
     for one in described:
         if one.get("type") != "assignment":
             continue
-        same = (events["reducer"] == one["reducer"]) & (events["generation"] == one["generation"])
-        widest = int(events["bucket"][same].max(initial=-1))
-        gradients = events["parameter"][same & (events["kind"] == Kind.GRAD_READY)]
-        if widest >= len(one["buckets"]) or int(gradients.max(initial=-1)) >= len(one["parameters"]):
+        bucket, parameter = named.get((one["reducer"] << 16) + one["generation"], (-1, -1))
+        if bucket >= len(one["buckets"]) or parameter >= len(one["parameters"]):
             raise ValueError(f"events of reducer {one['reducer']} name a bucket or parameter that it does not have")
 
 
@@ -158,7 +185,7 @@ def _numbers(arrays: dict[str, npt.NDArray[Any]], name: str) -> list[int]:
 
 def _rank(number: object) -> int:
     if type(number) is not int or not 0 <= number < 1 << 31:
-        raise ValueError(f"it holds what it calls rank {str(number)[:40]}")
+        raise ValueError(f"it holds what it calls rank {number!r:.40}")
     return number
 
 
@@ -166,14 +193,13 @@ def _status(about: Any) -> dict[str, Any]:
     descriptions.integer(0, 1 << 63)(about["dropped"], "dropped")
     if not isinstance(about["status"], dict):
         raise ValueError("a rank's status is none")
-    for name in ("state", "cell"):
+    for name in ("state", "cell", "host", "torch", "script"):
         if about["status"].get(name) is not None:
             descriptions.text(about["status"][name], f"{name} of a rank")
-    return {"dropped": about["dropped"], "status": about["status"]}
+    return {"dropped": about["dropped"], "status": printable_json(about["status"])}
 
 
 def _description(rank: object, description: Any, ranks: Container[int]) -> tuple[int, dict[str, Any]]:
     if (number := _rank(rank)) not in ranks:
         raise ValueError(f"it describes rank {number}, and holds nothing else of it")
-    descriptions.check(description)
-    return number, description
+    return number, descriptions.checked(description)

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from .. import events
 from . import column_cache, descriptions, span_columns
 from .event_store import EventStore
+from .layouts import Layout, layouts, newest
 from .reducer_book import FLEETING, ReducerBook
 from .span_columns import Columns, TableView
-from .step_table import StepTable
+from .step_table import STEP_FIELDS, StepTable
 from .timeline_records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 
 __all__ = ["TimelineModel"]
@@ -23,6 +24,7 @@ _MAX_MARKS = 20_000
 
 
 _MARK = int(events.Kind.MARK)
+_BEGIN, _END, _ABANDONED = map(STEP_FIELDS.index, ("backward_begin", "backward_end", "abandoned"))
 
 
 class _Rank:
@@ -61,6 +63,7 @@ class TimelineModel:
         self._book = ReducerBook()
         self._ranks: dict[int, _Rank] = {}
         self._tables: dict[tuple[int, int], StepTable] = {}  # (reducer, rank)
+        self._tables_by_model: dict[int, dict[int, StepTable]] = {}  # the same: reducer -> rank
         self._cache = column_cache.ColumnCache()
         self._latest: dict[int, int] = {}  # reducer -> time of its latest event
         self._described: list[tuple[int, dict[str, Any]]] = []
@@ -93,36 +96,35 @@ class TimelineModel:
         marked = (taken["kind"] == _MARK) & (taken["parameter"] >= 0)
         if marked.any():
             self._marks.append(rank, taken[marked])
-        models = _models(taken)
-        for reducer in models:
+        for reducer, of_reducer in _by_model(taken):
             if reducer >= 0:
-                of_reducer = taken if len(models) == 1 else taken[taken["reducer"] == reducer]
                 self._extend_table(reducer, rank, of_reducer)
-                at = newest if len(models) == 1 else int(of_reducer["host_ns"].max())
+                at = newest if of_reducer is taken else int(of_reducer["host_ns"].max())
                 self._latest[reducer] = max(self._latest.get(reducer, 0), at)
 
     def _extend_table(self, reducer: int, rank: int, taken: npt.NDArray[np.void]) -> None:
         table = self._tables.get((reducer, rank))
         if table is None:
             table = self._tables[reducer, rank] = StepTable(self._max_steps)
+            self._tables_by_model.setdefault(reducer, {})[rank] = table
         table.extend(taken)
         self._ranks[rank].step = table.last_step
 
     def _renumbered(self, rank: int, life: int, taken: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Replaces the rank's numbers of reducers and marks by those of this timeline."""
-        changes: list[tuple[str, npt.NDArray[np.bool_], int]] = []
-        for reducer in _models(taken):
-            number = self._book.number(rank, life, reducer) if reducer >= 0 else reducer
-            if number != reducer:
-                changes.append(("reducer", taken["reducer"] == reducer, number))
+        changed = taken
+        models = _models(taken)
+        numbers = [self._book.number(rank, life, reducer) if reducer >= 0 else reducer for reducer in models]
+        if numbers != models:
+            changed = taken.copy()
+            changed["reducer"] = np.array(numbers)[np.searchsorted(models, taken["reducer"])]
         marks = taken["kind"] == _MARK
-        for index in np.unique(taken["parameter"][marks]).tolist() if marks.any() else ():
-            changes.append(("parameter", marks & (taken["parameter"] == index), self._book.mark(rank, life, index)))
-        if not changes:
-            return taken
-        changed: npt.NDArray[np.void] = taken.copy()
-        for field, where, number in changes:
-            changed[field][where] = number
+        if marks.any():
+            indices, place = np.unique(taken["parameter"][marks], return_inverse=True)
+            changed = taken.copy() if changed is taken else changed
+            changed["parameter"][marks] = np.array([self._book.mark(rank, life, one) for one in indices.tolist()])[
+                place
+            ]
         return changed
 
     def _enter(self, number: int, session: int | None) -> _Rank | None:
@@ -134,10 +136,26 @@ class TimelineModel:
             return None
         rank.sessions.append(session)
         if rank.life:
+            self._abandon(number)
             self._book.begin_life(number, rank.life)
         rank.next = rank.events = rank.dropped = 0
         rank.status = {}
         return rank
+
+    def _abandon(self, rank: int) -> None:
+        """Notes which backwards the former process of a rank has left unfinished: nothing more will come of them."""
+        for (reducer, of), table in self._tables.items():
+            newest = table.rows(1) if of == rank else ()
+            for row in newest:
+                begun, ended, abandoned = table.steps[row, [_BEGIN, _END, _ABANDONED]]
+                if not begun or ended or abandoned:
+                    continue
+                event = np.zeros(1, events.DTYPE)
+                event["kind"], event["host_ns"] = events.Kind.ABANDONED, self._ranks[rank].last_event_ns
+                event["reducer"], event["step"] = reducer, table.step[row]
+                event["generation"], event["process_group"] = table.generation[row], table.process_group[row]
+                event["bucket"] = event["parameter"] = -1
+                self._append(rank, event)
 
     def describe(self, rank: int, description: dict[str, Any]) -> None:
         """Takes one description of a rank (assignment, mark, inspection); it may name its ``"session"``.
@@ -145,7 +163,7 @@ class TimelineModel:
         Raises:
             ValueError: it is none; names the field.
         """
-        descriptions.check(description)
+        description = descriptions.checked(description)
         with self._lock:
             known = self._enter(rank, description.get("session"))
             if known is not None:
@@ -209,14 +227,18 @@ class TimelineModel:
         with self._lock:
             return [one for one in self.reducers() if not self._book.is_gone(one.reducer)]
 
+    def _tables_of(self, reducer: int) -> dict[int, StepTable]:
+        """rank -> its table of a model, ascending."""
+        return dict(sorted(self._tables_by_model.get(reducer, {}).items()))
+
     def _info(self, reducer: int) -> ReducerInfo:
-        ranks = tuple(sorted(rank for of, rank in self._tables if of == reducer))
+        tables_by_rank = self._tables_of(reducer)
+        tables, ranks = list(tables_by_rank.values()), tuple(tables_by_rank)
         generations = self._book.generations(reducer)
         module, buckets = "?", 0
         if generations:
             newest = self._book.assignment(reducer)
             module, buckets, ranks = newest["module"], len(newest["buckets"]), tuple(newest["group_ranks"])
-        tables = [table for (of, _), table in self._tables.items() if of == reducer]
         buckets = buckets or max((table.buckets.shape[1] for table in tables), default=0)
         last = max((table.last_step for table in tables), default=-1)
         return ReducerInfo(reducer, module, ranks, generations, buckets, last, self._latest.get(reducer, 0))
@@ -262,7 +284,7 @@ class TimelineModel:
     def kept(self, reducer: int) -> Kept:
         """Which steps of a model are kept: [Note: old steps are thinned] in `step_table.py`."""
         with self._lock:
-            tables = [table for (of, _), table in self._tables.items() if of == reducer]
+            tables = list(self._tables_of(reducer).values())
             held = np.unique(np.concatenate([np.empty(0, np.int64), *(table.step[table.rows()] for table in tables)]))
         if not len(held):
             return Kept(0, 0, -1, 0, 0)
@@ -302,6 +324,37 @@ class TimelineModel:
         with self._lock:
             return list(self._book.mark_names)
 
+    def layouts(self, reducer: int, generation: int | None = None) -> list[Layout]:
+        """The layouts of a model's buckets that have complete steps, in the order of their newest step.
+
+        Args:
+            reducer: which model.
+            generation: steps with this assignment alone; None for all.
+        """
+        with self._lock:
+            done = []
+            for table in (table for (of, _), table in self._tables.items() if of == reducer):
+                rows = table.rows()
+                ended = rows[table.steps[rows, _END] > 0]
+                done.append((table.step[ended], table.generation[ended]))
+            known = self._book.generations(reducer) if generation is None else (generation,)
+            described = {number: self.assignment(reducer, number) for number in known}
+        return layouts(done, described)
+
+    def judged(self, reducer: int) -> Layout | None:
+        """The layout whose steps are judged: see [Note: the layout that is judged]."""
+        return newest(self.layouts(reducer))
+
+    def views_of(self, reducer: int, steps: npt.NDArray[np.int64]) -> list[TableView]:
+        """Copies of the rows of these steps in a model's tables."""
+        first, last = (int(steps[0]), int(steps[-1])) if len(steps) else (0, -1)
+        with self._lock:
+            ranks = sorted(rank for of, rank in self._tables if of == reducer)
+            found = [
+                span_columns.view(rank, reducer, self._tables[reducer, rank], first=first, last=last) for rank in ranks
+            ]
+        return [span_columns.only(one, steps) for one in found]
+
     def views(self, reducer: int | None = None, last_steps: int | None = None) -> list[TableView]:
         """Copies of the tables behind `spans`, `steps` and `sync`, for drawing without pandas."""
         with self._lock:
@@ -313,7 +366,7 @@ class TimelineModel:
         """The first of the newest `last_steps` steps over all ranks; None for all."""
         if last_steps is None:
             return None
-        tables = [table for (of, _), table in self._tables.items() if of == reducer]
+        tables = self._tables_of(reducer).values()
         held = np.unique(np.concatenate([table.step[table.rows(last_steps)] for table in tables]))
         return int(held[max(0, len(held) - last_steps)]) if len(held) else np.iinfo(np.int64).max
 
@@ -357,6 +410,17 @@ class TimelineModel:
             return {}
         buckets = self._book.assignment(reducer)["buckets"]
         return {parameter: one["bucket"] for one in buckets for parameter in one["parameters"]}
+
+
+def _by_model(taken: npt.NDArray[np.void]) -> list[tuple[int, npt.NDArray[np.void]]]:
+    """(reducer, its events in their order), in time that grows with the events, however many reducers they name."""
+    models = _models(taken)
+    if len(models) == 1:
+        return [(models[0], taken)]
+    order = np.argsort(taken["reducer"], kind="stable")
+    ends = np.searchsorted(taken["reducer"][order], models, side="right").tolist()
+    begins = [0, *ends[:-1]]
+    return [(one, taken[order[begin:end]]) for one, begin, end in zip(models, begins, ends, strict=True)]
 
 
 def _models(taken: npt.NDArray[np.void]) -> list[int]:

@@ -112,8 +112,8 @@ class Kept:
         if not self.thinned:
             return ""
         return (
-            f"Old steps are thinned: of steps {self.first:,}–{self.whole_from - 1:,} {self.thinned:,} are kept, all "
-            f"since {self.whole_from:,}."
+            f"Old steps are thinned: {self.thinned:,} of steps {self.first:,}–{self.whole_from - 1:,} are kept, "
+            f"and all since {self.whole_from:,}."
         )
 
 
@@ -128,7 +128,8 @@ class LatePlace:
         delay_ms: by how much, median over the steps in which it does.
         share: fraction of the steps in which it does, 0 to 1.
         where: ``"place"``: at that bucket and parameter; ``"arrival"``: it comes late to its backward (input data,
-            forward, what happens between the steps); ``"everywhere"``: its whole backward is slower.
+            forward, what happens between the steps); ``"everywhere"``: its whole backward is slower; ``"varying"``: the
+            others wait for it in most steps, and where it falls behind varies too much to name a place.
         pattern: ``"persistent"``: in most steps; ``"data-dependent"``: in the steps in which its forward takes
             longer, too; ``"random"``: in some steps.
         cost_percent: what the steps would have saved without it, in percent of the step.

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..files import write_text
 from .timeline_model import TimelineModel
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class TimelineViews(TimelineModel):
         from ..widgets import report
 
         target = Path(path)
-        target.write_text(report.page(cast("Timeline", self), reducer), encoding="utf-8")
+        write_text(target, report.page(cast("Timeline", self), reducer))
         return target
 
     def figure(self, view: str = "timeline", **options: Any) -> Any:

@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..insight.facts import Finding
-from ..insight.words import enumeration, ms, size
+from ..insight.findings_ranks import varying_rank
+from ..insight.words import enumeration, ms, size, step_range
 from .clock import HostClock
 from .timeline_records import Kept, LatePlace, ReducerInfo
 
-__all__ = ["CHANGE", "NOTHING", "Facts", "summary"]
+__all__ = ["CHANGE", "NOTHING", "Facts", "incomplete", "summary"]
 
 CHANGE = "To change"
-"""How the sentence begins that tells the first finding (late ranks have sentences of their own)."""
+"""How the sentence begins that tells the first finding."""
 
 NOTHING = (
     "No events yet: wrap the model in ddp_lab.DistributedDataParallel and run some steps in a %%distributed cell "
@@ -26,57 +27,45 @@ NOTHING = (
 _MOST_NAMES = 2
 _TOGETHER_MS = 0.1
 _WORTH_TELLING = 2.0  # percent of the step
-_WARM_UP = 3  # steps left out where there are at least twice as many
+_LEAST_COST = 0.5  # percent of the step: as for findings
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the sentences are made of: columns of `Timeline.steps()` and `Timeline.sync()`, and names."""
+    """What the sentences are made of: columns of `Timeline.steps()` and `Timeline.sync()` of judged steps, names."""
 
     info: ReducerInfo
     steps: Mapping[str, npt.NDArray[Any]]
     sync: Mapping[str, npt.NDArray[Any]]
     late: Sequence[LatePlace]
-    assignments: Mapping[int, dict[str, Any]]
+    assignment: dict[str, Any] | None
     dropped: int
     findings: Sequence[Finding] = ()
     kept: Kept | None = None
     clocks: Sequence[HostClock] = ()
 
 
+def incomplete(info: ReducerInfo, dropped: int) -> str:
+    """What is said of a model without a complete step."""
+    return f"No step of {info.module} is complete yet. {_losses(dropped)}"
+
+
 def summary(facts: Facts) -> str:
     """Returns the sentences, one a line."""
-    steps, sync = _steady(facts)
-    if not len(steps["step"]):
-        return f"No step of {facts.info.module} is complete yet. {_losses(facts)}"
+    steps, sync = facts.steps, facts.sync
     lines = [_cost(facts, steps), _communication(facts, steps, sync)]
     if len(facts.info.ranks) > 1 and len(sync["step"]):
         lines += [_longest(facts, sync), _last(sync)]
-        lines += [_late(facts, sync, one) for one in facts.late[:2]]
-    lines += [_largest(facts.findings), _losses(facts), str(facts.kept or "")]
+        lines += [_late(facts, one) for one in facts.late[:2] if one.cost_percent >= _LEAST_COST]
+    lines += [_largest(facts.findings), _losses(facts.dropped), str(facts.kept or "")]
     lines += [f"{clock}." for clock in facts.clocks]
     return "\n".join(line for line in lines if line)
-
-
-def _steady(facts: Facts) -> tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, npt.NDArray[Any]]]:
-    """Complete steps of the newest assignment, without the first ones where there are enough."""
-    steps, sync = facts.steps, facts.sync
-    complete = steps["state"] == "complete"
-    if complete.any():
-        newest = steps["generation"][complete].max()
-        complete &= steps["generation"] == newest
-        numbers = np.unique(steps["step"][complete])
-        first = numbers[_WARM_UP] if len(numbers) >= 2 * _WARM_UP else numbers[0]
-        complete &= steps["step"] >= first
-        shown = (sync["generation"] == newest) & (sync["step"] >= first)
-        sync = {name: values[shown] for name, values in sync.items()}
-    return {name: values[complete] for name, values in steps.items()}, sync
 
 
 def _cost(facts: Facts, steps: Mapping[str, npt.NDArray[Any]]) -> str:
     ranks, numbers = len(facts.info.ranks), np.unique(steps["step"])
     where = f"{facts.info.module} on {ranks} rank{'s' if ranks > 1 else ''}"
-    span = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]}–{numbers[-1]}"
+    span = step_range(numbers.tolist())
     total = _median(steps["step_ms"])
     whole = f"{ms(total)} a step" if total is not None else f"{ms(_median(steps['backward_ms']))} a backward"
     parts = {
@@ -113,7 +102,7 @@ def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
     of_it = sync["bucket"] == bucket
     speed = _median(sync["bandwidth_gb_s"][of_it])
     told = (
-        f"Bucket {bucket}{_names(facts, sync, bucket)} waited longest: {ms(exposed[bucket])} of its collective lie "
+        f"Bucket {bucket}{_names(facts, bucket)} waited longest: {ms(exposed[bucket])} of its collective lie "
         f"after the computation; once all ranks have launched it, it takes {ms(_median(sync['all_reduce_ms'][of_it]))}"
     )
     return told + (f" ({speed:.2g} GB/s)." if speed is not None else ".")
@@ -133,7 +122,9 @@ def _last(sync: Mapping[str, npt.NDArray[Any]]) -> str:
     )
 
 
-def _late(facts: Facts, sync: Mapping[str, npt.NDArray[Any]], one: LatePlace) -> str:
+def _late(facts: Facts, one: LatePlace) -> str:
+    if one.where == "varying":
+        return varying_rank(one.rank, one.share, one.delay_ms) + f" It costs {one.cost_percent:.0f} % of a step."
     cost = f" ({one.pattern}; it costs {one.cost_percent:.0f} % of a step)"
     when = f"by {ms(one.delay_ms)} in {100 * one.share:.0f} % of the steps{cost}"
     if one.where == "everywhere":
@@ -142,26 +133,25 @@ def _late(facts: Facts, sync: Mapping[str, npt.NDArray[Any]], one: LatePlace) ->
         where = f" (bucket {one.bucket})" if one.bucket is not None else ""
         return f"Rank {one.rank} falls behind when it computes the gradient of {one.parameter}{where}, {when}."
     if one.bucket is not None:
-        return f"Rank {one.rank} falls behind in bucket {one.bucket}{_names(facts, sync, one.bucket)}, {when}."
+        return f"Rank {one.rank} falls behind in bucket {one.bucket}{_names(facts, one.bucket)}, {when}."
     return f"Rank {one.rank} comes late to its backward, {when}: look at its input data and its forward."
 
 
 def _largest(findings: Sequence[Finding]) -> str:
-    worth = [one for one in findings if one.kind != "straggler" and one.gain_percent >= _WORTH_TELLING]
-    if not worth:
+    first = next(iter(findings), None)
+    if first is None or first.gain_percent < _WORTH_TELLING:
         return ""
-    first = worth[0]
     return f"{CHANGE}, for about {first.gain_percent:.0f} % of the step: {first.title} {first.remedy}"
 
 
-def _losses(facts: Facts) -> str:
-    if not facts.dropped:
+def _losses(dropped: int) -> str:
+    if not dropped:
         return "No event was dropped."
-    return f"{facts.dropped:,} events were dropped: spans may be missing, and figures are those of the others."
+    return f"{dropped:,} events were dropped: spans may be missing, and figures are those of the others."
 
 
-def _names(facts: Facts, sync: Mapping[str, npt.NDArray[Any]], bucket: int) -> str:
-    assignment = facts.assignments.get(int(sync["generation"][-1]))
+def _names(facts: Facts, bucket: int) -> str:
+    assignment = facts.assignment
     if assignment is None or bucket >= len(assignment["buckets"]):
         return ""
     of_bucket = assignment["buckets"][bucket]["parameters"]

@@ -24,6 +24,7 @@ from typing import Any
 import zmq
 
 from .. import events
+from ..dropped import Dropped
 from ..errors import ClusterError
 from . import wire_messages
 from .interrupts import held_back
@@ -92,6 +93,7 @@ class Wire:
         self._requests: dict[int, _Request] = {}
         self._ids = itertools.count(1)
         self._error: Exception | None = None
+        self._dropped = Dropped()
         self._closing = False
         self._sockets = WireSockets(address, keys)
         self._thread = threading.Thread(target=self._run, name="ddp_lab-wire", daemon=True)
@@ -223,6 +225,11 @@ class Wire:
         return self._sockets.refused
 
     @property
+    def malformed(self) -> int:
+        """Messages that were dropped because they are none, or a handler failed at them."""
+        return self._dropped.count
+
+    @property
     def error(self) -> Exception | None:
         """The first error of the receiver thread, of a handler or reported by a rank; None if there was none."""
         return self._error
@@ -269,10 +276,12 @@ class Wire:
             sockets.close()
 
     def _note(self, error: Exception) -> None:
+        """Keeps the first error, and logs one now and then: see `Dropped`."""
         with self._lock:
             if self._error is None:
                 self._error = error
-        _log.error("event channel: %s", error, exc_info=error)
+        if self._dropped.one_more():
+            _log.error("event channel: %s (%d such so far)", error, self._dropped.count, exc_info=error)
 
     def _guarded(self, handle: Callable[..., None], *arguments: Any) -> None:
         # The thread's top for one message: a bad one must not end the channel for all ranks.

@@ -13,6 +13,7 @@ from zmq.utils import z85
 __all__ = ["WireSockets"]
 
 DATA_QUEUE = 128  # messages of one rank that wait here (75 MB at most), before that rank's own queue fills
+_HANDSHAKE_MS = 3_000  # until a connection that says nothing is closed: anybody could hold this process's descriptors
 MAX_MESSAGE = 64 << 20  # bytes; a rank cuts its batches far below
 
 
@@ -60,14 +61,16 @@ class WireSockets:
     def _bind(socket: zmq.Socket[bytes], address: str, name: str) -> str:
         if "/" not in address:
             return f"tcp://{address}:{socket.bind_to_random_port(f'tcp://{address}')}"
-        where = f"ipc://{Path(address, name)}"
-        socket.bind(where)
-        return where
+        path = Path(address, name)
+        socket.bind(f"ipc://{path}")
+        path.chmod(0o600)
+        return f"ipc://{path}"
 
     def _listen(self, kind: int, secret: bytes) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.linger = 0
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         socket.curve_server = True
         socket.curve_secretkey = secret
         socket.zap_domain = b"ddp_lab"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import numpy.typing as npt
 from ..insight.carried import carried, shares
 from ..insight.link_model import Point
 from ..insight.workload import Workload
-from .span_columns import TableView, device_rows
+from .layouts import newest
+from .span_columns import TableView, device_rows, step_columns
 from .step_table import BUCKET_FIELDS, STEP_FIELDS
 
 if TYPE_CHECKING:
     from .timeline_model import TimelineModel
 
-__all__ = ["all_reduces", "step_times", "workload"]
+__all__ = ["RecordedStep", "all_reduces", "recorded_step", "step_times", "workload"]
 
 _Floats = npt.NDArray[np.float64]
 _S, _B = {n: i for i, n in enumerate(STEP_FIELDS)}, {n: i for i, n in enumerate(BUCKET_FIELDS)}
@@ -26,23 +28,15 @@ _WARM_UP = 2  # steps after a rebuild: memory is new
 
 
 class _Steps:
-    """Complete steps that follow a complete one, on all ranks, of one generation; arrays ``[ranks, steps, ...]``."""
+    """Steps of all ranks with what lies before each; arrays ``[ranks, steps, ...]``."""
 
-    def __init__(self, views: Sequence[TableView], generation: int, last_steps: int) -> None:
-        common: npt.NDArray[np.int64] | None = None
-        for one in views:
-            complete = (one.generation == generation) & (one.steps[:, _S["backward_end"]] > 0)
-            steps = one.step[complete & (one.steps[:, _S["forward_begin"]] > 0)]
-            common = steps if common is None else np.intersect1d(common, steps)
-        held = np.zeros(0, np.int64) if common is None else common
-        held = held[np.isin(held - 1, held)]
-        held = held[_WARM_UP:] if len(held) > 2 * _WARM_UP else held
-        self.step = held[-last_steps:]
+    def __init__(self, views: Sequence[TableView], steps: npt.NDArray[np.int64]) -> None:
+        self.views, self.step = views, steps
         rows = [np.searchsorted(one.step, self.step) for one in views]
         buckets = max((one.buckets.shape[1] for one in views), default=0)
         parameters = max((one.gradients.shape[1] for one in views), default=0)
         self.steps = np.stack([one.steps[row] for one, row in zip(views, rows, strict=True)])
-        self.before = np.stack([one.steps[row - 1, _S["backward_end"]] for one, row in zip(views, rows, strict=True)])
+        self.before = np.stack([one.previous_end[row] for one, row in zip(views, rows, strict=True)])
         self.buckets = np.zeros((len(views), len(self.step), buckets, len(BUCKET_FIELDS)), np.int64)
         self.gradients = np.zeros((len(views), len(self.step), parameters), np.int64)
         for rank, (one, row) in enumerate(zip(views, rows, strict=True)):
@@ -60,18 +54,29 @@ class _Steps:
 def _chosen(
     timeline: TimelineModel, reducer: int | None, generation: int | None, last_steps: int
 ) -> tuple[Any, _Steps]:
+    """The description of the layout that is judged (or of one assignment), and its newest steps after another one."""
     info = timeline._chosen(reducer)
     if info is None:
         raise ValueError("no step has been recorded: train some steps with `ddp_lab.DistributedDataParallel` first")
-    description = timeline.assignment(info.reducer, generation)
-    views = timeline.views(info.reducer, None if generation is not None else last_steps + 2 * _WARM_UP + 1)
-    steps = _Steps(views, description["generation"], last_steps)
-    if not len(steps.step):
+    layout = newest(timeline.layouts(info.reducer, generation))
+    if layout is not None and layout.description is None:
+        raise ValueError(f"no rank has said which parameters the buckets of {info.module} hold")
+    if layout is not None:
+        layout = layout.only(np.isin(layout.step - 1, layout.step))
+        recent = layout.step[-last_steps - 4 * _WARM_UP :]
+        layout = layout.only(np.isin(layout.step, _with_forward(timeline.views_of(info.reducer, recent))))
+    if layout is None or not len(layout.step):
         raise ValueError(
-            f"reducer {info.reducer} has not trained two steps in a row with generation {description['generation']} of "
-            "its buckets; train a few more"
+            f"{info.module} has not trained two steps in a row with the same buckets on all its ranks; train a few more"
         )
-    return description, steps
+    steps = layout.warm(_WARM_UP, last_steps)
+    return layout.description, _Steps(timeline.views_of(info.reducer, steps), steps)
+
+
+def _with_forward(views: Sequence[TableView]) -> npt.NDArray[np.int64]:
+    """The steps of which all ranks recorded a forward; of views with the same steps."""
+    known = np.stack([one.steps[:, _S["forward_begin"]] > 0 for one in views])
+    return np.asarray(views[0].step[known.all(axis=0)])
 
 
 def workload(
@@ -106,6 +111,64 @@ def workload(
         step_ns=float(np.median((steps.field("backward_end") - steps.before).mean(axis=0))),
         buffered=in_buffers,
         carried=on_link,
+    )
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """What the steps of a `workload` consisted of, as a `Prediction` tells it: on the rank that computes last.
+
+    Attributes:
+        rank: that rank, for which the others wait.
+        steps: the numbers of the steps.
+        step_ns: median of the steps; the sum of the parts but `hidden_ns`.
+        forward_ns, compute_ns, other_ns: medians, see `Prediction`.
+        hidden_ns: median time of the computation during which collectives were under way.
+        exposed_ns: what remains of the step: communication after the computation, and waiting for ranks that are slower
+            in this step or that.
+    """
+
+    rank: int
+    steps: npt.NDArray[np.int64]
+    step_ns: float
+    forward_ns: float
+    compute_ns: float
+    hidden_ns: float
+    exposed_ns: float
+    other_ns: float
+
+
+def recorded_step(
+    timeline: TimelineModel, found: Workload, reducer: int | None = None, *, last_steps: int = 50
+) -> RecordedStep:
+    """What the recorded steps consist of.
+
+    Args:
+        timeline: where they are.
+        found: what `workload` says of them.
+        reducer: which model; None for the most recently active.
+        last_steps: the medians are over so many steps.
+
+    Raises:
+        ValueError: as `workload`.
+    """
+    _, steps = _chosen(timeline, reducer, None, last_steps)
+    row = int((found.other_ns + found.forward_ns + found.computed_ns).argmax())
+    columns = step_columns([steps.views[row]])
+    after = columns["backward_ms"] - columns["compute_ms"] - np.nan_to_num(columns["exposed_ms"])
+    step = float(np.median((steps.field("backward_end") - steps.before).mean(axis=0)))
+    forward, compute = float(found.forward_ns[row]), float(found.computed_ns[row])
+    other = float(found.other_ns[row]) + 1e6 * float(np.median(after))
+    exposed = step - forward - compute - other
+    return RecordedStep(
+        rank=steps.views[row].rank,
+        steps=steps.step,
+        step_ns=step,
+        forward_ns=forward,
+        compute_ns=compute,
+        hidden_ns=min(compute, 1e6 * float(np.median(np.nan_to_num(columns["hidden_ms"])))),
+        exposed_ns=max(exposed, 0.0),
+        other_ns=other + min(exposed, 0.0),
     )
 
 

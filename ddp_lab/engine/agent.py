@@ -160,6 +160,16 @@ class Agent:
 
     def _on_failure(self, end: cell.CellEnd) -> None:
         self._left.set()
+        try:
+            self._judge(end)
+            self._ended = (end.cell_id, True)
+            self._take_over_children()
+            self._report()
+        finally:  # whatever goes wrong with that (there is no memory, say) must not keep its peers from being freed
+            _beside(self._free_unless_settled, end.cell_id, "ddp_lab-free")
+
+    def _judge(self, end: cell.CellEnd) -> None:
+        """Finds out whether the cell was interrupted, or failed because another rank did."""
         error = end.error
         end.broke_backward = bool(regroup.broken_backwards())
         if isinstance(error, RuntimeError):
@@ -172,12 +182,6 @@ class Agent:
         elif self._freed_by is not None and isinstance(error, RuntimeError):
             end.consequence, end.freed_by = True, self._freed_by
             end.error = error.with_traceback(_users_steps(error))
-        self._ended = (end.cell_id, True)
-        self._take_over_children()
-        self._report()
-        threading.Thread(
-            target=self._free_unless_settled, args=(end.cell_id,), name="ddp_lab-free", daemon=True
-        ).start()
 
     def _on_done(self, end: cell.CellEnd) -> None:
         self._left.set()
@@ -207,6 +211,14 @@ class Agent:
         if cell.running() is not None and not self._left.is_set():
             return "running"
         return "idle" if self._freed is None else "freed"
+
+    def _broken_by(self) -> str:
+        """Why this rank's groups were shut down: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed."""
+        if self._freed is None:
+            return ""
+        if self._freed_by is not None:
+            return f"rank {self._freed_by}"
+        return "interrupted" if self._interrupted == self._freed else "failed"
 
     # Signals, on the main thread
 
@@ -281,6 +293,8 @@ class Agent:
     def ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's state, its cell, the time, and if asked for its main thread's stack; any thread may ask."""
         reply: dict[str, Any] = {"state": self._state(), "cell": cell.running(), "time_ns": time.monotonic_ns()}
+        reply["broken_by"] = self._broken_by()
+        reply["last"] = self._ended[0] if self._ended is not None else None
         if request.get("stack"):
             frame = sys._current_frames().get(self._main or 0)
             reply["stack"] = [] if frame is None else traceback.format_stack(frame)
@@ -350,11 +364,20 @@ class Agent:
             breakpoints.release(_RELEASED)
         self._report()
         if first:
-            threading.Thread(target=self._free_store, args=(cell_id,), name="ddp_lab-free-store", daemon=True).start()
+            _beside(self._free_store, cell_id, "ddp_lab-free-store")
 
     def _free_store(self, cell_id: str) -> None:
         if not self._left.wait(_STORE_SECONDS) and cell.running() == cell_id:
             groups.free_store()
+
+
+def _beside(work: Callable[[str], None], cell_id: str, name: str) -> None:
+    """Calls this on a thread of its own; at once if there is no memory for one: peers may wait for it."""
+    try:
+        threading.Thread(target=work, args=(cell_id,), name=name, daemon=True).start()
+    except (RuntimeError, MemoryError) as error:
+        _log.warning("%s: %s", name, error)
+        work(cell_id)
 
 
 def _interrupt_children(told: dict[int, float]) -> None:

@@ -23,6 +23,7 @@ class _Rank:
     """What this process holds as a rank."""
 
     listener: socket.socket | None = None
+    held: socket.socket | None = None  # keeps a port for a store that the user's code may open
     store: Any = None
     telemetry: Any = None
     agent: Any = None
@@ -45,20 +46,30 @@ def preload() -> None:
 def prepare(address: str) -> dict[str, Any]:
     """Says who this rank is; rank 0 also opens the next rendezvous, on a port of the system's choice.
 
+    The rendezvous takes nobody else once the ranks have joined ([Note: a sealed port] in `ddp_lab.engine.sockets`). So
+    what the user's code opens with ``env://`` has a port of its own, which is kept for it.
+
     Args:
         address: of rank 0's host, where the others reach it; loopback if all are on that host.
 
     Returns:
-        ``rank``, ``pid``, ``host``, ``port`` (None but on rank 0), and what a rejoin has to build again: ``groups``
-        and ``group_count``.
+        ``rank``, ``pid``, ``host``, ``port`` and ``users_port`` (None but on rank 0), and what a rejoin has to build
+        again: ``groups`` and ``group_count``.
     """
-    rank, port = int(os.environ["DDP_LAB_RANK"]), None
+    rank, port, users_port = int(os.environ["DDP_LAB_RANK"]), None, None
     if rank == 0:
         if _rank.listener is not None:
             _rank.listener.close()
         _rank.listener = socket.create_server((address, 0), backlog=1024)
         port = _rank.listener.getsockname()[1]
-    return {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "port": port, **regroup.inventory()}
+        if _rank.held is not None:
+            _rank.held.close()
+        _rank.held = socket.socket()
+        _rank.held.bind((address, 0))
+        _rank.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who has it, too, may listen there
+        users_port = _rank.held.getsockname()[1]
+    about = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
+    return {**about, "port": port, "users_port": users_port, **regroup.inventory()}
 
 
 def join(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,9 +77,9 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``host_index``, ``backend``, ``address``
-            and ``port`` (of the rendezvous), ``interface`` (by which the host reaches the others), ``device``,
-            ``endpoint`` (of the client's wire), ``detached`` (whether another client may come later), and ``groups``
-            and ``group_count`` of ranks that were there before.
+            and ``port`` (of the rendezvous), ``users_port``, ``interface`` (by which the host reaches the others),
+            ``device``, ``endpoint`` (of the client's wire), ``detached`` (whether another client may come later), and
+            ``groups`` and ``group_count`` of ranks that were there before.
 
     Returns:
         ``device`` and ``backend`` in words; ``warnings``: what the default group has to do without.
@@ -118,6 +129,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
         ddp_lab=ddp_lab,
     )
     _first_collective(device)
+    _seal(device)
     _rank.vitals = Vitals(_rank.agent.ping, Gpu.of(device))
     _rank.vitals.install(_rank.telemetry)
     _rank.agent.joined()
@@ -145,6 +157,7 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
     lost = regroup.rebuild(old, spec["groups"], spec["group_count"])
     regroup.discard_gradients(spec["broken"])
     _first_collective(torch.device(spec["device"]))
+    _seal(torch.device(spec["device"]))
     _rank.agent.joined()
     rebuilt = [group["name"] for group in spec["groups"] if group["name"] not in lost]
     return {"rebuilt": rebuilt, "lost": lost, "backend": _backend(), "warnings": told}
@@ -192,7 +205,7 @@ def _set_environment(spec: Mapping[str, Any]) -> None:
         ROLE_RANK=str(spec["rank"]),
         ROLE_WORLD_SIZE=str(spec["world_size"]),
         MASTER_ADDR=spec["address"],
-        MASTER_PORT=str(spec["port"]),
+        MASTER_PORT=str(spec["users_port"]),
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", spec["interface"])
     if spec["interface"] != "lo":
@@ -253,6 +266,12 @@ def _first_collective(device: Any) -> None:
         dist.all_reduce(ones)
         if ones.item() != dist.get_world_size():
             raise RuntimeError(f"the first all-reduce on {place} gave {ones.item()}, not {dist.get_world_size()}")
+
+
+def _seal(device: Any) -> None:
+    """After a collective over all ranks, each of them is connected. (NCCL connects to the store later, too.)"""
+    if device.type == "cpu":
+        groups.seal_store()
 
 
 def _device_name(device: Any) -> str:

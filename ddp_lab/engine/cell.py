@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,7 @@ _running: str | None = None
 _NOT_THE_USERS = {__file__, variables.__file__}  # frames above a function's own
 _failed: dict[str, str] = {}  # the last cells that failed here: id -> how, in words
 _REMEMBERED = 256
+_begun: deque[str] = deque(maxlen=_REMEMBERED)  # ids of cells that were run here
 _FREEING = "ddp_lab-free"  # name of a thread that frees the peers of a cell that failed
 
 
@@ -106,6 +108,9 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
 
     shell = get_ipython()
     end = CellEnd(str(cell["id"]), str(cell["label"]))
+    if end.cell_id in _begun:  # sent again, because the first request seemed to be lost with a controller
+        raise RuntimeError(f"cell {end.label} has been run here")
+    _begun.append(end.cell_id)
     begin = time.monotonic_ns()
     _let_peers_be_freed()
     _prepare(shell, end.label, _first_line(cell))
@@ -123,6 +128,10 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
             else:
                 _remember_sources(cell.get("sources") or {})
                 value = _run_function(shell, end, function, args, kwargs or {})
+    except BaseException as error:  # not the cell's code has failed but what is around it: there is no memory, say
+        if end.error is None:
+            _note_failure(end, error)
+        raise
     finally:
         _end_copy(end)
         _running = None

@@ -27,7 +27,6 @@ import math
 import os
 import select
 import selectors
-import shutil
 import signal
 import sys
 import threading
@@ -94,8 +93,7 @@ class ForkServer:
         for pid in list(self._ranks):
             with contextlib.suppress(ChildProcessError):  # the other thread has reaped it
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        shutil.rmtree(self._run_dir, ignore_errors=True)
-        os._exit(0)
+        watch.end_and_remove(self._run_dir)
 
     def serve(self) -> Callable[[], None] | None:
         """Forks, signals and reaps until the input ends; in a forked rank, returns what that rank is to run."""

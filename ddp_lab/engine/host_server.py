@@ -17,6 +17,7 @@ have ended. When the way back opens sooner than that, a new server ends its ``fo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -88,8 +89,9 @@ def _end_former(former: Mapping[str, Any] | None) -> None:
         return
     os.kill(former["pid"], signal.SIGKILL)
     for folder in Path(tempfile.gettempdir()).glob(f"ddp_lab-{former['pid']}-*"):
-        if folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if folder.lstat().st_uid == os.getuid():  # anybody can make a link of that name
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

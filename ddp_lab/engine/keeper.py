@@ -6,8 +6,10 @@ writes ``ready PID`` and closes its output. Standard library only, and one threa
 
 Clients connect to its Unix socket and speak JSON, one object a line. The first line is ``{"op": "attach"}`` or
 ``{"op": "look"}``; a client that is attached says what it would write to the fork server (``fork``, ``signal``), and
-``note`` (what the next client has to know) or ``stop``. It is told what the fork server says, and ``ended`` (the fork
-server has) or ``taken`` (another client has taken the cluster over).
+``note`` (what the next client has to know), ``controller`` (start a new one: the former has ended), ``lease`` or
+``stop``. It is told what the fork server says, and ``ended`` (the fork server has), ``controller ended``,
+``controller started`` or ``taken`` (another client has taken the cluster over). What is none of this is counted, noted
+in the log now and then, and dropped.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import registry
+from ..dropped import Dropped
 
 __all__: list[str] = []
 
@@ -35,6 +38,8 @@ _SEND_SECONDS = 2.0
 _TERM_SECONDS = 1.5
 _YIELD_SECONDS = 5.0  # how long a client may take to let go of a cluster that another one takes over
 _BACKLOG = 16
+_PAUSE_SECONDS = 0.05  # before a connection is looked for again that could not be taken
+_LONGEST_LINE = 16 << 20  # bytes
 
 
 class _Peer:
@@ -48,7 +53,7 @@ class _Peer:
         )
         self._buffer = b""
 
-    def lines(self) -> list[dict[str, Any]] | None:
+    def lines(self) -> list[bytes] | None:
         """What it has said; None once it has gone."""
         try:
             data = self.socket.recv(1 << 16)
@@ -57,10 +62,7 @@ class _Peer:
         if not data:
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        try:
-            return [json.loads(line) for line in lines]
-        except ValueError:
-            return None
+        return lines if len(self._buffer) <= _LONGEST_LINE else None
 
     def say(self, event: str, **content: Any) -> bool:
         """Whether it took this."""
@@ -93,6 +95,8 @@ class Keeper:
         self._notes: dict[str, Any] = {}
         self._ranks: dict[str, Any] = {"stage": "starting", "ready": False, "pids": {}, "exits": {}, "failure": None}
         self._ended: int | None = None  # the fork server's exit code
+        self._controller_ended: int | None = None  # the controller's
+        self._dropped = Dropped()  # messages that were none
         self._rest = b""
 
     def open(self) -> None:
@@ -104,7 +108,7 @@ class Keeper:
         self._folder = Path(self._spec["registry"])
         registry.entries(self._folder)  # removes what is left of one whose keeper was killed
         self._entry = registry.add(self._folder, self._spec["name"], path)
-        self._controller = self._start("controller", subprocess.DEVNULL)
+        self._start_controller()
         self._fork_server = self._start("fork_server", subprocess.PIPE)
         assert self._fork_server.stdout is not None
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -162,6 +166,32 @@ class Keeper:
         finally:
             os.close(log)
 
+    def _start_controller(self) -> None:
+        self._controller = self._start("controller", subprocess.DEVNULL)
+        self._controller_ended = None
+        end = os.pidfd_open(self._controller.pid)
+        self._selector.register(end, selectors.EVENT_READ, lambda: self._hear_controllers_end(end))
+
+    def _replace_controller(self, former_ended: int) -> None:
+        try:
+            self._start_controller()
+        except OSError as error:  # it can open no more files, say: the ranks live on
+            print(f"no new controller could be started: {error}", file=sys.stderr, flush=True)
+            self._controller_ended = former_ended
+        if self._client is None:
+            return
+        if self._controller_ended is None:
+            self._client.say("controller started", pid=self._controller.pid)
+        else:
+            self._client.say("controller ended", code=former_ended)
+
+    def _hear_controllers_end(self, end: int) -> None:
+        self._selector.unregister(end)
+        os.close(end)
+        self._controller_ended = self._controller.wait()
+        if self._client is not None:
+            self._client.say("controller ended", code=self._controller_ended)
+
     # The fork server
 
     def _hear_fork_server(self) -> None:
@@ -196,7 +226,11 @@ class Keeper:
     # Clients
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # no descriptor is left for it, or it has gone
+            time.sleep(_PAUSE_SECONDS)
+            return
         peer = _Peer(connection)
         if peer.uid != os.getuid():
             connection.close()
@@ -208,13 +242,23 @@ class Keeper:
         if lines is None:
             self._lose(peer)
             return
-        for message in lines:
-            if peer is self._client:
-                self._obey(message)
-            elif message.get("op") == "look":
+        for line in lines:
+            message = _parsed(line)
+            if message is None:
+                self._drop(line)
+            elif peer is self._client:
+                self._obey(message, line)
+            elif message["op"] == "look":
                 peer.say("seen", **self._seen())
-            elif message.get("op") == "attach":
+            elif message["op"] == "attach":
                 self._attach(peer, bool(message.get("take_over")))
+            else:
+                self._drop(line)
+
+    def _drop(self, line: bytes) -> None:
+        """Not a message: noted in the log now and then, see `Dropped`."""
+        if self._dropped.one_more():
+            print(f"messages dropped: {self._dropped.count}; the last one: {line[:80]!r}", file=sys.stderr, flush=True)
 
     def _seen(self) -> dict[str, Any]:
         """What anybody of this user may know."""
@@ -247,6 +291,7 @@ class Keeper:
             "attached",
             ranks=self._ranks,
             ended=self._ended,
+            controller_ended=self._controller_ended,
             notes=self._notes,
             pids={"keeper": os.getpid(), "controller": self._controller.pid, "fork server": self._fork_server.pid},
             seen=self._seen(),
@@ -275,22 +320,47 @@ class Keeper:
             if self._next is not None:
                 self._adopt(self._next)
 
-    def _obey(self, message: Mapping[str, Any]) -> None:
-        if message["op"] == "note":
+    def _obey(self, message: Mapping[str, Any], line: bytes) -> None:
+        op = message["op"]
+        if op == "note" and isinstance(message.get("notes"), dict):
             self._notes.update(message["notes"])
-        elif message["op"] == "lease":
+        elif op == "lease" and isinstance(message.get("seconds"), int | float):
             self._lease = message["seconds"]
-        elif message["op"] == "stop":
+        elif op == "controller":
+            if self._controller_ended is not None:
+                self._replace_controller(self._controller_ended)
+        elif op == "stop":
             self.end()
-        else:
-            if message["op"] == "fork":
-                for one in message["ranks"]:
-                    self._ranks["pids"].pop(str(one["rank"]), None)
-                    self._ranks["exits"].pop(str(one["rank"]), None)
+        elif _for_fork_server(message):
+            for one in message.get("ranks", ()):
+                self._ranks["pids"].pop(str(one["rank"]), None)
+                self._ranks["exits"].pop(str(one["rank"]), None)
             assert self._fork_server.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it ended: the client is told
-                self._fork_server.stdin.write(json.dumps(message).encode() + b"\n")
+                self._fork_server.stdin.write(line + b"\n")
                 self._fork_server.stdin.flush()
+        else:
+            self._drop(line)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A message; None if it is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("op"), str) else None
+
+
+def _for_fork_server(message: Mapping[str, Any]) -> bool:
+    """Whether the fork server would understand it."""
+    if message["op"] == "signal":
+        return isinstance(message.get("rank"), int) and isinstance(message.get("signal"), int)
+    ranks = message.get("ranks")
+    if message["op"] != "fork" or not isinstance(ranks, list) or not isinstance(message.get("connection"), dict):
+        return False
+    wanted = {"rank": int, "env": dict, "log": str}
+    return all(isinstance(one, dict) and all(isinstance(one.get(n), k) for n, k in wanted.items()) for one in ranks)
 
 
 def main() -> None:

@@ -147,7 +147,9 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
             names[stand_ins[-1]] = f"not on this rank: {name}"
     for stand_in in stand_ins:
         del names[stand_in]
-    c10d._world.group_count = first + len(wanted)
+    # The count begins anew where the user's code has made the default group; the names of groups before are taken.
+    taken = [int(group["name"]) + 1 for group in wanted if group["name"].isdigit()]
+    c10d._world.group_count = max(first + len(wanted), *taken, 0)
     if old:
         _repoint([(group, new[name]) for name, group in old.items() if name in new], keep=old)
         _let_go(old)

@@ -26,6 +26,7 @@ from typing import Any
 import zmq
 
 from .. import events
+from ..dropped import Dropped
 from ..parallel import recording
 
 __all__ = ["Telemetry", "connect", "interval_of", "process_session"]
@@ -114,6 +115,7 @@ class Telemetry:
         self._described = 0
         self._wake = threading.Event()
         self._stopping = False
+        self._dropped = Dropped()  # control messages that were none, or failed
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._threads: list[threading.Thread] = []
 
@@ -297,7 +299,7 @@ class Telemetry:
                     self._connected.recv_multipart()
                     self._say({"type": "hello", "pid": os.getpid()})
                 if self._control in ready:
-                    self._answer(json.loads(self._control.recv()))
+                    self._take(self._control.recv_multipart())
             with contextlib.suppress(zmq.Again):
                 self._control.setsockopt(zmq.SNDTIMEO, 0)
                 self._say({"type": "bye"})
@@ -308,6 +310,23 @@ class Telemetry:
             self._connected.close()
             self._control.close()
 
+    def _take(self, frames: list[bytes]) -> None:
+        """Answers a message; what is none is dropped, and logged now and then."""
+        try:
+            message = json.loads(frames[0])
+            sound = len(frames) == 1 and isinstance(message, dict) and isinstance(message.get("op"), str)
+        except (ValueError, RecursionError):
+            sound = False
+        if sound:
+            self._answer(message)
+            return
+        self._complain("no message: %r", frames[0][:80])
+
+    def _complain(self, text: str, *arguments: object) -> None:
+        """Logs now and then what was wrong with a message: see `Dropped`."""
+        if self._dropped.one_more():
+            _log.warning(f"{text} (%d such so far)", *arguments, self._dropped.count)
+
     def _answer(self, message: dict[str, Any]) -> None:
         handler = self._handlers.get(message["op"])
         try:
@@ -315,7 +334,7 @@ class Telemetry:
                 raise ValueError(f"rank {self.rank} knows no control message {message['op']!r}")
             reply = dict(handler(message) or {})
         except Exception as error:  # noqa: BLE001 - goes to who asked
-            _log.warning("control message %s: %s", message, error, exc_info=error)
+            self._complain("control message %s: %r", message["op"], error)
             reply = {"error": f"{type(error).__name__}: {error}"}
         if "id" in message:
             self._say({"type": "reply", "id": message["id"], "reply": reply})

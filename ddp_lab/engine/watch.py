@@ -13,10 +13,12 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
-__all__ = ["kill_with_parent_thread", "on_parent_exit"]
+__all__ = ["end_and_remove", "kill_with_parent_thread", "on_parent_exit"]
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.25
@@ -43,6 +45,15 @@ def on_parent_exit(parent: int, then: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=_wait, args=(parent, then), name="ddp_lab-parent-watch", daemon=True)
     thread.start()
     return thread
+
+
+def end_and_remove(folder: str) -> NoReturn:
+    """Ends this process, and then removes a folder in which its other threads may have made files until now."""
+    try:
+        os.execlp("rm", "rm", "-rf", "--", folder)
+    except OSError as error:
+        print(f"{folder} is left: `rm` could not be started: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def _wait(parent: int, then: Callable[[], None]) -> None:

@@ -125,8 +125,9 @@ class Examined:
 
     Attributes:
         rank: its rank.
-        state: ``"running"`` a cell, ``"idle"``, ``"freed"``, ``"silent"`` (it does not answer) or ``"dead"``.
-        why: of a dead one, how it ended.
+        state: ``"running"`` a cell, ``"idle"``, ``"freed"``, ``"silent"`` (it does not answer), ``"stopped"`` (by a
+            signal) or ``"dead"``.
+        why: of a dead one, how it ended; of a stopped one, the command that continues it.
         label: of the running cell.
         asked: the cell was given to this rank, too.
         seconds: since the cell began here.
@@ -218,6 +219,8 @@ class Examined:
         """What it does, after "rank 1 "."""
         if self.state == "dead":
             return f"is gone: {self.why}"
+        if self.state == "stopped":
+            return f"is stopped (SIGSTOP); `{self.why}` continues it"
         if self.state == "silent":
             return "does not answer: a call into C code may hold the interpreter"
         if self.state != "running":

@@ -17,6 +17,7 @@ import numpy as np
 from .replay import Replay
 from .steps import Steps
 from .stragglers import Late
+from .words import step_range
 
 __all__ = ["Facts", "Finding"]
 
@@ -28,8 +29,8 @@ class Finding:
     Attributes:
         kind: a stable identifier: ``"bucket-too-big"``, ``"bucket-too-small"``, ``"first-bucket-late"``,
             ``"parameter-last"``, ``"order-changed"``, ``"unused-parameters"``, ``"find-unused-for-nothing"``,
-            ``"static-graph-possible"``, ``"straggler"``, ``"communication-bound"``, ``"copy-cost"`` or
-            ``"small-tensors"``.
+            ``"static-graph-possible"``, ``"straggler"``, ``"ranks-disturbed"``, ``"communication-bound"``,
+            ``"copy-cost"`` or ``"small-tensors"``.
         title: what is wrong, in one sentence.
         evidence: the numbers that say so.
         remedy: what to do.
@@ -37,6 +38,7 @@ class Finding:
         rank: which rank it is about, None if all.
         bucket: which bucket, None if all.
         parameter: qualified name of the parameter, None if it is about none or several.
+        steps: the first and the last step that were looked at, None if that is not known.
     """
 
     kind: str
@@ -47,9 +49,11 @@ class Finding:
     rank: int | None = None
     bucket: int | None = None
     parameter: str | None = None
+    steps: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        return f"{self.title} {self.evidence} {self.remedy} (about {self.gain_percent:.1f} % of the step)"
+        which = f"; {step_range(range(self.steps[0], self.steps[1] + 1))}" if self.steps else ""
+        return f"{self.title} {self.evidence} {self.remedy} (about {self.gain_percent:.1f} % of the step{which})"
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Facts:
         options: what the model was built with (see ARCHITECTURE.md); empty if that is not known.
         late: where ranks fall behind; their places are positions in `Steps.places`.
         missing_ranks: how many ranks of the group sent no events: what lies between the ranks is then not known.
+        newer: how many complete steps are newer than `steps`, with other buckets, and too few to say anything.
     """
 
     steps: Steps
@@ -75,6 +80,13 @@ class Facts:
     options: Mapping[str, Any] = field(default_factory=dict)
     late: Sequence[Late] = ()
     missing_ranks: int = 0
+    newer: int = 0
+
+    @property
+    def together(self) -> bool:
+        """Whether ranks can be compared: several of them, all known, and every parameter in one bucket."""
+        held = sorted(index for bucket in self.buckets for index in bucket)
+        return len(self.steps.ranks) > 1 and not self.missing_ranks and held == list(range(len(self.sizes)))
 
     @cached_property
     def replay(self) -> Replay:

@@ -5,18 +5,21 @@ What a gain means, [Note: gains] says (`facts.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from . import findings_buckets, findings_options, findings_ranks
 from .facts import Facts, Finding
+from .words import counted, step_range
 
-__all__ = ["Facts", "Finding", "findings"]
+__all__ = ["Facts", "Finding", "findings", "headline"]
 
 _Rule = Callable[[Facts], list[Finding]]
 
 _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
     findings_ranks.stragglers,
+    findings_ranks.disturbances,
     findings_buckets.sizes,
     findings_buckets.first_bucket,
     findings_buckets.order,
@@ -29,6 +32,8 @@ _OF_A_RANK: Final[tuple[_Rule, ...]] = (
     findings_options.copies,
     findings_options.small_tensors,
 )
+_OF_COLLECTIVES: Final = ("communication-bound", "bucket-too-small")
+"""Kinds that start from how long collectives take, which is not known where ranks that share cores disturb them."""
 
 
 def findings(facts: Facts, minimum_percent: float = 0.5) -> list[Finding]:
@@ -41,9 +46,32 @@ def findings(facts: Facts, minimum_percent: float = 0.5) -> list[Finding]:
     """
     if not len(facts.steps) or not facts.buckets or facts.step_ns <= 0:
         return []
-    whole = sorted(index for bucket in facts.buckets for index in bucket) == list(range(len(facts.sizes)))
-    together = len(facts.steps.ranks) > 1 and not facts.missing_ranks and whole
-    rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if together else _OF_A_RANK
-    found = [one for rule in rules for one in rule(facts)]
+    rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if facts.together else _OF_A_RANK
+    judged = (int(facts.steps.step[0]), int(facts.steps.step[-1]))
+    found = [replace(one, steps=judged) for rule in rules for one in rule(facts)]
+    least = findings_ranks.least_of_collectives(facts)
+    found = [one for one in found if one.kind not in _OF_COLLECTIVES or one.gain_percent > least]
     shown = [one for one in found if one.gain_percent >= minimum_percent or one.kind in findings_options.ALWAYS]
     return sorted(shown, key=lambda one: -one.gain_percent)
+
+
+def headline(facts: Facts | None, found: Sequence[Finding]) -> str:
+    """What `findings` came to, in a sentence or two that say which steps were judged.
+
+    Args:
+        facts: None if no step has ended on every rank.
+        found: in them.
+    """
+    if facts is None or not len(facts.steps):
+        return "No step has ended yet on every rank."
+    judged = f"{counted(len(facts.steps), 'step')} ({step_range(facts.steps.step.tolist())})"
+    if facts.newer:
+        judged += (
+            f"; {counted(facts.newer, 'newer step')} with other buckets {'is' if facts.newer == 1 else 'are'} too few"
+        )
+    if found:
+        return f"{'One thing' if len(found) == 1 else f'{len(found)} things'} to change, judged by {judged}."
+    if not facts.buckets:
+        return f"No rank has said what its buckets hold: nothing could be judged in {judged}."
+    looked = "buckets, ranks, options, copies and communication" if facts.together else "options and copies"
+    return f"Nothing that would gain half a percent of a step, judged by {judged}: {looked} were looked at."

@@ -145,13 +145,14 @@ def copies(facts: Facts) -> list[Finding]:
     total = sum(facts.sizes)
     tail = float(np.median(facts.replay.tail))
     inward, back = a_byte * total, min(tail, (a_byte or _SLOWEST_COPY) * total)
+    takes = f"about {ms(inward / 1e6)} inwards during the backward, and " if inward else ""  # else nobody knows
     saved = back + inward / 2  # a view still has to be divided by the number of ranks
     return [
         Finding(
             kind="copy-cost",
             title="Gradients are copied into the buckets and back.",
-            evidence=f"{size(total)} each way: about {ms(inward / 1e6)} inwards during the backward, and "
-            f"{ms(tail / 1e6)} pass between the last bucket and the end of the backward.",
+            evidence=f"{size(total)} each way: {takes}{ms(tail / 1e6)} pass between the last bucket and the end of the "
+            "backward.",
             remedy="Build the model with gradient_as_bucket_view=True: gradients then live in the buckets (and "
             f"{size(total)} of memory are saved).",
             gain_percent=facts.percent(saved),

@@ -94,6 +94,18 @@ def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> D
     return None if found is None else diagnose_mismatch(ranks, found)
 
 
+def _stopped(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    stopped = [one for one in ranks if one.state == "stopped"]
+    if not stopped:
+        return None
+    are, continue_, it = ("is", "continues", "it") if len(stopped) == 1 else ("are", "continue", "them")
+    wait = "waits" if len(waiting) == 1 else "wait"
+    others = f" {label(one.rank for one in waiting)} {wait} in {waiting[0].waits_in}." if waiting else ""
+    sentence = f"{label(one.rank for one in stopped)} {are} stopped (SIGSTOP).{others}"
+    commands = enumeration([f"`{one.why}`" for one in stopped])
+    return Diagnosis("stopped", sentence, f"{commands} {continue_} {it}; nothing is lost.")
+
+
 def _idle(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
     if any(one.state in ("running", "silent") for one in ranks):
         return None
@@ -294,5 +306,6 @@ def _at(one: Examined) -> str:
     return f" ({one.place})" if one.place is not None else ""
 
 
-_SURE: tuple[_Rule, ...] = (_gone, _paused, different_calls, launched_alone, _idle, _silent)  # however long one waits
+# However long one waits:
+_SURE: tuple[_Rule, ...] = (_gone, _stopped, _paused, different_calls, launched_alone, _idle, _silent)
 _RULES: tuple[_Rule, ...] = (_nobody_waits, _point_to_point, _ended, _busy, _different)

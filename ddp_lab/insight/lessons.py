@@ -7,7 +7,7 @@ __all__ = ["HANGS", "hang_lesson"]
 HANGS = "tutorials/11_why_does_my_cell_hang.ipynb"
 _BUSY, _ENDED, _CALLS = "A rank that is busy", "A rank that has ended", "Different calls"
 _HEADINGS = {
-    **dict.fromkeys(("busy", "paused", "silent", "peer"), _BUSY),
+    **dict.fromkeys(("busy", "paused", "silent", "stopped", "peer"), _BUSY),
     **dict.fromkeys(("ended", "subset", "unused"), _ENDED),
     **dict.fromkeys(("mismatch", "sizes", "root", "ahead", "group", "groups", "making", "crossed", "backward"), _CALLS),
     "order": _CALLS,

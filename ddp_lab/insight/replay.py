@@ -187,6 +187,25 @@ class Replay:
         ready[rank] -= np.where(late, delay[:, None], 0.0)
         return float(np.mean(self.base - self.ended(ready, self.service, computed)))
 
+    @cached_property
+    def waited(self) -> _Values:
+        """How long all others waited for each rank alone (ns), shape ``[ranks, steps]``, 0 for a single rank.
+
+        That is what each step had saved if that rank had been as fast as the slowest of the others.
+        """
+        ready, computed = self.ready(), self.computed()
+        ranks = len(ready)
+        if ranks < 2:
+            return np.zeros((ranks, len(self.steps)))
+        last, before = ready.argmax(axis=0), np.partition(ready, -2, axis=0)[-2]
+        slowest, second = computed.argmax(axis=0), np.partition(computed, -2, axis=0)[-2]
+        everywhere, ended = ready.max(axis=0), computed.max(axis=0)
+        made = np.empty((ranks, len(self.steps)))
+        for rank in range(ranks):
+            others = np.where(last == rank, before, everywhere)
+            made[rank] = self.base - self._ended(others, self.service, np.where(slowest == rank, second, ended)[None])
+        return np.maximum(made, 0.0)
+
     def _times_of(self, rank: int, place: int) -> _Values:
         if place < 0:
             return np.full(len(self.steps), -np.inf)

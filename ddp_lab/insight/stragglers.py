@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from . import lateness
 
-__all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "Late", "excess_times", "find_late"]
-__all__ += ["last_counts", "waits"]
+__all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "VARYING", "Late", "excess_times"]
+__all__ += ["find_late", "find_varying", "last_counts", "waits"]
 
-ARRIVAL, EVERYWHERE = -1, -2
+ARRIVAL, EVERYWHERE, VARYING = -1, -2, -3
 PERSISTENT, DATA_DEPENDENT, RANDOM = "persistent", "data-dependent", "random"
 
 _Times = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ _Values = npt.NDArray[np.float64]
 _ENOUGH = 50_000  # values that tell what is usual
 # What counts at all, as a share of the step: at a place; before the backward, where ranks that share cores begin one
 # after the other; and of the backward, for a rank that is slower everywhere.
-_PLACE_SHARE, _ARRIVAL_SHARE, _SLOW_SHARE = 0.01, 0.05, 0.05
+_PLACE_SHARE, _ARRIVAL_SHARE, _SLOW_SHARE, _WAIT_SHARE = 0.01, 0.05, 0.05, 0.01
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Late:
         rank: position of the rank in the arrays.
         place: position of the bucket (or parameter) whose computation is late; `ARRIVAL`: the rank comes late to its
             backward (input data, forward, or what the cell does between the steps); `EVERYWHERE`: its backward is
-            slower than the others', and no single place is to blame.
+            slower than the others', and no single place is to blame; `VARYING`: the others wait for it in most steps,
+            and where it falls behind varies too much to name a place.
         delay_ns: how much it falls behind there; median over the steps in which it does.
         share: fraction of the steps in which it does, 0 to 1.
         pattern: ``"persistent"``: in most steps; ``"data-dependent"``: in the steps in which its forward takes longer,
@@ -132,6 +133,27 @@ def find_late(
     return sorted(found, key=lambda one: -one.delay_ns * one.share)
 
 
+def find_varying(waited: _Values, step_ns: float, *, minimum_ns: float = 1e6) -> list[Late]:
+    """Finds a rank for which all others wait in most steps, wherever that falls behind.
+
+    What counts, and why, [Note: the rank that is waited for] says.
+
+    Args:
+        waited: how long all others waited for each rank alone, shape ``[ranks, steps]``, ≥ 0.
+        step_ns: usual time of a step.
+        minimum_ns: shorter waits don't count.
+
+    Returns:
+        At most one, with `VARYING` for a place.
+    """
+    minimum = max(minimum_ns, _WAIT_SHARE * step_ns)
+    rank = lateness.waited_for(waited, minimum)
+    if rank is None:
+        return []
+    late = np.asarray(waited.argmax(axis=0) == rank) & (waited[rank] > 0)
+    return [Late(rank, VARYING, float(np.median(waited[rank][late])), float(late.mean()), PERSISTENT, late)]
+
+
 def _interval(begin: _Times) -> float:
     """Usual time from step to step; 0 for a single one."""
     apart = np.diff(begin, axis=1)[(begin[:, 1:] > 0) & (begin[:, :-1] > 0)]
@@ -159,7 +181,8 @@ def excess_times(begin: _Times, ready: _Times) -> _Values:
 def _late(excess: _Values, elsewhere: _Values, minimum: float, *, is_arrival: bool) -> Late | None:
     """A late place without its position, or None."""
     known = max(int(np.isfinite(excess).sum()), 1)
-    if lateness.steady(excess, minimum) or (not is_arrival and lateness.never_absent(excess, minimum)):
+    always = not is_arrival and (lateness.never_absent(excess, minimum) or lateness.usual(excess, elsewhere, minimum))
+    if always or lateness.steady(excess, minimum):
         late = np.nan_to_num(excess, nan=0.0) >= minimum
     else:
         late = lateness.repeated(excess, elsewhere, minimum)

@@ -10,54 +10,106 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .. import journal
+from ..command_line import Parser, file_to_write, folder_to_write
 from ..errors import DdpLabError
 from . import reports
+from .telling import tell
 
-__all__ = ["main", "put_worker_between", "run_agent", "torchrun_parser"]
+__all__ = ["check_torchruns", "main", "put_worker_between", "run_agent", "torchrun_parser"]
 
 _INTERRUPTED = 130
 _TERMINATED = 143
 
 
-def torchrun_parser(program: str) -> argparse.ArgumentParser:
-    """torchrun's parser, under the name of a command of ours."""
+class _TorchrunsHelp(argparse.Action):
+    """Prints the options that are torchrun's own."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from torch.distributed.run import get_args_parser
+
+        theirs = get_args_parser()
+        theirs.prog = parser.prog
+        theirs.print_help()
+        parser.exit()
+
+
+def torchrun_parser(program: str, description: str, examples: Sequence[str]) -> tuple[Parser, argparse._ArgumentGroup]:
+    """A parser of torchrun's options, and a group for those of a command of ours, which its help shows alone."""
     from torch.distributed.run import get_args_parser
 
-    made = get_args_parser()
-    made.prog = program
-    return made
-
-
-def parser() -> argparse.ArgumentParser:
-    """torchrun's parser, and our options."""
-    made = torchrun_parser("ddp-lab run")
-    made.description = (
-        "Runs a training script as torchrun does, records what DistributedDataParallel does on each rank, and reports."
+    theirs = get_args_parser()
+    for action in theirs._actions:
+        if action.dest != "help":
+            action.help = argparse.SUPPRESS
+        if not action.option_strings:  # what an error calls them
+            action.metavar = {"training_script": "SCRIPT"}.get(action.dest, "ARGUMENTS")
+            action.required = action.dest == "training_script"
+    made = Parser(
+        prog=program,
+        usage=f"{program} [OPTIONS] [TORCHRUN'S OPTIONS] SCRIPT [ARGUMENTS]",
+        description=description,
+        examples=examples,
+        parents=[theirs],
+        conflict_handler="resolve",  # both have --help
     )
-    ours = made.add_argument_group("ddp_lab", "what is recorded, and where it goes")
+    ours = made.add_argument_group("ddp_lab's options")
+    rest = made.add_argument_group("and all of torchrun's options")
+    rest.add_argument("--help-torchrun", action=_TorchrunsHelp, nargs=0, help="show them")
+    return made, ours
+
+
+def parser() -> Parser:
+    """torchrun's parser, and our options."""
+    made, ours = torchrun_parser(
+        "ddp-lab run",
+        "Runs a training script as torchrun does, records what DistributedDataParallel does on each rank, and reports. "
+        "The exit code is torchrun's, and 130 after Ctrl-C.",
+        (
+            "ddp-lab run --standalone --nproc-per-node 2 train.py --epochs 3",
+            "ddp-lab run --record run-a --standalone --nproc-per-node 2 -m package.train",
+        ),
+    )
     ours.add_argument(
         "--observe", action="store_true", help="observe torch's own DistributedDataParallel instead of replacing it"
     )
     ours.add_argument(
-        "--record", metavar="DIR", help="folder for the ranks' journals and the merged timeline (ddp-lab-DATE-TIME)"
+        "--record",
+        type=folder_to_write,
+        metavar="DIR",
+        help="folder for the ranks' journals and the merged timeline (ddp-lab-DATE-TIME)",
     )
-    ours.add_argument("--report", metavar="PATH", help="the HTML page to write (report.html in that folder)")
+    ours.add_argument(
+        "--report", type=file_to_write, metavar="PATH", help="the HTML page to write (report.html in that folder)"
+    )
     ours.add_argument(
         "--serve",
         nargs="?",
         const="127.0.0.1",
+        type=_address,
         metavar="HOST[:PORT]",
         help="let `ddp_lab.attach` follow the run over the network: listen there (127.0.0.1, a free port); the folder "
         "holds address and token in attach.json",
     )
     return made
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":") if ":" in text else (text, "", "0")
+    if not host or not port.isdigit() or int(port) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT")
+    if not colon and Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is a file: before the script, write --serve=127.0.0.1")
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,36 +118,101 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         DdpLabError: it can't be recorded, or the folder holds another run.
     """
-    given = parser().parse_args(argv)
+    made = parser()
+    given = made.parse_args(argv)
+    check_torchruns(made, given)
     folder = _unused_folder(given.record)
     put_worker_between(given, "--folder", str(folder), *(["--observe"] if given.observe else []))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with _served(given.serve, folder):
-        code = run_agent(given)
-    _report(folder, Path(given.report or folder / "report.html"))
+    is_new = not folder.exists()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:  # the ranks try again, and say what became of it
+        tell(f"can't make the folder {folder}: {error.strerror}. The program runs all the same")
+    said = io.StringIO()
+    try:
+        with _served(given.serve, folder):
+            code = run_agent(given)
+        try:
+            with contextlib.redirect_stdout(said):
+                _report(folder, Path(given.report or folder / "report.html"))
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the program has ended, its exit code is ours
+            tell(f"there is no report: {type(error).__name__}: {error}; `ddp-lab report {folder}` tries again")
+    finally:
+        if is_new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    _print(said.getvalue())
     return code
 
 
+def _print(text: str) -> None:
+    """Prints and flushes: where stdout takes nothing, Python would fail at its end, with an exit code of its own."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        tell(f"stdout takes nothing more: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _report(folder: Path, page: Path) -> None:
-    """Reports what was recorded, however little; the exit code stays the program's."""
+    """Reports what was recorded, however little."""
     if not any(folder.glob(f"*{journal.SUFFIX}")):
-        print(f"ddp-lab: no rank began, so nothing was recorded in {folder}", file=sys.stderr)
+        tell("no rank began, or none could write, so nothing was recorded")
         return
     try:
-        run = reports.show([folder], page, partial=True)
+        run = reports.read([folder], partial=True)
     except ValueError as error:
-        print(f"ddp-lab: {error}", file=sys.stderr)
+        tell(str(error))
         return
-    run.timeline.save(folder / "timeline.npz")
+    if not run.timeline.reducers():  # a notice has said so
+        return
+    timeline = folder / "timeline.npz"
+    for path, write in (
+        (page, lambda: reports.write_pages(run, page)),
+        (timeline, lambda: run.timeline.save(timeline)),
+    ):
+        try:
+            write()
+        except OSError as error:
+            tell(f"can't write {error.filename or path}: {error.strerror}")
     print(f"recorded in {folder}; `ddp-lab report {folder}` shows it again")
 
 
-def _unused_folder(name: str | None) -> Path:
-    folder = Path(name or time.strftime("ddp-lab-%Y%m%d-%H%M%S")).absolute()
+def _unused_folder(chosen: Path | None) -> Path:
+    folder = Path(chosen or time.strftime("ddp-lab-%Y%m%d-%H%M%S")).absolute()
     if any(folder.glob(f"*{journal.SUFFIX}")):
         raise DdpLabError(f"{folder} holds the journals of another run: choose another folder with --record")
     return folder
+
+
+def check_torchruns(made: Parser, given: argparse.Namespace) -> None:
+    """Ends the program if torchrun would refuse its options, and sets OMP_NUM_THREADS as torchrun does.
+
+    Args:
+        made: which has read the options, and says so.
+        given: what it has read.
+    """
+    from torch.distributed import run as torchrun
+
+    try:
+        fewest, most = torchrun.parse_min_max_nnodes(given.nnodes)
+    except (ValueError, RuntimeError):
+        fewest = most = 0
+    if not 0 < fewest <= most:
+        made.error(f"argument --nnodes: {given.nnodes!r} is not a number of hosts (for example 2, or 1:4)")
+    try:
+        ranks = torchrun.determine_local_world_size(given.nproc_per_node)
+    except ValueError as error:
+        made.error(f"argument --nproc-per-node: {error}")
+    if ranks < 1:
+        made.error(f"argument --nproc-per-node: {given.nproc_per_node!r} is not a number of ranks (1, 2, ...)")
+    if ranks > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does so, too, with a banner of six lines
+    try:
+        torchrun.config_from_args(given)
+    except (ValueError, RuntimeError, AssertionError, OSError) as error:
+        made.error(f"torchrun refuses its options: {error}")
 
 
 def put_worker_between(given: argparse.Namespace, *ours: str) -> None:
@@ -105,11 +222,24 @@ def put_worker_between(given: argparse.Namespace, *ours: str) -> None:
         raise DdpLabError(f"{option}: only Python programs that torchrun starts itself can be recorded")
     if not given.module and not Path(given.training_script).is_file():
         raise DdpLabError(f"there is no script {given.training_script!r}")
+    if not given.module:
+        _compile(given.training_script)
     options = ["--module"] if given.module else []
     agent = ("--agent", str(os.getpid()))
     given.training_script_args = [*ours, *agent, *options, given.training_script, *given.training_script_args]
     given.training_script = "ddp_lab.launch.worker"
     given.module = True
+
+
+def _compile(script: str) -> None:
+    """Refuses a script with a syntax error, once, instead of on each rank."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks will say them
+            compile(Path(script).read_bytes(), script, "exec")
+    except (SyntaxError, ValueError) as error:
+        print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+        raise DdpLabError(f"{script} can't be compiled, so no rank was started") from error
 
 
 @contextlib.contextmanager
@@ -118,13 +248,23 @@ def _served(address: str | None, folder: Path) -> Iterator[None]:
     if address is None:
         yield
         return
+    import zmq
+
     from .serve import JournalServer
 
-    server = JournalServer(folder, address)
-    print(
-        f"ddp-lab: in a notebook, ddp_lab.attach({str(folder)!r}) follows this run; on another host "
-        f"ddp_lab.attach({server.address!r}, token), with the token in {server.invitation}",
-        file=sys.stderr,
+    try:
+        server = JournalServer(folder, address)
+    except zmq.ZMQError as error:
+        raise DdpLabError(
+            f"--serve {address}: can't listen there: {error.strerror}; give an address of this host and a free port"
+        ) from error
+    except OSError as error:
+        tell(f"nobody can attach over the network: can't write {error.filename}: {error.strerror}")
+        yield
+        return
+    tell(
+        f"in a notebook, ddp_lab.attach({str(folder)!r}) follows this run; on another host "
+        f"ddp_lab.attach({server.address!r}, token), with the token in {server.invitation}"
     )
     try:
         yield
@@ -133,18 +273,27 @@ def _served(address: str | None, folder: Path) -> Iterator[None]:
 
 
 def run_agent(given: argparse.Namespace) -> int:
-    """Runs torch's agent; returns its exit code."""
+    """Runs torch's agent; returns its exit code.
+
+    Raises:
+        DdpLabError: it could not start the ranks.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import run
 
     try:
         run(given)
     except ChildFailedError as failed:
-        print(failed, file=sys.stderr)  # as torchrun does: which ranks failed, and how
+        rank, first = failed.get_first_failure()
+        how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
+        print(f"ddp-lab: rank {rank} (process {first.pid}) {how}, so torch's agent ended the run", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
     except SignalException as stopped:
         return _INTERRUPTED if stopped.sigval.name == "SIGINT" else _TERMINATED
+    except (RendezvousError, ValueError, RuntimeError, AssertionError, OSError) as error:
+        raise DdpLabError(f"torch's agent could not run the ranks: {error}") from error
     return 0

@@ -1,38 +1,104 @@
-"""Rank side of `ddp-lab run`: a thread that appends what the rank records to its journal."""
+"""Rank side of `ddp-lab run`: a thread that appends what the rank records to its journal.
+
+[Note: recording never harms the program]
+All that can fail happens on this thread, beginning the file included. Where the folder is full, read-only or gone, one
+line says so; what is recorded stays in the recorder's ring, writing is tried again, and what does not fit into the
+ring until then is counted. The program waits for its journal only at its end, and only as long as the disk takes
+anything of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from io import FileIO
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import events, journal
 from ..machine import host_clock
 from ..parallel import recording
+from .telling import tell
 
 __all__ = ["JournalWriter"]
 
 INTERVAL = 0.02  # seconds between two drains while events come
 IDLE_INTERVAL = 0.25  # at most, while none come
+RETRY_INTERVAL = 0.5  # while nothing can be written
+PATIENCE = 5.0  # seconds without a byte written, after which the end of the program waits no longer
 KEEP_EVENTS = 2_000_000  # of all ranks of a host: at least so many newest ones stay, at most twice as many: 288 MB
+_PIECE = 1 << 20
+_ENDING_BYTES = 600  # left free in the first message, for how the program ended
 
 
-def _begin(path: Path) -> FileIO:
-    """Begins a file that only this user may read."""
-    return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+class _File:
+    """A journal that grows by whole messages.
+
+    Args:
+        path: the file, which is begun anew; only this user may read it.
+        took: called with the number of bytes that the disk has taken, after each MiB.
+
+    Raises:
+        OSError: it can't be begun.
+    """
+
+    def __init__(self, path: Path, took: Callable[[int], object]) -> None:
+        self._took = took
+        self._size = self._number = 0  # bytes and messages in it
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            self._put(journal.MAGIC)
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether somebody has removed it: then what is written to it is lost."""
+        return not os.fstat(self._fd).st_nlink
+
+    def append(self, messages: Sequence[Sequence[bytes]]) -> None:
+        """Appends messages, all of them or none.
+
+        Raises:
+            OSError: none.
+        """
+        self._put(b"".join(journal.pack(frames, self._number + place) for place, frames in enumerate(messages)))
+        self._number += len(messages)
+
+    def replace_first(self, frames: Sequence[bytes]) -> None:
+        """Writes another first message of the same length over the first one: that takes no room."""
+        os.pwrite(self._fd, journal.pack(frames, 0), len(journal.MAGIC))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _put(self, data: bytes) -> None:
+        at = 0
+        try:
+            while at < len(data):
+                written = os.pwrite(self._fd, data[at : at + _PIECE], self._size + at)
+                at += written
+                self._took(written)
+        except OSError:
+            with contextlib.suppress(OSError):  # what comes next is written over it
+                os.ftruncate(self._fd, self._size)
+            raise
+        self._size += len(data)
 
 
 class JournalWriter:
     """Writes a rank's journal (see [Note: a journal survives its rank]) until `close`.
 
+    It raises nothing for what the disk does: [Note: recording never harms the program].
+
     Args:
         path: the file, which is begun anew.
         about: what its first message says beside pid, host and clock, ``"rank"`` among it.
+        keep_events: at least so many newest ones stay in the file, at most twice as many.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, keep_events: int = KEEP_EVENTS) -> None:
@@ -40,73 +106,141 @@ class JournalWriter:
         self._rank = int(about["rank"])
         self._session = time.time_ns()
         self._pid = os.getpid()
+        self._about = {"pid": self._pid, "host": socket.gethostname(), "clock": host_clock(), **about}
         self._cursor = recording.statistics().recorded
         self._described = 0
         self._first = self._cursor  # sequence number of the oldest event in the file
-        self._lock = threading.Lock()
-        self._file = _begin(path)
-        self._file.write(journal.MAGIC + self._opening(about))
+        self._file: _File | None = None
+        self._bytes = 0  # that the disk has taken so far
+        self._failing = False
+        self._why = ""  # something could not be written
+        self._lost = 0  # events
+        self._how = ""
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._write_for_ever, name="ddp_lab-journal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ddp_lab-journal", daemon=True)
         self._thread.start()
-
-    def _opening(self, about: Mapping[str, Any]) -> bytes:
-        return journal.json_message(
-            "journal",
-            schema_version=events.SCHEMA_VERSION,
-            session=self._session,
-            pid=self._pid,
-            host=socket.gethostname(),
-            clock=host_clock(),
-            **about,
-        )
 
     def close(self, how: str) -> None:
         """Writes what is left, and how the program ended. Does nothing in a forked child, or a second time."""
         if os.getpid() != self._pid or self._stopping.is_set():
             return
+        self._how = how
         self._stopping.set()
-        self._thread.join()
-        with self._lock:
-            self._write()
-            self._file.write(journal.json_message("end", how=how))
-            self._file.close()
+        before = -1
+        while self._thread.is_alive() and self._bytes != before:
+            before = self._bytes
+            self._thread.join(PATIENCE)
+        if self._thread.is_alive():
+            tell(f"rank {self._rank} ends without the end of its record: {self._path} took nothing for {PATIENCE:g} s")
 
-    def _write_for_ever(self) -> None:
-        interval = INTERVAL
-        while not self._stopping.wait(interval):
-            with self._lock:
+    def _run(self) -> None:
+        try:
+            moved = self._write()
+            interval = INTERVAL
+            while not self._stopping.wait(RETRY_INTERVAL if self._failing else interval):
                 moved = self._write()
-            interval = INTERVAL if moved else min(IDLE_INTERVAL, interval * 1.25)
+                interval = INTERVAL if moved else min(IDLE_INTERVAL, interval * 1.25)
+            self._write()
+            self._end()
+        except Exception as error:  # noqa: BLE001 - a thread's top: said, and the program goes on
+            tell(f"rank {self._rank} goes on without being recorded: {type(error).__name__}: {error}")
+        finally:
+            if self._file is not None:
+                self._file.close()
 
     def _write(self) -> bool:
-        """Appends what is new; returns whether anything was. Needs the lock."""
-        batch, dropped, following = recording.drain(self._cursor)
-        # After the events, but written before them: they may refer to the newest description.
-        described, self._described = recording.descriptions(self._described)
-        made = journal.json_message("describe", descriptions=described) if described else b""
-        if len(batch) or dropped:
-            one = events.Batch(self._rank, self._session, following - len(batch), dropped, batch)
-            made += journal.pack([bytes(frame) for frame in events.encode(one)])
-        self._cursor = following
-        if made:
-            self._file.write(made)
-        if following - self._first > 2 * self._keep:
-            self._forget()
+        """Appends what is new, all of it or nothing; returns whether anything was."""
+        try:
+            file = self._begun()
+            batch, dropped, following = recording.drain(self._cursor)
+            # After the events, but written before them: they may refer to the newest description.
+            described, position = recording.descriptions(self._described)
+            made = [journal.json_frames("describe", descriptions=[one]) for one in described]
+            if len(batch) or dropped:
+                one = events.Batch(self._rank, self._session, following - len(batch), dropped, batch)
+                made.append([bytes(frame) for frame in events.encode(one)])
+            file.append(made)
+            self._described, self._cursor = position, following
+            self._lost += dropped
+            if following - self._first > 2 * self._keep:
+                self._forget(file)
+        except OSError as error:
+            self._failing = True
+            self._fails(error.strerror or str(error))
+            return False
+        self._failing = False
         return bool(made)
 
-    def _forget(self) -> None:
+    def _begun(self) -> _File:
+        """The file: begun now, if that was not possible before or somebody has removed it."""
+        if self._file is not None and self._file.is_removed:
+            self._file.close()
+            self._file = None
+            self._lost += self._cursor - self._first
+            self._described, self._first = 0, self._cursor
+            self._fails("it was removed")
+        if self._file is None:
+            made = _File(self._path, self._take)
+            try:
+                made.append([self._opening()])
+            except OSError:
+                made.close()
+                raise
+            self._file = made
+        return self._file
+
+    def _take(self, written: int) -> None:
+        self._bytes += written
+
+    def _fails(self, why: str) -> None:
+        """Says once that something can't be written, and keeps why."""
+        if not self._why:
+            tell(
+                f"rank {self._rank} can't write its record {self._path}: {why}. The program goes on; the newest "
+                f"{recording.statistics().capacity:,} events stay in memory until they can be written"
+            )
+        self._why = why
+
+    def _opening(self, **end: Any) -> list[bytes]:
+        """The first message, with how the program ended as long as without."""
+        fields = {"schema_version": events.SCHEMA_VERSION, "session": self._session, **self._about}
+        mark, text = journal.json_frames("journal", **fields)
+        return [mark, journal.json_frames("journal", **fields, **end)[1].ljust(len(text) + _ENDING_BYTES)]
+
+    def _end(self) -> None:
+        """Says how the program ended: in a message, or where there is no room for one, in the first one."""
+        recorded = recording.statistics().recorded if self._failing else self._cursor
+        missing = self._lost + recorded - self._cursor
+        end = {"how": self._how, "recorded": recorded, **({"missing": missing, "why": self._why} if missing else {})}
+        if self._file is None:
+            tell(f"nothing of rank {self._rank} was recorded: {self._why}")
+            return
+        try:
+            self._file.append([journal.json_frames("end", **end)])
+        except OSError as error:
+            self._fails(error.strerror or str(error))
+            end["how"] = self._how.encode("ascii", "backslashreplace").decode()[:200]
+            with contextlib.suppress(OSError):  # then the file says what that of a rank says that was killed
+                self._file.replace_first(self._opening(**end))
+
+    def _forget(self, file: _File) -> None:
         """Leaves only the newest events in the file, and all descriptions."""
         self._first = self._cursor - self._keep
-        shorter = self._path.with_suffix(".shorter")
-        file = _begin(shorter)
-        file.write(journal.MAGIC)
-        for frames in journal.messages(self._path):
-            if frames[0] != journal.JSON_FRAME:
-                batch = events.decode(frames)
-                if batch.first + len(batch.events) <= self._first:
-                    continue
-            file.write(journal.pack(frames))
-        shorter.replace(self._path)
-        self._file.close()
-        self._file = file
+        beside = self._path.with_suffix(".shorter")
+        shorter = None
+        try:
+            shorter = _File(beside, self._take)
+            for frames in journal.messages(self._path):
+                if frames[0] != journal.JSON_FRAME:
+                    batch = events.decode(frames)
+                    if batch.first + len(batch.events) <= self._first:
+                        continue
+                shorter.append([frames])
+            beside.replace(self._path)
+        except OSError:  # the long one stays
+            if shorter is not None:
+                shorter.close()
+            beside.unlink(missing_ok=True)
+            raise
+        file.close()
+        self._file = shorter

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 
 from ..engine.watch import on_parent_exit
+from .telling import tell
 
 __all__ = ["end_with_agent"]
 
@@ -26,7 +26,7 @@ def end_with_agent(agent: int, finish: Sequence[Callable[[str], None]]) -> None:
     """
 
     def end() -> None:
-        print(f"ddp-lab: the agent (process {agent}) is gone: this rank ends, too", file=sys.stderr, flush=True)
+        tell(f"the agent (process {agent}) is gone: this rank ends, too")
         for call in finish:
             call("the agent is gone")
         os.kill(os.getpid(), signal.SIGTERM)

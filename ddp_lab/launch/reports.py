@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..client.recorded_runs import RecordedRun, read_run
+from ..printable import printable_lines
 
-__all__ = ["show"]
+__all__ = ["read", "write_pages"]
 
 
-def show(paths: Sequence[str | Path], page: Path, *, partial: bool = False) -> RecordedRun:
-    """Prints what the files show, notices on stderr, and writes the page if there is a model to show.
+def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
+    """Reads what was recorded and prints what it shows, notices on stderr.
 
     Args:
         paths: files or folders, see `read_run`.
-        page: where the HTML page goes; those of further models stand beside it, with their numbers.
         partial: ranks without a file are no error.
 
     Raises:
@@ -28,17 +28,28 @@ def show(paths: Sequence[str | Path], page: Path, *, partial: bool = False) -> R
     """
     run = read_run(paths, partial=partial)
     for notice in run.notices:
-        print(f"ddp-lab: {notice}", file=sys.stderr)
+        print(f"ddp-lab: {printable_lines(notice)}", file=sys.stderr)
     models = run.timeline.reducers()
-    if not models:
-        return run
     for model in models:
         if len(models) > 1:
             print(f"--- {model.module}, model {model.reducer} ---")
         print(run.timeline.summary(model.reducer))
-    page.parent.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def write_pages(run: RecordedRun, page: Path) -> None:
+    """Writes a page for each model, and says where.
+
+    Args:
+        run: what was merged.
+        page: where the page goes; those of further models stand beside it, with their numbers.
+
+    Raises:
+        OSError: one can't be written.
+    """
+    models = run.timeline.reducers()
     for model in models:  # the most recently active is the last
+        page.parent.mkdir(parents=True, exist_ok=True)
         own = page if model is models[-1] else page.with_stem(f"{page.stem}-model{model.reducer}")
         run.timeline.report(own, model.reducer)
         print(f"wrote {own}")
-    return run

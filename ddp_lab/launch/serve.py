@@ -11,11 +11,13 @@ file that only the user can read.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -36,13 +38,19 @@ class JournalServer:
         folder: of the journals; the address and the token are written to a file in it.
         address: ``"host:port"``, or a host alone: then the system picks the port.
 
+    Raises:
+        zmq.ZMQError: it can't listen there.
+        OSError: the folder takes no file.
+
     Attributes:
         address: ``"host:port"`` on which it listens.
         invitation: the file.
+        unanswered: how many questions were none.
     """
 
     def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         self._folder = folder
+        self.unanswered = 0
         server_public, server_secret = zmq.curve_keypair()
         client_public, client_secret = zmq.curve_keypair()
         self._admitted = z85.decode(client_public)
@@ -57,15 +65,22 @@ class JournalServer:
         self._door.curve_server = True
         self._door.curve_secretkey = server_secret
         self._door.zap_domain = b"ddp_lab"
-        host, _, port = address.rpartition(":") if ":" in address else (address, "", "")
-        self._door.bind(f"tcp://{host}:{port or '*'}")
-        bound = self._door.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.address = f"{host}:{bound.rpartition(':')[2]}"
         token = base64.urlsafe_b64encode(z85.decode(server_public) + z85.decode(client_secret)).decode()
-        self.invitation = self._invite(token)
+        try:
+            self.address = self._listen(address)
+            self.invitation = self._invite(token)
+        except (zmq.ZMQError, OSError):
+            self._context.destroy()
+            raise
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._run, name="ddp_lab-serve", daemon=True)
         self._thread.start()
+
+    def _listen(self, address: str) -> str:
+        host, _, port = address.rpartition(":") if ":" in address else (address, "", "")
+        self._door.bind(f"tcp://{host}:{port or '*'}")
+        bound = self._door.getsockopt_string(zmq.LAST_ENDPOINT)
+        return f"{host}:{bound.rpartition(':')[2]}"
 
     def _invite(self, token: str) -> Path:
         path = self._folder / INVITATION
@@ -81,7 +96,8 @@ class JournalServer:
         self._context.term()
         os.close(self._wake_read)
         os.close(self._wake_write)
-        self.invitation.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that can't be written any more: the token opens nothing now
+            self.invitation.unlink(missing_ok=True)
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -112,11 +128,18 @@ class JournalServer:
             asked = json.loads(question[0])["have"]
             have = {name: (int(life), min(int(offset), 1 << 62)) for name, (life, offset) in asked.items()}
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
-            _log.warning("a question that can't be answered: %s", error)
+            if not self.unanswered:
+                _log.warning("a question that can't be answered; more of them are only counted: %s", error)
+            self.unanswered += 1
             return
-        pieces = journal.news(self._folder, have)
-        heads = [{"name": one.name, "life": one.life, "offset": one.offset} for one in pieces]
-        reply = [peer, json.dumps({"pieces": heads}).encode(), *(one.data for one in pieces)]
+        pieces = []
+        head: dict[str, Any] = {}
+        try:
+            pieces = journal.news(self._folder, have)
+            head["pieces"] = [{"name": one.name, "life": one.life, "offset": one.offset} for one in pieces]
+        except (OSError, ValueError) as error:
+            head["error"] = f"the run's journals can't be read: {error}"
+        reply = [peer, json.dumps(head).encode(), *(one.data for one in pieces)]
         try:
             self._door.send_multipart(reply, zmq.NOBLOCK)
         except zmq.Again:  # it does not read; it will ask again

@@ -20,12 +20,14 @@ from ..client.live_control import LiveControl
 from ..client.timeline import Timeline
 from ..client.tune import tune_live
 from ..client.wire import Wire
+from ..command_line import Parser, count, file_to_write, seconds, write_json
 from ..errors import ClusterError, DdpLabError
 from ..insight.tuned import Tuned
 from . import agent
 
 __all__ = ["Job", "main"]
 
+_INVITATION = "control.json"  # addresses and keys, for the ranks
 _LOOK_SECONDS = 0.1
 _ENDING_SECONDS = 5.0
 
@@ -42,9 +44,9 @@ class Job(LiveControl):
         self._wire = Wire(str(folder))
         self._wire.on_batch(self.timeline.extend)
         self._wire.on_description(self.timeline.describe)
-        self.invitation = folder / "control.json"
-        self.invitation.touch(mode=0o600)
-        self.invitation.write_text(json.dumps(self._wire.endpoint()))
+        invitation = folder / _INVITATION
+        invitation.touch(mode=0o600)
+        invitation.write_text(json.dumps(self._wire.endpoint()))
 
     @property
     def wire(self) -> Wire:
@@ -101,20 +103,25 @@ def _tell(line: str) -> None:
     print(f"ddp-lab tune: {line}", file=sys.stderr, flush=True)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """torchrun's parser, and our options."""
-    made = agent.torchrun_parser("ddp-lab tune")
-    made.description = (
+    made, ours = agent.torchrun_parser(
+        "ddp-lab tune",
         "Runs a training script as torchrun does, with ddp_lab's DistributedDataParallel; while it trains, looks for "
         "bucket caps with which its steps are shorter, gives the model those, and prints the constructor's arguments. "
-        "What is not clearly faster is not applied."
+        "What is not clearly faster is not applied. The exit code is torchrun's; with --stop it is 0.",
+        (
+            "ddp-lab tune --standalone --nproc-per-node 2 train.py --epochs 3",
+            "ddp-lab tune --stop --json tuned.json --standalone --nproc-per-node 2 train.py",
+        ),
     )
-    ours = made.add_argument_group("ddp_lab")
     ours.add_argument("--lossy", action="store_true", help="also try comm hooks that round gradients to 16 bits")
-    ours.add_argument("--seconds", type=float, default=300.0, help="how long tuning may take (%(default)s)")
-    ours.add_argument("--steps", type=int, help="training steps of a turn (about 0.3 s of them)")
+    ours.add_argument(
+        "--seconds", type=seconds, default=300.0, metavar="S", help="how long tuning may take (%(default)s)"
+    )
+    ours.add_argument("--steps", type=count, metavar="N", help="training steps of a turn (about 0.3 s of them)")
     ours.add_argument("--stop", action="store_true", help="end the program when the answer is known")
-    ours.add_argument("--json", type=Path, help="write the answer here")
+    ours.add_argument("--json", type=file_to_write, metavar="FILE", help="write the answer here")
     return made
 
 
@@ -124,12 +131,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         DdpLabError: it runs on several hosts, or can't be started by us.
     """
-    given = parser().parse_args(argv)
+    made = parser()
+    given = made.parse_args(argv)
+    agent.check_torchruns(made, given)
     if str(given.nnodes) not in ("1", "1:1"):
         raise DdpLabError(f"--nnodes {given.nnodes}: only programs on one host can be tuned")
     with tempfile.TemporaryDirectory(prefix="ddp-lab-") as name:
+        agent.put_worker_between(given, "--control", str(Path(name, _INVITATION)))
         job = Job(Path(name))
-        agent.put_worker_between(given, "--control", str(job.invitation))
         tuner = _Tuner(job, given)
         try:
             code = agent.run_agent(given)
@@ -138,7 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             job.wire.close()
     _say(tuner)
     if given.json is not None and tuner.found is not None:
-        given.json.write_text(json.dumps(_as_dict(tuner.found), indent=2) + "\n")
+        try:
+            write_json(given.json, _as_dict(tuner.found))
+        except DdpLabError as error:  # the program has ended well all the same
+            _tell(str(error))
     return 0 if tuner.stopped_the_job else code
 
 

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     ending: list[Callable[[str], None]] = []
     if given.folder is not None:
-        ending.append(_begin_journal(given.folder))
+        ending.append(_begin_journal(given.folder, given.program))
     if given.control is not None:
         ending.append(_let_control(given.control))
     if given.agent is not None:
@@ -48,19 +48,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise
     except KeyboardInterrupt:
         how = "interrupted"
+        _show_from_the_program_on()
         raise
     except BaseException as error:
         how = f"{type(error).__name__}: {error}"
+        _show_from_the_program_on()
         raise
     finally:
         for finish in ending:
             finish(how)
 
 
-def _begin_journal(folder: Path) -> Callable[[str], None]:
+def _begin_journal(folder: Path, script: str) -> Callable[[str], None]:
     path = journal.path_of(folder, _number("RANK"), _number("TORCHELASTIC_RESTART_COUNT"))
     keep = max(100_000, KEEP_EVENTS // _number("LOCAL_WORLD_SIZE", 1))
-    return JournalWriter(path, _me(), keep_events=keep).close
+    return JournalWriter(path, _me(script), keep_events=keep).close
 
 
 def _let_control(invitation: Path) -> Callable[[str], None]:
@@ -75,17 +77,39 @@ def _let_control(invitation: Path) -> Callable[[str], None]:
     return lambda how: telemetry.stop() if os.getpid() == pid else None
 
 
+def _show_from_the_program_on() -> None:
+    """Leaves out of the traceback, whichever hook will show it, what runs the program: it begins at the user's file."""
+    show = sys.excepthook
+
+    def from_the_program_on(
+        kind: type[BaseException], error: BaseException, frames: types.TracebackType | None
+    ) -> None:
+        while frames is not None and _runs_the_program(frames.tb_frame):
+            frames = frames.tb_next
+        show(kind, error.with_traceback(frames), frames)  # Python's own hook looks at the error alone
+
+    sys.excepthook = from_the_program_on
+
+
+def _runs_the_program(frame: types.FrameType) -> bool:
+    return frame.f_globals is globals() or frame.f_globals.get("__name__") == "runpy"
+
+
 def _number(name: str, default: int = 0) -> int:
     return int(os.environ.get(name, default))
 
 
-def _me() -> dict[str, object]:
-    """What is known of this rank from torch's agent."""
+def _me(script: str) -> dict[str, object]:
+    """What is known of this rank from torch's agent, and what it runs."""
+    import torch
+
     return {
         "rank": _number("RANK"),
         "world_size": _number("WORLD_SIZE", 1),
         "restart": _number("TORCHELASTIC_RESTART_COUNT"),
         "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        "torch": str(torch.__version__),
+        "script": script,
     }
 
 

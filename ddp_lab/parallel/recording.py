@@ -31,6 +31,7 @@ import torch.distributed
 
 from .. import native
 from ..events import DTYPE, SCHEMA_VERSION, Kind
+from ..files import replacing
 
 __all__ = [
     "RecordingStatistics",
@@ -252,7 +253,7 @@ def save(path: str | os.PathLike[str]) -> Path:
     parts, dropped = _held()
     in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
     target = Path(path)
-    with target.open("wb") as file:
+    with replacing(target) as file:
         np.savez(
             file,
             events=np.concatenate([np.empty(0, DTYPE), *parts]),

@@ -10,12 +10,15 @@ const ROW = 34;
 const STRIP = 24;
 // Cividis: reads the same with every kind of colour vision; the buckets' order is its order.
 const RAMP = [[0, 32, 76], [33, 61, 107], [85, 91, 108], [123, 122, 119], [165, 156, 116], [211, 192, 100], [255, 233, 69]];
+// On dark paper its dark end would look like a hole: this one begins where it is seen, and is as ordered.
+const RAMP_ON_DARK = [[84, 121, 184], [108, 132, 170], [126, 140, 152], [146, 148, 138], [172, 164, 120], [213, 194, 100], [255, 233, 69]];
 const TABLE = ["bucket", "size", "parameters", "ready at ms", "reduced at ms", "dtype", "device", "holds"];
 
-export function bucketColour(bucket, buckets) {
-  const at = (buckets < 2 ? 0.5 : bucket / (buckets - 1)) * (RAMP.length - 1);
-  const low = Math.min(Math.floor(at), RAMP.length - 2);
-  const [r, g, b] = RAMP[low].map((value, index) => Math.round(value + (RAMP[low + 1][index] - value) * (at - low)));
+export function bucketColour(bucket, buckets, dark) {
+  const ramp = dark ? RAMP_ON_DARK : RAMP;
+  const at = (buckets < 2 ? 0.5 : bucket / (buckets - 1)) * (ramp.length - 1);
+  const low = Math.min(Math.floor(at), ramp.length - 2);
+  const [r, g, b] = ramp[low].map((value, index) => Math.round(value + (ramp[low + 1][index] - value) * (at - low)));
   return { fill: `rgb(${r}, ${g}, ${b})`, ink: 0.3 * r + 0.59 * g + 0.11 * b > 120 ? "#000" : "#fff" };
 }
 
@@ -83,7 +86,7 @@ export class BucketsView {
       const y = cell.depth * ROW;
       const high = (cell.parameter < 0 ? 1 : Math.min(cell.rows, rows - cell.depth)) * ROW;
       const unused = cell.parameter >= 0 && known?.used[cell.parameter] === 0;
-      const colour = cell.bucket < 0 ? { fill: theme.panel, ink: theme.ink } : bucketColour(cell.bucket, assignment.buckets.length);
+      const colour = cell.bucket < 0 ? { fill: theme.panel, ink: theme.ink } : bucketColour(cell.bucket, assignment.buckets.length, theme.dark);
       pen.fillStyle = colour.fill;
       pen.globalAlpha = cell.parameter < 0 && cell.bucket >= 0 ? 0.75 : 1;
       pen.fillRect(x, y, Math.max(wide - (wide > 4 ? 1 : 0), 1), high - 1);
@@ -93,8 +96,9 @@ export class BucketsView {
       pen.fillStyle = colour.ink;
       pen.textAlign = "left";
       pen.font = `${cell.parameter < 0 ? "600 " : ""}11px ${theme.font}`;
-      const label = cell.parameter < 0 ? cell.name : `${cell.name} · ${unused ? "unused" : cell.bucket}`;
-      writeClipped(pen, [label, cell.name, cell.parameter < 0 ? "" : String(cell.bucket)], x + 4, y + Math.min(high, ROW) / 2, wide - 8);
+      const name = layerName(cell.name);
+      const label = cell.parameter < 0 ? name : `${name} · ${unused ? "unused" : `b${cell.bucket}`}`;
+      writeClipped(pen, [label, name, cell.parameter < 0 ? cell.name : `b${cell.bucket}`], x + 4, y + Math.min(high, ROW) / 2, wide - 8);
       if (cell.parameter >= 0 && cell.bucket === selected) outline(pen, theme, x, y, wide - 1, high - 1);
       const act = cell.parameter < 0 ? () => this.zoom(cell.path === this.root ? "" : cell.path) : () => this.actions.select(cell.bucket);
       regions.push({ key: `cell ${cell.path}`, x, y, width: Math.max(wide, 1), height: high, lines: () => cellLines(cell, assignment, known), act });
@@ -112,17 +116,22 @@ export class BucketsView {
     let x = 1;
     return assignment.buckets.map((one) => {
       const wide = (one.bytes / total) * (width - 2);
-      const colour = bucketColour(one.bucket, assignment.buckets.length);
+      const colour = bucketColour(one.bucket, assignment.buckets.length, theme.dark);
       pen.fillStyle = colour.fill;
       pen.fillRect(x, top, Math.max(wide - (wide > 4 ? 1 : 0), 1), STRIP);
       pen.fillStyle = colour.ink;
-      writeClipped(pen, [`bucket ${one.bucket} · ${bytes(one.bytes)}`, String(one.bucket)], x + 4, top + STRIP / 2, wide - 8);
+      writeClipped(pen, [`bucket ${one.bucket} · ${bytes(one.bytes)}`, `b${one.bucket}`], x + 4, top + STRIP / 2, wide - 8);
       if (one.bucket === selected) outline(pen, theme, x, top, wide - 1, STRIP);
       const region = { key: `bucket ${one.bucket}`, x, y: top, width: Math.max(wide, 1), height: STRIP, lines: () => [`bucket ${one.bucket}`, ["size", bytes(one.bytes)], ["parameters", String(one.parameters.length)], ["dtype", one.dtype], ["device", one.device]], act: () => this.actions.select(one.bucket) };
       x += wide;
       return region;
     });
   }
+}
+
+// Modules of a Sequential are called by numbers.
+function layerName(name) {
+  return /^\d+$/.test(name) ? `layer ${name}` : name;
 }
 
 function hatch(pen, x, y, width, height, colour) {
@@ -199,7 +208,7 @@ function describe(assignment, known) {
   const parts = [`${count(assignment.parameters.length, "parameter")} in ${count(assignment.buckets.length, "bucket")}, ${bytes(total)} a step`];
   parts.push(assignment.rebuilt ? "rebuilt in the order in which gradients became ready" : "not rebuilt (yet): in reverse order of registration");
   const caps = assignment.options?.bucket_cap_mb_list ?? [assignment.options?.bucket_cap_mb];
-  if (typeof caps[0] === "number") parts.push(`caps ${[...new Set(caps)].map((cap) => Number(cap.toPrecision(4))).join(", ")} MiB`);
+  if (typeof caps[0] === "number") parts.push(`caps ${[...new Set(caps)].map((cap) => Number(cap.toPrecision(3))).join(", ")} MiB`);
   const kinds = [...new Set(assignment.buckets.map((one) => `${one.dtype} on ${one.device}`))];
   parts.push(kinds.slice(0, 3).join(", "));
   const unused = known ? assignment.parameters.filter((one) => known.used[one.index] === 0).map((one) => one.name) : [];

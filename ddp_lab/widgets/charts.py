@@ -105,12 +105,12 @@ def stacked(x: npt.NDArray[np.int64], series: Sequence[Series], label: str, axis
     body.append(f'<text class="faint" transform="translate(14 {_TOP + plot_h / 2}) rotate(-90)" '
                 'text-anchor="middle">ms</text>')  # fmt: skip
     if top < levels[-1].max():
-        body.append(_text(_WIDTH - _RIGHT, _TOP + 10, f"longest: {levels[-1].max():.0f} ms", "faint", "end"))
+        body.append(_text(_WIDTH - _RIGHT, _TOP - 3, f"longest: {levels[-1].max():.0f} ms", "faint", "end"))
     return _svg(_WIDTH, height, label, body)
 
 
 def heat(values: _Values, row_names: Sequence[str], label: str, axis: str) -> str:
-    """A table of cells, the darker the larger.
+    """A table of cells, whose colour is the stronger the larger they are.
 
     Args:
         values: shape ``[rows, columns]``, ≥ 0.

@@ -26,7 +26,7 @@ __all__ = ["ClusterActions", "Ranks", "between_cells"]
 
 _PATIENCE_SECONDS = 0.5  # in which the main thread takes its turn, unless it runs a cell
 _SAID_SECONDS, _ERROR_SECONDS = 20.0, 60.0  # after which what was done, or could not be, is no news
-_VITALS_SECONDS = 0.4
+_VITALS_SECONDS = 2.0  # a rank that lives answers sooner, on a busy machine too
 _BUSY = "The notebook runs a cell: interrupt it first (Interrupt, or ■ of the notebook), or wait for its end; then {}."
 
 
@@ -34,6 +34,7 @@ class Ranks(Protocol):
     """What the panel needs of a `Cluster`."""
 
     timeline: Timeline
+    name: str | None
 
     @property
     def running(self) -> bool: ...

@@ -3,18 +3,21 @@
 import { ClusterTable } from "./cluster_table.js";
 import { Asker, StatusLine, button } from "./control_status.js";
 import { hidePicture } from "./hide_picture.js";
+import { Life, LifeLine, clockTime, disableDead } from "./life.js";
 import { Presence } from "./presence.js";
 import { count, element, setText } from "./theme.js";
 
 const SAY_S = 5; // a page that shows the panel tells the kernel so often
+const AGAIN = "Start a cluster and run lab.panel() for a new one.";
 const STALE_S = 4; // without a message: nobody knows how the ranks are
 
 class PanelView {
-  constructor(model) {
+  constructor(model, life) {
     this.model = model;
+    this.life = life;
     this.id = Math.random().toString(36).slice(2);
     this.seconds = 0;
-    this.asker = new Asker("cluster", { send: (command) => this.send(command), redraw: () => this.draw() });
+    this.asker = new Asker("cluster", { send: (command) => this.life.send(command), redraw: () => this.draw() });
     this.build();
   }
 
@@ -24,7 +27,7 @@ class PanelView {
     this.interrupt = button("Interrupt", "KeyboardInterrupt in the cell, on all ranks; also in a collective that waits", ask({ do: "interrupt", ranks: null }));
     this.rejoin = button("Rejoin", "new process groups; variables are kept", ask({ do: "rejoin" }));
     this.restart = button("Restart …", "new processes; variables are lost", ask({ do: "restart" }));
-    this.buttons = element("span", { class: "ddp-field", role: "group", "aria-label": "all ranks" }, this.interrupt, this.rejoin, this.restart);
+    this.buttons = element("fieldset", { class: "ddp-controls ddp-field", "data-asks": "ranks", "aria-label": "all ranks" }, this.interrupt, this.rejoin, this.restart);
     const head = element("div", { class: "ddp-toolbar ddp-cluster-head" }, element("h4", {}, "Cluster"), this.summary, this.buttons);
     this.question = element("span");
     this.cancel = button("Cancel", "nothing happens", ask({ do: "cancel" }));
@@ -39,8 +42,9 @@ class PanelView {
     this.status = new StatusLine();
     this.table = new ClusterTable((rank) => this.asker.ask({ do: "interrupt", ranks: [rank] }));
     this.empty = element("p", { class: "ddp-empty" });
+    this.lifeLine = new LifeLine(() => {});
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
-    this.root = element("div", { class: "ddp-lab ddp-cluster", "data-lm-suppress-shortcuts": "true" }, this.notice, head, this.confirm, this.progress, this.status.node, this.empty, this.table.node);
+    this.root = element("div", { class: "ddp-lab ddp-cluster", "data-lm-suppress-shortcuts": "true" }, this.lifeLine.node, this.notice, head, this.confirm, this.progress, this.status.node, this.empty, this.table.node);
     this.presence = new Presence(this.root, { seen: () => this.looked(), show: () => this.draw(), theme: () => {}, second: () => this.everySecond() });
   }
 
@@ -48,21 +52,12 @@ class PanelView {
     return this.presence.inView && !document.hidden;
   }
 
-  send(command) {
-    try {
-      this.model.send(command);
-      this.gone = false;
-    } catch {
-      this.gone = true; // the kernel was shut down: there is nobody to send to
-    }
-  }
-
   // Tells the kernel whether the ranks are seen: it asks them nothing otherwise.
   looked() {
     if (!this.seen && this.told === false) return;
     this.told = this.seen;
     this.seconds = 0;
-    this.send({ type: "look", id: this.id, seen: this.seen });
+    this.life.send({ type: "look", id: this.id, seen: this.seen });
   }
 
   everySecond() {
@@ -74,11 +69,13 @@ class PanelView {
 
   mount(target) {
     target.append(this.root);
-    this.cameAt = performance.now();
     this.changed = () => this.draw();
     this.came = () => {
       this.cameAt = performance.now();
+      this.cameOn = Date.now() / 1000;
     };
+    this.came();
+    this.life.listeners.add(this.changed);
     this.model.on("change:about", this.came);
     this.model.on("change", this.changed);
     this.visibility = () => this.looked();
@@ -91,6 +88,7 @@ class PanelView {
   unmount() {
     this.presence.end();
     this.looked();
+    this.life.listeners.delete(this.changed);
     document.removeEventListener("visibilitychange", this.visibility);
     this.model.off("change:about", this.came);
     this.model.off("change", this.changed);
@@ -101,13 +99,14 @@ class PanelView {
     if (!this.presence.inView) return;
     const about = this.model.get("about");
     const control = this.model.get("control");
+    const past = this.life.end ? this.life.state : null;
     const elapsed = (performance.now() - this.cameAt) / 1000;
-    const changing = Boolean(control.doing);
-    const stale = elapsed > STALE_S || changing;
+    const changing = Boolean(control.doing) && !past;
+    const stale = elapsed > STALE_S || changing || Boolean(past);
     const busy = new Set(about.busy ?? []);
     const rows = about.running ? this.model.get("ranks").map((row) => ({ ...row, busy: busy.has(row.rank) })) : [];
     this.table.node.hidden = !rows.length;
-    this.table.node.classList.toggle("ddp-cluster-old", changing);
+    this.table.node.classList.toggle("ddp-cluster-old", changing || Boolean(past));
     if (rows.length) this.table.draw(rows, elapsed, stale);
     this.empty.hidden = about.running || changing;
     setMarked(this.empty, about.why ?? "");
@@ -115,8 +114,11 @@ class PanelView {
     for (const one of [this.interrupt, this.rejoin, this.restart]) one.disabled = changing;
     this.interrupt.classList.toggle("ddp-primary", busy.size > 0);
     setText(this.summary, rows.length ? summary(rows, about) : "");
-    this.drawControl(control, changing);
-    this.drawNotice(about.running && !changing && elapsed > STALE_S ? Math.floor(elapsed) : 0);
+    this.drawControl(past ? {} : control, changing);
+    this.lifeLine.draw(past, rows.length ? `of ${clockTime(this.cameOn)}` : "", AGAIN);
+    disableDead([this.root], past);
+    const due = about.running || !about.why; // news: they run, or nothing was heard yet
+    this.drawNotice(due && !changing && !past && elapsed > STALE_S ? Math.floor(elapsed) : 0);
   }
 
   drawControl(control, changing) {
@@ -134,8 +136,7 @@ class PanelView {
   }
 
   drawNotice(seconds) {
-    const gone = this.gone && "The kernel of this panel has ended.";
-    const text = gone || this.model.get("notice") || (seconds ? `No news from the kernel for ${seconds} s: is it running?` : "");
+    const text = this.model.get("notice") || (seconds ? `No news from the kernel for ${seconds} s: is it running?` : "");
     this.notice.hidden = !text;
     setText(this.notice, text);
   }
@@ -152,17 +153,23 @@ function summary(rows, about) {
   const states = new Map();
   for (const { state } of rows) states.set(state, (states.get(state) ?? 0) + 1);
   const parts = [...states].map(([state, number]) => `${number} ${state}`);
-  return `${count(rows.length, "rank")} · ${about.backend} · ${parts.join(", ")}`;
+  return `${about.name} · ${count(rows.length, "rank")} · ${about.backend} · ${parts.join(", ")}`;
 }
 
-export default () => ({
-  render({ model, el }) {
-    const view = new PanelView(model);
-    view.mount(el);
-    const show = hidePicture(model.get("token"));
-    return () => {
-      view.unmount();
-      show();
-    };
-  },
-});
+export default () => {
+  const life = new Life();
+  return {
+    initialize({ model }) {
+      return life.begin(model);
+    },
+    render({ model, el }) {
+      const view = new PanelView(model, life);
+      view.mount(el);
+      const show = hidePicture(model.get("token"));
+      return () => {
+        view.unmount();
+        show();
+      };
+    },
+  };
+};

@@ -18,7 +18,9 @@ from .cluster_actions import ClusterActions, Ranks
 from .cluster_processes import ProcessWatch
 from .cluster_rows import cluster_rows, row_texts
 from .commands import Commands
+from .life import life_of
 from .live import Refresher, receive_while_busy
+from .pages import Pages
 from .saved_picture import SavedTable
 
 __all__ = ["ClusterPanel"]
@@ -26,8 +28,7 @@ __all__ = ["ClusterPanel"]
 _RATE = 8.0  # rounds a second, in which requests are taken
 _LOOK_SECONDS = 0.5  # between two questions to the ranks
 _ANSWER_SECONDS = 0.4
-_PAGE_SECONDS = 20.0  # a page that shows the panel says so every few seconds; one that does not has gone
-_STOPPED = "The cluster does not run. `%cluster start` starts one; `lab.start()` this one."
+_AGAIN = "`%cluster start` starts one; `lab.start()` this one."
 
 
 class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
@@ -53,10 +54,9 @@ class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._lock = threading.RLock()
         self._actions = ClusterActions(cluster)
         self._processes = ProcessWatch()
-        self._pages: dict[str, float] = {}  # page that shows it -> until when that is believed
+        self._pages = Pages()
         self._next = 0.0
         self._commands = Commands()
-        self._commands.on("look", self._note_page)
         self._commands.on("cluster", self._actions.obey)
         super().__init__(token=uuid.uuid4().hex[:12])
         receive_while_busy(self)
@@ -109,8 +109,11 @@ class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     def _receive(self, widget: Any, content: dict[str, Any], buffers: Any) -> None:
         """Takes a message of the browser, on whatever thread: it is only queued."""
-        # On the main thread messages wait while a cell runs, and so does the page's word that it is still there.
-        self._commands.put({**content, "may wait": threading.current_thread() is threading.main_thread()})
+        if content.get("type") == "look":
+            self._pages.note(str(content.get("id")), bool(content.get("seen")))
+            self._next = 0.0
+        else:
+            self._commands.put(content)
         self._refresher.start()
         self._refresher.wake()
 
@@ -122,21 +125,13 @@ class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             if self._actions.changing:
                 return True
             now = time.monotonic()
-            self._pages = {page: until for page, until in self._pages.items() if until > now}
             running = self._cluster.running
-            if not running or (self._pages and (busy or now >= self._next)):
+            if not running or (self._pages.any and (busy or now >= self._next)):
                 self._look()
                 self._next = time.monotonic() + _LOOK_SECONDS
-            if not running or not self._pages:
+            if not running or not self._pages.any:
                 self._refresher.stop()
             return busy
-
-    def _note_page(self, asked: dict[str, Any]) -> None:
-        """Notes whether a page shows the panel."""
-        page = str(asked["id"])
-        self._pages.pop(page, None)
-        if asked.get("seen"):
-            self._pages[page] = float("inf") if asked["may wait"] else time.monotonic() + _PAGE_SECONDS
 
     def _look(self) -> None:
         """Shows how the ranks are."""
@@ -144,12 +139,12 @@ class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         try:
             vitals, busy = cluster.vitals(_ANSWER_SECONDS), sorted(cluster.busy_ranks())
         except ClusterError as error:
-            why = _STOPPED if not cluster.running else str(error)
+            why = str(error) if cluster.running else _end_of(cluster)
             self._show(ranks=[], about={"running": False, "why": why})
             return
         uses = self._processes.look([one.record for one in vitals])
         backends = {one.record.backend.rpartition(":")[2] for one in vitals if one.record.backend}
-        about = {"running": True, "backend": ", ".join(sorted(backends)), "busy": busy}
+        about = {"running": True, "name": cluster.name, "backend": ", ".join(sorted(backends)), "busy": busy}
         # Always another value: that it comes tells the page that the kernel is there.
         self._show(ranks=cluster_rows(vitals, cluster.timeline.ranks(), uses), about={**about, "at": time.monotonic()})
 
@@ -163,3 +158,11 @@ class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     def _fail(self, error: BaseException) -> None:
         """Shows why the thread ended."""
         self.notice = f"The panel stopped refreshing: {type(error).__name__}: {error}"
+
+
+def _end_of(cluster: Ranks) -> str:
+    """What is said of a cluster that does not run; what is between ` is code."""
+    life = life_of(cluster, {})
+    if life["adopt"]:
+        return f"{life['what']}: `ddp_lab.current_cluster()` shows it."
+    return f"{life['what']}. {_AGAIN}" if life["remedy"] else f"{life['what']}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..client.launchers import in_words
 from ..client.timeline import RankStatus
@@ -11,15 +11,14 @@ from ..client.vitals import RankVitals
 from ..insight.words import binary_size
 from .cluster_processes import ProcessUse
 
-if TYPE_CHECKING:
-    from ..client.membership import RankRecord
-
 __all__ = ["SILENT_SECONDS", "cluster_rows", "row_texts"]
 
 SILENT_SECONDS = 1.5  # a rank that answers later than this is not called silent: it computes
 _STATES = ("idle", "running", "freed")
 _HINTS = {
     "starting": "its process is being started",
+    "failed": "its cell ended with an error; its process groups were shut down, so that no rank waits for it",
+    "interrupted": "its cell was interrupted, and its process groups were shut down",
     "freed": "its process groups were shut down, so that no collective waits for ever",
     "stopped": "a signal has paused its process: collectives wait for it",
     "silent": "nothing comes from it: a long call may hold its interpreter lock (GIL), or its machine is overloaded",
@@ -43,11 +42,11 @@ def cluster_rows(
 
 def _row(one: RankVitals, told: RankStatus | None, process: ProcessUse | None) -> dict[str, Any]:
     record, stopped = one.record, process is not None and process.stopped
-    state, label = _state(one, told, stopped), one.label
+    state = _state(one, told, stopped)
     return {
         "rank": record.rank,
         "state": state,
-        "words": _words(state, record, label),
+        "words": _words(state, one),
         "hint": _HINTS.get(state, ""),
         "seconds": one.cell_seconds if state == "running" else None,
         "where": _where(one),
@@ -64,28 +63,33 @@ def _row(one: RankVitals, told: RankStatus | None, process: ProcessUse | None) -
 
 
 def _state(one: RankVitals, told: RankStatus | None, stopped: bool) -> str:
-    """As in `RankRecord`, and ``"stopped"`` (a signal paused the process) or ``"starting"``."""
+    """As in `RankRecord`; of a rank whose own cell broke its groups ``"failed"`` or ``"interrupted"``; ``"stopped"``
+    (a signal paused the process) or ``"starting"``."""
     record = one.record
     if record.state == "dead":
         return "dead"
     if stopped:
         return "stopped"
     if record.state != "silent":
-        return record.state
+        return record.word
     if record.pid == 0:
         return "starting"
     late = one.silent_seconds is None or one.silent_seconds > SILENT_SECONDS
     return "silent" if late or told is None or told.state not in _STATES else told.state
 
 
-def _words(state: str, record: RankRecord, label: str | None) -> str:
+def _words(state: str, one: RankVitals) -> str:
+    record = one.record
     if state == "dead":
         return in_words(record.exit_code).removeprefix("was ") if record.exit_code is not None else "dead"
     if state == "running":
-        return f"runs {label}" if label else "runs a cell"
+        return f"runs {one.label}" if one.label else "runs a cell"
     if state == "stopped":
         return f"stopped by SIGSTOP; kill -CONT {record.pid} lets it go on"
-    return "freed; the next cell rejoins" if state == "freed" else state
+    if state in ("failed", "interrupted", "freed"):
+        what = f"freed because {record.broken_by} failed" if state == "freed" and record.broken_by else state
+        return f"{what}; the next cell rejoins"
+    return state
 
 
 def _where(one: RankVitals) -> str:

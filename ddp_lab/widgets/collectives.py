@@ -26,16 +26,19 @@ class CollectiveStage:
     Args:
         run: ``run(collective, algorithm, bytes)`` runs it on the ranks and returns what happened.
         choices: returns collective -> algorithm -> why it can't run here now, "" if it can.
+        busy: returns why nothing can be run just now, "" if something can.
     """
 
     def __init__(
         self,
         run: Callable[[str, str, int], ShownCollective],
         choices: Callable[[], Mapping[str, Mapping[str, str]]],
+        busy: Callable[[], str] = str,
     ) -> None:
         self.shown: ShownCollective | None = None
         self._run = run
         self._choices = choices
+        self._busy = busy
         self._lock = threading.Lock()
         self._question: _Question | None = None
         self._thread: threading.Thread | None = None
@@ -71,6 +74,7 @@ class CollectiveStage:
             about = {"state": self._state, "text": self._text, "number": self._number, "shown": shown}
             return {
                 **about,
+                "busy": "" if self._state == "running" else self._busy(),
                 "choices": {name: dict(known) for name, known in self._choices().items()},
                 "sizes": list(SIZES),
                 "bytes": DEFAULT_BYTES,

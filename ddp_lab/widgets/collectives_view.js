@@ -2,12 +2,14 @@
 
 import { Stage, holders } from "./collective_picture.js";
 import { Player } from "./collective_player.js";
+import { asking } from "./life.js";
 import { Twin } from "./tables.js";
 import { bytes, count, element, milliseconds, setText } from "./theme.js";
 import { Tip, spoken } from "./tip.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const KEYS = "Space: play or pause. Left and right: step. Home, End: first and last. Plus, minus: speed. Up and down: what each rank holds.";
+const RUN = "runs it some times on the ranks, with real tensors";
 const FACTOR = "α: the time that every message takes; β: the time of each byte.";
 
 export class CollectivesView {
@@ -39,9 +41,10 @@ export class CollectivesView {
     [this.collective, this.algorithm, this.size] = [select("collective"), select("algorithm"), select("bytes of the buffer on each rank")];
     this.collective.addEventListener("change", () => this.chooseCollective());
     for (const one of [this.algorithm, this.size]) one.addEventListener("change", () => this.ask());
-    this.run = this.button("Run on the ranks", "runs it some times on the ranks, with real tensors", () => this.ask());
+    this.run = this.button("Run on the ranks", RUN, () => this.ask());
+    this.busy = element("span", { class: "ddp-muted" });
     const field = (name, control) => element("label", { class: "ddp-field" }, name, control);
-    this.ask_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "what is run" }, field("collective ", this.collective), field("algorithm ", this.algorithm), field("buffer ", this.size), this.run);
+    this.ask_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "what is run" }, asking("ranks", field("collective ", this.collective), field("algorithm ", this.algorithm), field("buffer ", this.size), this.run), this.busy);
     const { player } = this;
     this.play = this.button("▶ Play", "play or pause (Space)", () => player.toggle());
     this.steps = element("input", { type: "range", min: "0", value: "0", step: "1", class: "ddp-range", "aria-label": "steps done" });
@@ -69,9 +72,12 @@ export class CollectivesView {
     const ranks = Object.keys(told.choices).length > 0;
     this.ask_.hidden = !ranks;
     if (ranks) this.fillControls(told);
-    const text = `${told.number} ${told.state} ${told.text}`;
+    const text = `${told.number} ${told.state} ${told.text} ${ranks}`;
     const width = Math.floor(this.chart.clientWidth);
-    this.run.disabled = told.state === "running";
+    this.run.disabled = told.state === "running" || Boolean(told.busy);
+    if (this.run.dataset.usual === undefined) this.run.title = told.busy || RUN;
+    this.busy.hidden = !told.busy || told.state === "failed";
+    setText(this.busy, told.busy ?? "");
     this.notice.hidden = told.state !== "failed";
     setText(this.notice, told.state === "failed" ? told.text : "");
     this.content.hidden = told.shown === null;
@@ -123,6 +129,7 @@ export class CollectivesView {
   }
 
   ask() {
+    if (this.run.disabled) return;
     this.player.pause();
     this.actions.send({ type: "collective", collective: this.collective.value, algorithm: this.algorithm.value, bytes: Number(this.size.value) });
   }
@@ -265,6 +272,7 @@ function describe(shown, number) {
 
 function sentence({ state, text, shown, choices }) {
   if (state === "running") return text;
+  if (state === "failed" && shown === null) return "";
   if (shown === null && !Object.keys(choices).length) return "There are no ranks here: collectives need a live cluster of this notebook.";
   if (shown === null) return "Nothing has been run yet: choose a collective and an algorithm, then “Run on the ranks”. It takes some milliseconds there.";
   const { collective, algorithm, ranks, bytes: size, steps } = shown;

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
-from ..client.live_control import steps_of_change
+from ..client.changes import Change, last_change
 from ..errors import DdpLabError
 from ..insight.before_after import before_after
 
@@ -27,6 +24,7 @@ _HOOKS = {
     "bf16": "bf16",
     "powersgd": "powersgd",
 }  # part of a hook's own name -> what it is asked for by
+_SAME_BUCKETS = "The same buckets and hook before and after the change: no step is faster or slower for it."
 _ASKED = "Asked. The ranks agree on a step and change between two; the model has to train two steps in {:.0f} s …"
 
 
@@ -49,7 +47,8 @@ class BucketControl:
             self.shown = {**self.shown, "text": "The change before this one is still under way: wait for it."}
             return
         if command.get("back"):
-            change = change_back(*_last_two(self._timeline, int(command["reducer"])))
+            found = last_change(self._timeline, int(command["reducer"]))
+            change = change_back(found.before, found.after)
         else:
             change = {name: value for name, value in command["change"].items() if value is not None}
             if None in change.get("bucket_cap_mb_list", ()):
@@ -104,20 +103,18 @@ def compared(timeline: Timeline, reducer: int) -> dict[str, Any]:
 
     Returns:
         ``reducer``; ``text``: the verdict, or why there is none (empty: nothing was changed); ``sides``: of each
-        ``step`` (first with it), `described`, ``ms`` (of single steps); with a verdict also ``percent``, ``low``,
-        ``high``, ``verdict``, ``medians``.
+        ``step`` (the first that counts), `described`, ``ms`` (of single steps); with a verdict also ``percent``,
+        ``low``, ``high``, ``verdict``, ``medians``.
     """
     try:
-        sides = steps_of_change(timeline, reducer)
-        assignments = _last_two(timeline, reducer)
+        change = last_change(timeline, reducer)
     except ValueError:
         return {"reducer": reducer, "text": "", "sides": []}
-    if assignments[1]["generation"] < 2 and len(sides[0]) < 2:
-        return {"reducer": reducer, "text": "", "sides": []}  # the rebuild after the first step
-    shown = [_side(one, ms) for one, ms in zip(assignments, sides, strict=True)]
-    made: dict[str, Any] = {"reducer": reducer, "sides": shown}
+    made: dict[str, Any] = {"reducer": reducer, "sides": _sides(change)}
+    if change.keeps_buckets:
+        return {**made, "text": _SAME_BUCKETS}
     try:
-        found = before_after(*sides)
+        found = before_after(*change.times)
     except ValueError as error:
         return {**made, "text": f"{error}."}
     percents = {"percent": found.percent, "low": found.low_percent, "high": found.high_percent}
@@ -125,9 +122,12 @@ def compared(timeline: Timeline, reducer: int) -> dict[str, Any]:
     return {**made, "text": str(found), "verdict": found.verdict, "medians": medians, **percents}
 
 
-def _side(assignment: dict[str, Any], ms: npt.NDArray[np.float64]) -> dict[str, Any]:
-    known = [round(float(one), 3) for one in ms if np.isfinite(one)]
-    return {"step": assignment["first_step"], "ms": known, **described(assignment)}
+def _sides(change: Change) -> list[dict[str, Any]]:
+    made = []
+    for assignment, steps, ms in zip((change.before, change.after), change.steps, change.times, strict=True):
+        first = int(steps[0]) if len(steps) else assignment["first_step"]
+        made.append({"step": first, "ms": [round(float(one), 3) for one in ms], **described(assignment)})
+    return made
 
 
 def described(assignment: dict[str, Any]) -> dict[str, Any]:
@@ -163,14 +163,6 @@ def change_back(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]
         known = next((asked for part, asked in _HOOKS.items() if part in str(hook).lower()), hook)
         made["comm_hook"] = "none" if hook is None else known
     return made
-
-
-def _last_two(timeline: Timeline, reducer: int) -> Sequence[dict[str, Any]]:
-    """The assignments before and after the last change."""
-    generations = next((one.generations for one in timeline.reducers() if one.reducer == reducer), ())
-    if len(generations) < 2:
-        raise ValueError("the model's buckets have not been changed: there is nothing to go back to")
-    return [timeline.assignment(reducer, generation) for generation in generations[-2:]]
 
 
 def _now(buckets: int) -> str:

@@ -48,14 +48,15 @@ export class StatusLine {
 export class NeedsCluster {
   constructor(...controls) {
     this.why = element("p", { class: "ddp-empty", hidden: true });
-    this.fields = element("fieldset", { class: "ddp-controls" }, ...controls);
+    this.fields = element("fieldset", { class: "ddp-controls", "data-asks": "ranks" }, ...controls);
     this.node = element("div", {}, this.why, this.fields);
   }
 
   draw(control) {
     const live = Boolean(control?.live);
-    this.why.hidden = live;
-    this.fields.hidden = !live;
+    const shown = live || Boolean(control?.stopped); // of ranks that have ended they stay, disabled
+    this.why.hidden = shown;
+    this.fields.hidden = !shown;
     setText(this.why, control?.why ?? "Controls need a live cluster.");
     return live;
   }

@@ -34,7 +34,7 @@ _LOOKED_AT_SECONDS, _TRAINING_SECONDS, _TROUBLE_SECONDS = 1.0, 2.0, 3.0
 _NOBODY = (
     "This dashboard shows a recording, or a job that it only follows: controls need a live cluster of this notebook."
 )
-_STOPPED = "The cluster does not run: start it with %cluster start, then show its dashboard again."
+_STOPPED = "The cluster does not run: start one with %cluster start."
 _FROZEN = "This dashboard was stopped: show a new one with lab.dashboard()."
 
 
@@ -96,6 +96,7 @@ class Controls:
         shown = {name: part.shown for name, part in self._parts.items()}
         control = {"live": not self._why, "why": self._why, "heard": list(self._heard), "shift": self._shift}
         control["living"] = self._living
+        control["stopped"] = self._why == _STOPPED
         return {
             "control": control,
             "stepping": shown.get("step", {}),

@@ -5,6 +5,7 @@ import { DetailView, RankTable } from "./detail_view.js";
 import { hidePicture } from "./hide_picture.js";
 import { takeMessage } from "./incoming.js";
 import { KernelFacts } from "./kernel_facts.js";
+import { Life, LifeLine, disableDead, lastPicture } from "./life.js";
 import { MarkStore } from "./marks.js";
 import { OverheadLine } from "./overhead.js";
 import { Panels } from "./panels.js";
@@ -12,7 +13,7 @@ import { PlayerBar } from "./player_bar.js";
 import { Presence } from "./presence.js";
 import { StepStore } from "./store.js";
 import { Tabs } from "./tabs.js";
-import { element, setText } from "./theme.js";
+import { count, element, setText } from "./theme.js";
 import { TimelineView } from "./timeline_view.js";
 import { Toolbar } from "./toolbar.js";
 
@@ -22,9 +23,10 @@ const TABLES_MS = 200;
 const LARGE = 1000; // cells (ranks × buckets) from which tables are written at half that pace
 
 class View {
-  constructor(model, store) {
+  constructor(model, store, life) {
     this.model = model;
     this.store = store;
+    this.life = life;
     this.reducer = null;
     this.step = null;
     this.record = null; // the step that is drawn
@@ -38,7 +40,7 @@ class View {
     this.stale = true; // the picture is not what the store and the reader ask for
     this.spoken = 0;
     this.id = Math.random().toString(36).slice(2);
-    this.facts = new KernelFacts(model, store);
+    this.facts = new KernelFacts(model, store, (command) => life.send(command));
     this.calm = matchMedia("(prefers-reduced-motion: reduce)");
     this.build();
   }
@@ -52,7 +54,7 @@ class View {
       compare: () => this.compare(),
       redraw: () => this.schedule(true),
       say: (text) => this.say(text),
-      send: (command) => this.model.send(command), // to the kernel: see commands.py
+      send: (command) => this.life.send(command), // to the kernel: see commands.py
     };
     this.timeline = new TimelineView(this.root, { ...actions, redraw: () => this.schedule() }, (record, bucket) => this.facts.bucket(record, bucket), this.store.marks);
     this.toolbar = new Toolbar({
@@ -72,11 +74,12 @@ class View {
     this.overhead = new OverheadLine();
     this.alarm = new Alarm(actions);
     this.player = new PlayerBar(actions.send);
+    this.lifeLine = new LifeLine(() => actions.send({ type: "adopt" }));
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
     this.empty = element("p", { class: "ddp-empty" }, this.model.get("means").nothing);
     this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
     this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.toolbar.node, this.panels.node, this.detail.node);
-    this.root.append(this.notice, this.alarm.node, this.player.node, this.content, this.ranks.node, this.overhead.node, this.voice);
+    this.root.append(this.lifeLine.node, this.notice, this.alarm.node, this.player.node, this.content, this.ranks.node, this.overhead.node, this.voice);
     this.showWhatThereIs(null); // until the first draw
     this.presence = new Presence(this.root, {
       seen: () => this.looked(),
@@ -100,10 +103,11 @@ class View {
   // Tells the kernel which views are seen, so that it computes what they need and nothing else.
   looked() {
     const views = this.presence.inView ? this.panels.names : [];
+    this.life.look(this.presence.inView);
     const text = JSON.stringify([views, this.reducer]);
     if (text === this.lookedAt) return;
     this.lookedAt = text;
-    this.model.send({ type: "look", id: this.id, views, reducer: this.reducer });
+    this.life.send({ type: "look", id: this.id, views, reducer: this.reducer });
   }
 
   refreshTheme() {
@@ -115,8 +119,13 @@ class View {
 
   everySecond() {
     const begin = performance.now();
+    this.life.everySecond();
+    const before = this.past?.what;
+    this.drawLife();
+    if (before !== this.past?.what) this.schedule(true);
     this.drawFooter();
     if (this.model.get("stepping")?.paused?.length) this.schedule(); // it says for how long
+    if (this.stale && this.record) this.request(); // there was no room
     this.busy += performance.now() - begin;
   }
 
@@ -126,10 +135,15 @@ class View {
     this.looked();
     // Steps that are not shown change nothing in a picture of one step.
     this.changed = (what) => {
-      if (what === "reset") Object.assign(this, { record: null, step: null, following: true });
+      if (what === "reset") {
+        Object.assign(this, { record: null, step: null, following: true, lookedAt: null });
+        this.looked();
+      }
       return what === "steps" && this.timeline.mode === "one" ? this.request() : this.schedule();
     };
     this.store.listeners.add(this.changed);
+    this.died = () => this.schedule(true);
+    this.life.listeners.add(this.died);
     this.told = () => (this.later ??= setTimeout(() => this.catchUp(), Math.max(0, this.wroteAt + TABLES_MS - performance.now())));
     this.model.on("change", this.told);
     this.schedule();
@@ -139,6 +153,7 @@ class View {
     this.presence.end();
     this.looked();
     this.store.listeners.delete(this.changed);
+    this.life.listeners.delete(this.died);
     this.model.off("change", this.told);
     clearTimeout(this.later);
     cancelAnimationFrame(this.frame);
@@ -187,8 +202,8 @@ class View {
     if (record !== null) {
       if (fresh) this.updates += 1;
       this.record = record;
-      if (withTimeline && (this.stale || fresh)) this.timeline.draw(record, this.records(), size, this.bucket, this.following);
-      this.stale = false;
+      const due = withTimeline && (this.stale || fresh);
+      this.stale = due && !this.timeline.draw(record, this.records(), size, this.bucket, this.following);
     }
     if (hurried) this.later ??= setTimeout(() => this.catchUp(), pace);
     else this.drawTables(record, now);
@@ -220,7 +235,7 @@ class View {
   drawSelector(record, timeline) {
     const steps = this.store.steps(this.reducer);
     this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.facts.titles(), timeline });
-    const state = record.abandoned ? "abandoned" : record.complete ? "" : "in progress";
+    const state = record.abandoned ? "abandoned" : record.complete ? "" : this.past?.ended ? "unfinished" : "in progress";
     this.badge.hidden = !state;
     setText(this.badge, state);
   }
@@ -233,23 +248,41 @@ class View {
     const notice = this.model.get("notice");
     this.notice.hidden = !notice;
     setText(this.notice, notice);
-    this.alarm.draw(this.model.get("control")?.live, this.model.get("stepping"), this.model.get("rehearsal"));
+    this.drawLife();
+    this.alarm.draw(!this.past?.ended && this.model.get("control")?.live, this.model.get("stepping"), this.model.get("rehearsal"));
     this.drawFooter();
     this.drawTabs();
     this.looked();
     const facts = this.facts.all(record);
+    facts.gone = this.past?.kernel ? this.past.what : "";
+    if (this.past?.ended) facts.control = { ...facts.control, live: false, stopped: facts.control?.live || facts.control?.stopped };
     this.panels.draw({ record, records: record ? this.records() : [], bucket: this.bucket, ...facts });
+    this.disable();
     if (record === null) return;
     const info = this.bucket === null ? undefined : this.facts.bucket(record, this.bucket);
     this.detail.draw(record, this.bucket, info, facts.inspection, this.facts.gradients(record, this.bucket), facts.means.compare);
     this.label(record);
   }
 
+  // What has ended, if something has.
+  drawLife() {
+    this.past = this.life.state;
+    const control = this.model.get("control");
+    const again = this.model.get("means").control ? "Start a cluster and run lab.dashboard() for a new one." : "Run its cell again for a new one.";
+    this.lifeLine.draw(this.past, this.past && lastPicture(this.store, control?.shift), again);
+  }
+
+  // After whatever else decides on them.
+  disable() {
+    if (this.past || this.wasPast) disableDead([this.root, ...Object.values(this.panels.nodes)], this.past);
+    this.wasPast = this.past;
+  }
+
   drawFooter() {
     this.player.draw(this.model.get("playback"));
-    this.ranks.draw(this.panels.has("timeline") ? this.model.get("ranks") : []);
-    this.overhead.node.hidden = this.panels.free;
-    if (!this.panels.free) this.overhead.draw(this.model.get("overhead"), this.busy);
+    this.ranks.draw(this.panels.has("timeline") ? this.model.get("ranks") : [], this.past, this.model.get("cluster"));
+    this.overhead.node.hidden = this.panels.free || Boolean(this.past);
+    if (!this.overhead.node.hidden) this.overhead.draw(this.model.get("overhead"), this.busy);
   }
 
   drawTabs() {
@@ -272,7 +305,7 @@ class View {
   }
 
   compare() {
-    this.model.send({ type: "compare", reducer: this.reducer, step: this.record?.step ?? -1 });
+    this.life.send({ type: "compare", reducer: this.reducer, step: this.record?.step ?? -1 });
   }
 
   label(record) {
@@ -281,7 +314,7 @@ class View {
     if (now - this.spoken < SPEAK_MS && this.following) return;
     this.spoken = now;
     this.labelled = record.step;
-    const text = `Bucket timeline of step ${record.step}: ${record.rankCount} ranks, ${record.buckets} buckets. ${this.panels.views.sync?.summary.textContent ?? ""}`;
+    const text = `Bucket timeline of step ${record.step}: ${count(record.rankCount, "rank")}, ${count(record.buckets, "bucket")}. ${this.panels.views.sync?.summary.textContent ?? ""}`;
     this.timeline.canvas.setAttribute("aria-label", text);
   }
 
@@ -292,18 +325,23 @@ class View {
 
 export default () => {
   const store = new StepStore(new MarkStore());
+  const life = new Life();
   return {
     initialize({ model }) {
       const kept = model.get("kept");
       if (kept?.header && kept.body) takeMessage(store, kept.header, [kept.body]);
       const receive = (content, buffers) => takeMessage(store, content, buffers);
       model.on("msg:custom", receive);
+      const end = life.begin(model);
       // What was sent before this page knew the model: the kernel sends the steps that it holds.
-      model.send({ type: "hello" });
-      return () => model.off("msg:custom", receive);
+      life.send({ type: "hello" });
+      return () => {
+        model.off("msg:custom", receive);
+        end();
+      };
     },
     render({ model, el }) {
-      const view = new View(model, store);
+      const view = new View(model, store, life);
       view.mount(el);
       const show = hidePicture(model.get("token"));
       return () => {

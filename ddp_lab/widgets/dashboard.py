@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,10 @@ from .commands import Commands
 from .controls import Controls
 from .displayed import Displayed, nothing_yet
 from .inspections import Comparison
+from .life import life_of, name_of, successor_of
 from .live import Refresher, receive_while_busy
 from .overhead import Overhead
+from .pages import Pages
 from .rank_rows import rank_rows
 from .saved_picture import SavedPicture
 from .slow_facts import SlowFacts, bucket_gradients
@@ -41,6 +43,7 @@ __all__ = ["VIEWS", "Dashboard", "DashboardStatistics", "of_recording"]
 RATE = 30.0  # refreshes a second while events arrive
 _RANKS_SECONDS = 0.5
 _OVERHEAD_SECONDS = 1.0
+_WORD_SECONDS = 0.5  # between two words to a page that all is well
 VIEWS = (
     "timeline",
     "sync",
@@ -94,6 +97,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         link: returns the `LinkModel` that was measured, None before; the gradient sync is compared with it. None: it is
             not.
         event_cost: measures what an event costs on a rank, in ns; called once, for the line on the overhead.
+        lost: returns rank -> how its process ended, for those that have.
         collectives: runs collectives on the ranks; None: this view has no ranks.
         cluster: whose ranks the controls act on (reconfigure, step through, rehearse); None: the controls say that they
             need one.
@@ -131,31 +135,55 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
     means = traitlets.Dict().tag(sync=True)
     notice = traitlets.Unicode().tag(sync=True)
     kept = traitlets.Dict().tag(sync=True)
+    life = traitlets.Dict().tag(sync=True)
+    cluster = traitlets.Unicode().tag(sync=True)  # its name
 
     def __init__(
         self,
         timeline: Timeline,
         *,
         views: Sequence[str] | None = None,
-        status: Callable[[], Sequence[Any]] | None = None,
-        request_inspection: Callable[[int, int], None] | None = None,
-        link: Callable[[], LinkModel | None] | None = None,
-        event_cost: Callable[[], float | None] | None = None,
-        collectives: CollectiveStage | None = None,
-        cluster: Looking | None = None,
         player: Player | None = None,
+        **means: Any,
     ) -> None:
         if views is None:
-            tabs = tuple(names for names in _TABS if names != ("collectives",) or collectives is not None)
+            tabs = tuple(names for names in _TABS if names != ("collectives",) or means.get("collectives") is not None)
         else:
             tabs = tuple((name,) for name in views)
         if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
             raise ValueError(f"views={list(views or ())}: choose from {', '.join(VIEWS)}")
-        self._timeline = timeline
         self.player = player
-        self._status = status
         self._lock = threading.RLock()
         self._commands = Commands()
+        self._pages = Pages()
+        self._word_at = 0.0
+        self._seconds: deque[float] = deque(maxlen=1_000)
+        self._frozen = False
+        super().__init__(token=uuid.uuid4().hex[:12], tabs=[list(names) for names in tabs])
+        receive_while_busy(self)
+        self._picture = SavedPicture(self.token)
+        self._refresher = Refresher(self._tick, self._fail, RATE)
+        self._attach(timeline, **means)
+        self._know_commands()
+        self.on_msg(self._receive)
+        self._tick()
+        self._refresher.start()
+
+    def _attach(
+        self,
+        timeline: Timeline,
+        *,
+        status: Callable[[], Sequence[Any]] | None = None,
+        request_inspection: Callable[[int, int], None] | None = None,
+        link: Callable[[], LinkModel | None] | None = None,
+        event_cost: Callable[[], float | None] | None = None,
+        lost: Callable[[], Mapping[int, str]] | None = None,
+        collectives: CollectiveStage | None = None,
+        cluster: Looking | None = None,
+    ) -> None:
+        """From now on shows this timeline, and asks these ranks."""
+        self._timeline, self._cluster = timeline, cluster
+        self._status, self._lost = status, lost
         self._comparison = Comparison(timeline, request_inspection)
         self._feed = StepFeed(timeline, lambda *message: self.send(*message))
         self._slow = SlowFacts(timeline)
@@ -164,30 +192,19 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._stage = collectives if collectives is not None else CollectiveStage(no_ranks, dict)
         self._link = link
         self._linked: object = None
-        self._seconds: deque[float] = deque(maxlen=1_000)
-        self._frozen = False
         self._shown_version = -1
         self._saved_version = -1
         self._generations: object = None
         self._ranks_at = 0.0
-        # The table of ranks; replaced by whoever has asked them, shown by `_update`.
+        # The table of ranks and what has ended; replaced by whoever has asked them, shown by `_update`.
         self._rows: list[dict[str, Any]] = []
-        self._nothing = nothing_yet(timeline, cluster, player)
+        self._life: dict[str, Any] = {}
+        self._name = ""
+        self._nothing = nothing_yet(timeline, cluster, self.player)
         means = {"compare": request_inspection, "link": link, "control": cluster}
-        super().__init__(
-            token=uuid.uuid4().hex[:12],
-            tabs=[list(names) for names in tabs],
-            means={**{name: one is not None for name, one in means.items()}, "nothing": self._nothing},
-        )
-        receive_while_busy(self)
-        self._picture = SavedPicture(self.token)
-        self._know_commands()
-        self.on_msg(self._receive)
-        self._refresher = Refresher(self._tick, self._fail, RATE)
+        self.means = {**{name: one is not None for name, one in means.items()}, "nothing": self._nothing}
         self._controls = Controls(timeline, cluster, self._refresher.wake)
         self._what_if = WhatIfStage(timeline, link, cluster, self._refresher.wake)
-        self._tick()
-        self._refresher.start()
 
     # ---- for the user -----------------------------------------------------------------------------------
 
@@ -222,6 +239,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._show(self._controls.traits())
         self._refresher.stop()
         self._show({"playback": {}})  # what has ended offers nothing to play
+        self.send({"type": "word", "last": True})
 
     def close(self) -> None:
         """Stops, and removes the live view from the notebook."""
@@ -277,7 +295,10 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
 
     def _receive(self, widget: Any, content: dict[str, Any], buffers: Any) -> None:
         """Takes a message of the browser, on whatever thread: it is only queued."""
-        self._commands.put(content)
+        if content.get("type") == "here":
+            self._pages.note(str(content.get("id")), bool(content.get("seen")))
+        else:
+            self._commands.put(content)
         self._refresher.start()
         self._refresher.wake()
 
@@ -300,6 +321,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             self._show(self._controls.traits())
             self._show(self._what_if.traits())
             if not self._frozen:
+                self._give_word(now)
                 return self._update(now) or busy
             self._show(self._slow.update())
             if not busy and not self._feed.unsent:
@@ -320,6 +342,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             self._show_assignments()
         if self._rows != self.ranks:
             self.ranks = self._rows
+        self._show({"life": self._life})
+        if self.cluster != self._name:
+            self.cluster = self._name
         sent = self._feed.send(force)
         self._show(self._slow.update())
         spent = time.thread_time() - begin
@@ -330,6 +355,12 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             self._overhead_at = now
             self._show({"overhead": self._overhead.read(self._feed.recent(20))})
         return sent or changed
+
+    def _give_word(self, now: float) -> None:
+        """Tells a page that looks that the kernel is there; without such a page no message keeps it from being idle."""
+        if self._pages.any and now - self._word_at >= _WORD_SECONDS:
+            self._word_at = now
+            self.send({"type": "word"})
 
     def _show(self, traits: dict[str, dict[str, Any]]) -> None:
         """Sends traits that changed."""
@@ -360,13 +391,25 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         on("look", self._look)
         on("compare", lambda asked: self._comparison.ask(int(asked["reducer"]), self._store))
         on("gradients", self._send_gradients)
-        on("collective", self._stage.ask)
+        on("collective", lambda asked: self._stage.ask(asked))
+        on("adopt", self._adopt)
         on("what if", lambda asked: self._what_if.ask(asked))
         on("what if run", lambda asked: self._what_if.run(asked))
         if self.player is not None:
             on("player", self.player.obey)
         for kind in ("step", "fault", "reconfigure", "watch"):
             on(kind, lambda asked: self._controls.ask(asked))
+
+    def _adopt(self, asked: dict[str, Any]) -> None:
+        """Shows the cluster that took the place of this dashboard's, if there is one."""
+        cluster = successor_of(self._cluster)
+        if cluster is None:
+            return
+        self._controls.stop()
+        self._attach(cluster.timeline, **cluster._means())
+        nothing: dict[str, Any] = {name: {} for name in (*_OF_STEPS, "assignments", "links", "inspection", "overhead")}
+        self._show({**nothing, "life": {}})
+        self.send({"type": "reset"})  # the page says again what it looks at
 
     def _look(self, asked: dict[str, Any]) -> None:
         """Notes what a page shows."""
@@ -391,10 +434,13 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._ranks_at = now
         try:
             records = self._status() if self._status is not None else ()
+            lost = self._lost() if self._lost is not None else {}
             stopped = False
         except DdpLabError:
-            records, stopped = (), True
+            records, lost, stopped = (), {}, True
         self._rows = rank_rows(self._timeline.ranks(), records, stopped=stopped, recorded=self._timeline.recorded)
+        self._life = life_of(self._cluster, lost)
+        self._name = name_of(self._cluster)
         return time.thread_time() - begin
 
     def _fail(self, error: BaseException) -> None:

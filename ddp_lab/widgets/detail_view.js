@@ -2,6 +2,7 @@
 
 import { median } from "./chart_canvas.js";
 import { GradientDots } from "./gradient_dots.js";
+import { clockTime } from "./life.js";
 import { fill, makeTable } from "./tables.js";
 import { bytes, count, element, milliseconds, setText, significant } from "./theme.js";
 
@@ -94,21 +95,24 @@ export class RankTable {
     this.node = element("section", { class: "ddp-ranks", "aria-label": "ranks" }, element("div", { class: "ddp-table-scroll" }, this.table.node));
   }
 
-  draw(ranks) {
+  // past: of Life: what has ended, so that nothing grows older here; null while all is well; cluster: its name
+  draw(ranks, past, cluster) {
     this.node.hidden = !ranks.length;
+    setText(this.table.node.caption, cluster ? `Ranks of ${cluster}` : "Ranks");
     const hosts = new Set(ranks.map((one) => one.host));
+    const state = (one) => (past?.kernel && one.state !== "recorded" ? "unknown" : (one.state ?? "–"));
     fill(this.table.body, ranks.map((one) => [
       String(one.rank),
-      one.state ?? "–",
+      state(one),
       one.step === null || one.step === undefined || one.step < 0 ? "–" : String(one.step),
-      ago(one.lastEvent),
+      past?.ended ? (one.lastEvent ? clockTime(one.lastEvent) : "–") : ago(one.lastEvent),
       one.recorded === null || one.recorded === undefined ? "–" : GROUPED.format(one.recorded),
       String(one.dropped ?? 0),
       [one.device, one.pid && `pid ${one.pid}`, hosts.size > 1 && one.host].filter(Boolean).join(" · ") || "–",
     ]));
     [...this.table.body.rows].forEach((row, index) => {
-      const state = `ddp-state ddp-state-${ranks[index].state}`;
-      if (row.cells[1].className !== state) row.cells[1].className = state;
+      const kind = `ddp-state ddp-state-${state(ranks[index])}`;
+      if (row.cells[1].className !== kind) row.cells[1].className = kind;
       row.cells[5].classList.toggle("ddp-warning", ranks[index].dropped > 0);
     });
   }

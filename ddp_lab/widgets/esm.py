@@ -11,7 +11,7 @@ import functools
 import importlib.resources
 import re
 
-__all__ = ["CLUSTER_MODULES", "MODULES", "module_text", "style_text"]
+__all__ = ["BACKGROUND_MODULES", "CLUSTER_MODULES", "MODULES", "module_text", "style_text"]
 
 # Of the dashboard: every file after those that it imports.
 MODULES = (
@@ -19,6 +19,7 @@ MODULES = (
     "store.js",
     "layout.js",
     "theme.js",
+    "life.js",
     "tip.js",
     "chart_canvas.js",
     "tables.js",
@@ -69,10 +70,13 @@ CLUSTER_MODULES = (
     "tables.js",
     "control_status.js",
     "presence.js",
+    "life.js",
     "hide_picture.js",
     "cluster_table.js",
     "cluster_panel.js",
 )
+# Of a cell in the background.
+BACKGROUND_MODULES = ("theme.js", "hide_picture.js", "life.js", "background_cell.js")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[a-z_]+\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function) (\w+))", re.MULTILINE)
 

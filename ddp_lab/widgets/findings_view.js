@@ -47,7 +47,5 @@ function withCode(text) {
 function headline(found, means) {
   if (!found) return "The kernel has not looked yet.";
   if (!found.steps) return `No step has ended yet on every rank${means.control ? ": train a few steps" : ""}.`;
-  const over = `over the last ${found.steps} steps`;
-  if (!found.items.length) return `Nothing that would gain half a percent of a step (${over}: buckets, ranks, options, copies and communication were looked at).`;
-  return `${found.items.length === 1 ? "One thing" : `${found.items.length} things`} to change, ${over}.`;
+  return found.text;
 }

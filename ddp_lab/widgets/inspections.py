@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..client.timeline import Inspection, Timeline
+from ..insight.words import counted
 from .step_store import StepStore
 
 __all__ = ["Comparison"]
@@ -87,7 +88,10 @@ class Comparison:
         ranks = len(next(iter(found.norms.values()), {}))
         different = [bucket for bucket, same in equal.items() if not same]
         if not different:
-            text, state = f"equal on all {ranks} ranks after step {found.step} ({len(equal)} buckets)", "equal"
+            text, state = (
+                f"equal on all {ranks} ranks after step {found.step} ({counted(len(equal), 'bucket')})",
+                "equal",
+            )
         else:
             text, state = f"differ after step {found.step} in bucket {', '.join(map(str, different))}", "differ"
         self._show(found.reducer, found.step, state, text, buckets)

@@ -3,8 +3,10 @@
 const ASK_MS = 700; // between two questions for the gradients of a bucket
 
 export class KernelFacts {
-  constructor(model, store) {
+  // send(command): to the kernel
+  constructor(model, store, send) {
     this.model = model;
+    this.send = send;
     this.store = store;
     this.asked = { text: "", at: 0 }; // for the gradients of a bucket
   }
@@ -76,7 +78,7 @@ export class KernelFacts {
     const other = this.asked.bucket !== bucket || this.asked.reducer !== record.reducer;
     if (text !== this.asked.text && record.complete && (other || now - this.asked.at > ASK_MS)) {
       this.asked = { text, at: now, bucket, reducer: record.reducer };
-      this.model.send({ type: "gradients", reducer: record.reducer, step: record.step, bucket });
+      this.send({ type: "gradients", reducer: record.reducer, step: record.step, bucket });
     }
     const found = this.store.gradients;
     return found && found.reducer === record.reducer && found.bucket === bucket && found.generation === record.generation ? found : undefined;

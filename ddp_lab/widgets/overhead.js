@@ -18,12 +18,12 @@ export class OverheadLine {
     const [from, before] = this.samples[0];
     const page = now - from > 1000 ? (busy - before) / (now - from) : NaN;
     const shares = [share("kernel", found?.kernel), share("page", page)].filter(Boolean);
-    setText(this.node, `Overhead: ${recording(found)}${shares.length ? `; this view: of a core, ${shares.join(" and ")}` : ""}.${found?.kept ? ` ${found.kept}` : ""}`);
+    setText(this.node, `Overhead: ${recording(found)}${shares.length ? `; this view takes ${shares.join(" and ")}` : ""}.${found?.kept ? ` ${found.kept}` : ""}`);
   }
 }
 
 function recording(found) {
-  if (!found?.events) return "recording: no step yet";
+  if (!found?.events) return "recording: its events are counted as steps come";
   const events = `recording ${Math.round(found.events).toLocaleString("en")} events a step and rank`;
   if (!found.ns) return `${events} (the cost of one was not measured here)`;
   const cost = `${events} × ${found.ns.toFixed(0)} ns`;
@@ -31,5 +31,5 @@ function recording(found) {
 }
 
 function share(name, value) {
-  return value === undefined || value === null || Number.isNaN(value) ? null : `${(100 * value).toFixed(1)} % in the ${name}`;
+  return value === undefined || value === null || Number.isNaN(value) ? null : `${(100 * value).toFixed(1)} % of a core in the ${name}`;
 }

@@ -16,6 +16,7 @@ __all__ = ["Overhead"]
 
 _WINDOW_SECONDS = 10.0
 _STEPS = 20
+_FEW_STEPS = 20
 
 
 class Overhead:
@@ -28,7 +29,9 @@ class Overhead:
         self._ns: float | None = None
         self._samples: deque[tuple[float, float]] = deque()  # time, processor time of the dashboard so far
         self._spent = 0.0
-        self._counts: deque[tuple[int, int]] = deque(maxlen=_STEPS)  # events and last step, all ranks together
+        # Events and last step, all ranks together, of readings since the newest model's first step.
+        self._counts: deque[tuple[int, int]] = deque(maxlen=_STEPS)
+        self._before = 0  # events until then
 
     def spend(self, seconds: float) -> None:
         """Adds processor time of the dashboard."""
@@ -49,7 +52,12 @@ class Overhead:
         if frames and self._ns is None and self._event_cost is not None:
             self._ns, self._event_cost = self._event_cost(), None
         ranks = self._timeline.ranks()
-        self._counts.append((sum(one.events for one in ranks), sum(one.step for one in ranks)))
+        events, steps = sum(one.events for one in ranks), sum(one.step for one in ranks)
+        if self._counts and steps < self._counts[-1][1]:  # another model trains
+            self._before = self._counts[-1][0]
+            self._counts.clear()
+        if ranks and all(one.step >= 0 for one in ranks):
+            self._counts.append((events, steps))
         return {
             "events": self._events_a_step(),
             "ns": self._ns,
@@ -59,10 +67,16 @@ class Overhead:
         }
 
     def _events_a_step(self) -> float | None:
-        """Events of one step of one rank: what came over the last readings, or else in all."""
+        """Events of one step of one rank: what came over the last readings, or else since its model's first step."""
+        if not self._counts:
+            return None
         (first, step), (last, newest) = self._counts[0], self._counts[-1]
         if newest <= step or last <= first:
-            first, step = 0, -len(self._timeline.ranks())
+            ranks = len(self._timeline.ranks())
+            few = len(self._counts) == 1 and newest < _FEW_STEPS * ranks
+            if few or (not self._before and len(self._timeline.reducers()) > 1):
+                return None  # many of these events may be those of the model's construction, or of another model
+            first, step = self._before, -ranks
         return (last - first) / (newest - step) if newest > step and last > first else None
 
 

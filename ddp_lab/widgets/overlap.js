@@ -27,13 +27,20 @@ export function breakdownOf(record) {
   const told = forward + compute + exposed;
   const whole = middle("step");
   const step = Number.isNaN(whole) ? told : Math.max(whole, told);
-  record.breakdown = { step: record.step, total: step, other: step - told, forward, alone: Math.max(compute - hidden, 0), hidden, exposed, whole: !Number.isNaN(whole) };
+  record.breakdown = { step: record.step, generation: record.generation, total: step, other: step - told, forward, alone: Math.max(compute - hidden, 0), hidden, exposed, whole: !Number.isNaN(whole) };
   return record.breakdown;
 }
 
 // Share of the step that would remain without exposed communication: 1 is the floor.
 export function efficiency(one) {
   return one.total > 0 ? (one.total - one.exposed) / one.total : NaN;
+}
+
+// Of rows (or records) those with the last buckets that at least five have; with the newest ones if none have.
+export function judged(rows) {
+  const of = (one) => rows.filter((other) => other.generation === one.generation);
+  const last = rows.findLast((one) => of(one).length >= 5) ?? rows.at(-1);
+  return last ? of(last) : [];
 }
 
 // Medians of neighbours, so that at most `most` are left: [{first, last, ...keys}].

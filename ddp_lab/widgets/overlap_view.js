@@ -1,7 +1,7 @@
 // Overlap: what each step consists of, as columns over steps; how far each is from the floor.
 
 import { ChartCanvas, SCALE_LEFT, SCALE_RIGHT, median, paintScale, roundMarks } from "./chart_canvas.js";
-import { PHASES, binned, breakdownOf, efficiency } from "./overlap.js";
+import { PHASES, binned, breakdownOf, efficiency, judged } from "./overlap.js";
 import { Twin } from "./tables.js";
 import { element, milliseconds, setText } from "./theme.js";
 
@@ -16,7 +16,7 @@ export class OverlapView {
     this.actions = actions;
     this.summary = element("div", { class: "ddp-summary", role: "status" });
     this.chart = new ChartCanvas("What each step consists of, in milliseconds, and its efficiency", actions);
-    const keys = PHASES.toReversed().map((one) =>
+    const keys = PHASES.map((one) =>
       element("li", { title: one.title }, element("i", { class: "ddp-key", style: `background: ${one.colour}`, "aria-hidden": "true" }), one.name),
     );
     this.twin = new Twin("Milliseconds of the newest steps, medians over the ranks", ["step", "ms", ...PHASES.map((one) => one.name), "efficiency"]);
@@ -25,7 +25,7 @@ export class OverlapView {
       { class: "ddp-overlap", "aria-label": "overlap of computation and communication" },
       element("h4", {}, "Overlap"),
       this.summary,
-      element("ul", { class: "ddp-legend", "aria-label": "legend, as the columns are stacked" }, ...keys),
+      element("ul", { class: "ddp-legend", "aria-label": "legend, from the bottom of a column to its top" }, ...keys),
       this.chart.node,
       this.twin.node,
     );
@@ -34,7 +34,7 @@ export class OverlapView {
   // records: those of the model, in order
   draw(records, shown) {
     const rows = records.map(breakdownOf).filter(Boolean);
-    const text = summarise(rows.slice(-SUMMARY_STEPS));
+    const text = summarise(judged(rows).slice(-SUMMARY_STEPS));
     setText(this.summary, text);
     this.chart.label(`Overlap. ${text}`);
     this.twin.draw(() => rows.slice(-100).reverse().map((row) => [
@@ -129,7 +129,7 @@ function summarise(rows) {
   const what = rows.at(-1).whole ? "a step takes" : "forward and backward take";
   const share = hidden + exposed > 0 ? `; ${percent(hidden / (hidden + exposed))} of the communication is hidden` : "";
   return (
-    `Medians of ${rows.length === 1 ? "one step" : `the last ${rows.length} steps`}: ${what} ${milliseconds(total)} ms, ` +
+    `Medians of ${rows.length === 1 ? "one step" : `the last ${rows.length} steps`} (${rows[0].step}–${rows.at(-1).step}): ${what} ${milliseconds(total)} ms, ` +
     `exposed communication ${milliseconds(exposed)} ms of it. Without that (the floor): ${milliseconds(floor)} ms, efficiency ${percent(middle(efficiency))}${share}.`
   );
 }

@@ -24,7 +24,7 @@ const VIEWS = {
   findings: { title: "Findings", View: FindingsView, draw: (view, facts) => view.draw(facts.findings, facts.means) },
   step: { title: "Step", free: true, View: StepThroughView, draw: (view, facts) => view.draw(facts) },
   rehearsal: { title: "Rehearsal", free: true, View: RehearsalView, draw: (view, facts) => view.draw(facts) },
-  what_if: { title: "What if", free: true, View: WhatIfView, draw: (view, facts) => view.draw(facts.record, facts.prediction, facts.trial) },
+  what_if: { title: "What if", free: true, View: WhatIfView, draw: (view, facts) => view.draw(facts) },
   gradients: { title: "Gradients", free: true, toolbar: true, View: GradientsView, draw: (view, facts) => view.draw(facts.model, facts.control, facts.watching, facts.norms, facts.record?.step ?? Infinity) },
   collectives: { title: "Collectives", free: true, View: CollectivesView, draw: (view, facts) => view.draw(facts.collective) },
 };

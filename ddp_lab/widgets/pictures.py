@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from ..client.timeline import Timeline
+from ..insight import findings
 from ..insight.words import counted, rate, size
 from . import charts, view_data
 from .charts import Series
@@ -108,7 +109,8 @@ def _buckets(timeline: Timeline, assignment: dict[str, Any] | None) -> str:
         rows = min(cell.rows, depth - cell.depth)
         fill, ink = bucket_colour(cell.bucket, buckets) if cell.bucket >= 0 else ("#e8eaed", "#1f2328")
         without = cell.parameter in idle
-        label = cell.name if cell.parameter < 0 else f"{cell.name} · {'unused' if without else cell.bucket}"
+        name = f"layer {cell.name}" if cell.name.isdigit() else cell.name
+        label = name if cell.parameter < 0 else f"{name} · {'unused' if without else f'b{cell.bucket}'}"
         where = ("several buckets" if cell.bucket < 0 else f"bucket {cell.bucket}") + (", unused" if without else "")
         body.append(
             f"<rect x='{x:.1f}' y='{y}' width='{max(width - 1, 0.5):.1f}' height='{rows * _ROW - 1}' fill='{fill}'>"
@@ -117,7 +119,7 @@ def _buckets(timeline: Timeline, assignment: dict[str, Any] | None) -> str:
         if without:
             lines = _hatching(x, y, max(width - 1, 0.5), rows * _ROW - 1)
             body.append(f"<path d='{lines}' style='stroke:{ink};fill:none;opacity:.4'/>")
-        text = next((one for one in (label, str(cell.bucket)) if 6.4 * len(one) + 6 < width), "")
+        text = next((one for one in (label, f"b{cell.bucket}") if 6.4 * len(one) + 6 < width), "")
         if text:
             body.append(f"<text x='{x + 4:.1f}' y='{y + 19}' style='fill:{ink}'>{escape(text)}</text>")
     height = depth * _ROW
@@ -141,9 +143,10 @@ def _hatching(x: float, y: float, width: float, height: float) -> str:
 
 
 def _findings(timeline: Timeline, reducer: int) -> str:
-    found = timeline.findings(reducer)
+    facts = timeline.judgement(reducer)
+    found = findings.findings(facts) if facts is not None else []
     if not found:
-        return empty_svg("Findings: nothing that would gain half a percent of a step.")
+        return empty_svg(f"Findings: {findings.headline(facts, found)}")
     body, y = [], 4
     for one in found[:12]:
         body.append(f"<text x='6' y='{y + 14}' style='font-weight:700;font-size:15px'>{one.gain_percent:.1f} %</text>")

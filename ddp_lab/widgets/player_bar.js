@@ -1,5 +1,6 @@
 // Of a replay: play and pause, how far it is, how fast it goes.
 
+import { asking } from "./life.js";
 import { element, setText } from "./theme.js";
 
 const SPEEDS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5];
@@ -23,7 +24,7 @@ export class PlayerBar {
     this.speed.addEventListener("change", () => this.send({ speed: Number(this.speed.value) }));
     const speed = element("label", { class: "ddp-field", title: "1: as fast as it was" }, "speed ", this.speed);
     const steps = element("span", { class: "ddp-field ddp-steps" }, this.button, this.range, this.time);
-    this.node = element("div", { class: "ddp-toolbar ddp-player", role: "toolbar", "aria-label": "replay", hidden: true }, steps, speed);
+    this.node = element("div", { class: "ddp-toolbar ddp-player", role: "toolbar", "aria-label": "replay", hidden: true }, asking("kernel", steps, speed));
   }
 
   release() {

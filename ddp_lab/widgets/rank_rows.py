@@ -11,7 +11,7 @@ from ..client.timeline import RankStatus
 __all__ = ["rank_rows"]
 
 _LIVE = ("idle", "running", "unknown")
-_FROM_RECORD = ("state", "pid", "host", "device", "backend", "engine")
+_FROM_RECORD = ("pid", "host", "device", "backend", "engine")
 
 
 def rank_rows(
@@ -30,17 +30,19 @@ def rank_rows(
     # Host times become wall times, which the browser can subtract from its own; they change only with an event.
     shift = time.time() - time.monotonic_ns() / 1e9
     for one in heard:
+        live = one.events > 0  # what a former process of the rank has sent is none of its own
         rows[one.rank] = {
             "rank": one.rank,
             "state": "stopped" if stopped else "recorded" if recorded and one.state in _LIVE else one.state,
-            "step": one.step,
-            "lastEvent": round(one.last_event_ns / 1e9 + shift, 1) if one.last_event_ns and not recorded else None,
+            "step": one.step if live else -1,
+            "lastEvent": round(one.last_event_ns / 1e9 + shift, 1) if live and not recorded else None,
             "recorded": one.events,
             "dropped": one.dropped,
             "pid": one.pid,
         }
     for record in records:
         row = rows.setdefault(record.rank, {"rank": record.rank, "step": -1, "dropped": 0})
+        row["state"] = getattr(record, "word", None) or getattr(record, "state", row.get("state"))
         for name in _FROM_RECORD:
             value = getattr(record, name, None)
             if value is not None:

@@ -70,7 +70,7 @@ export class ReconfigureForm {
     this.back.hidden = !compared?.sides?.length;
     this.back.disabled = this.apply.disabled;
     this.status.draw(state, shown?.state === "failed" ? "" : shown?.text, shown?.state === "failed" ? shown.text : "");
-    this.node.hidden = !live && !compared?.sides?.length;
+    this.node.hidden = !live && !control?.stopped && !compared?.sides?.length;
     if (assignment && this.seen !== assignment.generation) {
       this.seen = assignment.generation;
       const caps = assignment.options?.bucket_cap_mb_list;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -12,13 +13,16 @@ from .. import __version__
 from ..client.timeline import Timeline
 from ..client.timeline_words import CHANGE
 from ..insight.facts import Finding
+from ..insight.words import enumeration
 from . import report_figures
 from .report_data import ReportData, gather
 
 __all__ = ["page"]
 
 _STYLE = Path(__file__).with_name("report.css")
-_CODE = re.compile(r"([\w.]+\((?:[^()]|\([^()]*\))*\)|[\w.]+=\[?[\w.\-, ]*[\w.]\]?|\b\w+_\w+\b)")
+_LATEST = 1 << 62  # nanoseconds since 1970: no clock shows that
+_FEW_HOSTS = 4
+_CODE = re.compile(r"([\w.]+\((?:[^()]|\([^()]*\))*\)|[\w.]+=(?:\[[^\]]*\]|[\w.\-]*\w)|\b\w+_\w+\b)")
 
 
 def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400) -> str:
@@ -54,10 +58,11 @@ def _body(timeline: Timeline, found: ReportData, title: str) -> str:
     others = f"; {_count(found.other_models, 'other model')} in the same program" if found.other_models else ""
     parts = [
         f"<header>\n<h1>{escape(title)}</h1>\n"
-        f'<p class="note">{shown}, {_count(found.buckets, "bucket")} of {_count(found.parameters, "parameter")}'
+        f'{_recorded(timeline)}<p class="note">{shown}, '
+        f"{_count(found.buckets, 'bucket')} of {_count(found.parameters, 'parameter')}"
         f"{others}; ddp_lab {__version__}</p>\n{_tiles(found.tiles)}</header>\n<main>\n",
         '<section aria-labelledby="change"><h2 id="change">What to change</h2>\n'
-        f"{_findings(found.findings)}</section>\n",
+        f"{_findings(found.findings, found.headline)}</section>\n",
         '<section aria-labelledby="words"><h2 id="words">What happened</h2>\n<div class="sheet words">'
         + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer))
         + "</div></section>\n",
@@ -76,6 +81,22 @@ def _body(timeline: Timeline, found: ReportData, title: str) -> str:
     return "".join([*parts, "</main>\n"])
 
 
+def _recorded(timeline: Timeline) -> str:
+    """When and where what was recorded, as far as the files say it."""
+    said = [one.status for one in timeline.ranks()]
+    scripts, hosts, versions = (
+        sorted({str(one[name]) for one in said if one.get(name)}) for name in ("script", "host", "torch")
+    )
+    began = [one["began_ns"] for one in said if isinstance(one.get("began_ns"), int) and 0 < one["began_ns"] < _LATEST]
+    facts = [Path(script).name for script in scripts] + [f"torch {version}" for version in versions]
+    when = time.strftime(" %Y-%m-%d %H:%M %Z", time.localtime(min(began) / 1e9)) if began else ""
+    where = f" on {enumeration(hosts)}" if 0 < len(hosts) <= _FEW_HOSTS else f" on {len(hosts)} hosts" if hosts else ""
+    if not (facts or when or where):
+        return ""
+    text = f"recorded{when}{where}{': ' if facts else ''}{', '.join(facts)}"
+    return f'<p class="note">{escape(text)}</p>\n'
+
+
 def _words(timeline: Timeline, reducer: int) -> list[str]:
     """The summary without its finding, which stands above."""
     return [line for line in timeline.summary(reducer).splitlines() if not line.startswith(CHANGE)]
@@ -89,12 +110,9 @@ def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def _findings(found: Sequence[Finding]) -> str:
+def _findings(found: Sequence[Finding], headline: str) -> str:
     if not found:
-        return (
-            '<div class="sheet"><p>Nothing that would gain half a percent of a step: buckets, ranks, options, copies '
-            "and communication were looked at.</p></div>\n"
-        )
+        return f'<div class="sheet"><p>{escape(headline)}</p></div>\n'
     items = "".join(
         f'<li class="{one.kind}"><div class="gain">{_percent(one.gain_percent)}<small>of the step</small></div>'
         f"<div><h3>{escape(one.title)}</h3><p>{escape(one.evidence)}</p>"
@@ -102,7 +120,7 @@ def _findings(found: Sequence[Finding]) -> str:
         for one in found
     )
     note = "Gains are estimates, each for a change of its own; two that save the same waiting don’t add up."
-    return f'<ol class="findings">\n{items}</ol>\n<p class="note">{note}</p>\n'
+    return f'<ol class="findings">\n{items}</ol>\n<p class="note">{escape(headline)} {note}</p>\n'
 
 
 def _percent(value: float) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..client import span_columns
 from ..client.span_columns import Columns
 from ..client.timeline import Timeline
+from ..insight import findings
 from ..insight.facts import Finding
 from ..insight.words import ms, names, size
 
@@ -36,6 +37,7 @@ class ReportData:
     spans: Columns
     sync: Columns
     findings: Sequence[Finding]
+    headline: str
     tiles: Sequence[tuple[str, str]] = ()
     tables: Sequence[Table] = field(default_factory=list)
 
@@ -47,22 +49,21 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
     if not wanted:
         return None
     info = wanted[-1]
-    steps = timeline.step_columns(info.reducer, last_steps)
-    complete = steps["state"] == "complete"
-    if not complete.any():
+    layout, judged = timeline.judged(info.reducer), timeline.judgement(info.reducer)
+    if layout is None or judged is None:
         return None
-    newest = steps["generation"][complete].max()
-    steps = _rows(steps, complete & (steps["generation"] == newest))
-    spans = timeline.columns(info.reducer, last_steps)
-    spans = _rows(spans, spans["complete"].astype(bool) & (spans["generation"] == newest))
+    views = timeline.views_of(info.reducer, layout.step[-last_steps:])
+    steps = span_columns.step_columns(views)
+    spans = span_columns.span_columns(views, {})
     sync = span_columns.sync_columns(spans, {info.reducer: len(info.ranks)})
-    assignment = timeline.assignment(info.reducer) if info.generations else {"parameters": [], "buckets": []}
+    assignment = layout.description or {"parameters": [], "buckets": []}
+    found = findings.findings(judged)
     dropped = {one.rank: one.dropped for one in timeline.ranks()}
     return ReportData(
         reducer=info.reducer,
         module=info.module,
         ranks=tuple(sorted({*info.ranks, *steps["rank"].astype(int).tolist()})),  # a file may tell of others
-        buckets=max(info.buckets, int(spans["bucket"].max(initial=-1)) + 1),
+        buckets=max(len(assignment["buckets"]), int(spans["bucket"].max(initial=-1)) + 1),
         parameters=len(assignment["parameters"]),
         first_step=int(steps["step"].min()),
         last_step=int(steps["step"].max()),
@@ -70,7 +71,8 @@ def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportDa
         steps=steps,
         spans=spans,
         sync=sync,
-        findings=timeline.findings(info.reducer),
+        findings=found,
+        headline=findings.headline(judged, found),
         tiles=_tiles(steps),
         tables=[_rank_table(steps, sync, dropped), _bucket_table(spans, sync, assignment), *_options(assignment)],
     )

@@ -100,8 +100,8 @@ def _waiting(found: ReportData) -> Figure:
     return Figure(
         title="For whom the others waited",
         caption="Milliseconds a step during which every other rank had launched a bucket’s collective, and this rank "
-        "had not. A rank that is late once is late in the buckets that follow, too: the first dark cell of its row "
-        "is where to look.",
+        "had not. A rank that is late once is late in the buckets that follow, too: the first cell of its row with "
+        "a strong colour is where to look. The strongest colour is the longest wait.",
         picture=charts.heat(alone, [f"rank {rank}" for rank in found.ranks], "Waiting by rank and bucket", "bucket"),
         table=(head, lines),
     )

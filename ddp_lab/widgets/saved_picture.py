@@ -52,7 +52,10 @@ class SavedPicture:
             f"body:not(.ddp-lab-live-{self._token}) .jp-OutputArea-child:has(+ .jp-OutputArea-child .{name})"
             " { display: none; }"
         )
-        markup = f'<style>{alone}</style><div class="{name}">{self._markup(picture, summary)}</div>'
+        # As a link: what shows no styles, like an exported Markdown file, would show them as text.
+        style = f"data:text/css;base64,{base64.b64encode(alone.encode()).decode()}"
+        link = f'<link rel="stylesheet" href="{style}">'
+        markup = f'<div class="{name}">{link}{self._markup(picture, summary)}</div>'
         return {"text/html": markup, "text/plain": summary}
 
     def _markup(self, picture: str, summary: str) -> str:

@@ -14,12 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..client import diagnosis
 from ..client.span_columns import TableView
 from ..client.step_table import STEP_FIELDS
 from ..client.timeline import LatePlace, Timeline
+from ..insight import findings
+from ..insight.facts import Facts
+from ..insight.findings_ranks import varying_rank
+from ..insight.words import counted, ms, step_range
 from .gradients import gradient_facts
 
-__all__ = ["SlowFacts", "bucket_gradients", "late_places", "readiness", "unused"]
+__all__ = ["SlowFacts", "bucket_gradients", "late_places", "late_text", "readiness", "unused"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
@@ -70,20 +75,25 @@ class SlowFacts:
 
     def _look_at(self, reducer: int, wanted: set[str]) -> dict[str, dict[str, Any]]:
         made: dict[str, dict[str, Any]] = {}
-        views = self._timeline.views(reducer, _STEPS)
-        ended = [one.step[one.steps[:, _END] > 0] for one in views]
-        steps = len(set.intersection(*(set(one.tolist()) for one in ended))) if ended else 0
+        facts = None
+        if wanted & {"findings", "stragglers"}:
+            facts = self._timeline.judgement(reducer, _STEPS)  # one for both: they can't disagree
+        steps = 0 if facts is None else len(facts.steps)
         if "findings" in wanted:
+            found = findings.findings(facts) if facts is not None else []
             items = [
                 {"kind": one.kind, "title": one.title, "evidence": one.evidence, "remedy": one.remedy}
                 | {"gain": one.gain_percent, "rank": one.rank, "bucket": one.bucket}
-                for one in self._timeline.findings(reducer, _STEPS)
+                for one in found
             ]
-            made["findings"] = {"reducer": reducer, "steps": steps, "items": items}
+            text = findings.headline(facts, found)
+            made["findings"] = {"reducer": reducer, "steps": steps, "text": text, "items": items}
         if "stragglers" in wanted:
-            places = late_places(self._timeline.find_late(reducer, _STEPS))
-            made["late"] = {"reducer": reducer, "steps": steps, "places": places}
+            late = diagnosis.late_places(facts) if facts is not None else []
+            text = late_text(facts, late)
+            made["late"] = {"reducer": reducer, "steps": steps, "text": text, "places": late_places(late)}
         if "buckets" in wanted:
+            views = self._timeline.views(reducer, _STEPS)
             made["readiness"] = {"reducer": reducer, **readiness(views, self._parameters(reducer))}
         if "gradients" in wanted:
             made["norms"] = {"reducer": reducer, **gradient_facts(self._timeline, reducer)}
@@ -106,6 +116,47 @@ def late_places(found: Sequence[LatePlace]) -> list[dict[str, Any]]:
     ]
 
 
+def late_text(facts: Facts | None, late: Sequence[LatePlace]) -> str:
+    """Returns the verdict over stragglers, in the same words as findings and the summary.
+
+    Args:
+        facts: None if no step has ended on every rank.
+        late: the places that were found in them, the most costly first.
+    """
+    if facts is None or not len(facts.steps):
+        return "No step has ended yet on every rank."
+    judged = f"{counted(len(facts.steps), 'step')} ({step_range(facts.steps.step.tolist())})"
+    if late:
+        worst = late[0]
+        if worst.where == "varying":
+            told = varying_rank(worst.rank, worst.share, worst.delay_ms)
+        else:
+            told = (
+                f"Rank {worst.rank} falls behind {_where(worst)}, by {ms(worst.delay_ms)} in {100 * worst.share:.0f} % "
+                f"of the steps ({worst.pattern})."
+            )
+        return f"{told} It costs {worst.cost_percent:.1f} % of the step; judged by {judged}."
+    if len(facts.steps.ranks) < 2:
+        return "With one rank there is nobody to wait for."
+    last, late_ms = _last_most_often(facts)
+    if not len(last):
+        return f"No rank falls behind in enough of {judged}."
+    most = int(np.bincount(last, minlength=len(facts.steps.ranks)).argmax())
+    share, delay = 100 * (last == most).mean(), float(np.median(late_ms[last == most]))
+    return (
+        f"No rank falls behind in enough of {judged}. Rank {facts.steps.ranks[most]} was last most often "
+        f"({share:.0f} % of the collectives), then by {ms(delay)}."
+    )
+
+
+def _last_most_often(facts: Facts) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+    """Of each collective the position of the rank that launched it last, and by how many ms after the one before."""
+    launched = facts.steps.launched.reshape(len(facts.steps.ranks), -1)
+    launched = launched[:, (launched > 0).all(axis=0)]
+    ordered = np.sort(launched, axis=0)
+    return launched.argmax(axis=0), (ordered[-1] - ordered[-2]) / 1e6
+
+
 def _where(one: LatePlace) -> str:
     if one.parameter is not None:
         return f"at the gradient of {one.parameter}" + (f" (bucket {one.bucket})" if one.bucket is not None else "")
@@ -113,6 +164,8 @@ def _where(one: LatePlace) -> str:
         return f"in bucket {one.bucket}"
     if one.where == "everywhere":
         return "in its whole backward"
+    if one.where == "varying":
+        return "at places that vary"
     return "before its backward (input data, forward, what the program does between the steps)"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..client.live_records import StepState
-from ..insight.words import enumeration
+from ..insight.words import counted, enumeration
 
 __all__ = ["Standing", "standing", "standings"]
 
@@ -47,7 +47,8 @@ def standing(rank: int, states: Mapping[int, StepState]) -> Standing:
         return _waits(rank, states)
     if state.in_flight:
         launched = sum(one.state in _ON_ITS_WAY for one in state.buckets)
-        return Standing("computing", f"computes gradients; {launched} of {len(state.buckets)} buckets are launched")
+        buckets, are = counted(len(state.buckets), "bucket"), "is" if len(state.buckets) == 1 else "are"
+        return Standing("computing", f"computes gradients; {launched} of {buckets} {are} launched")
     paused = [other for other, its in states.items() if its.paused]
     if paused and state.step > min(states[other].step for other in paused):
         return Standing("between", f"is done with step {state.step - 1}, and before the backward of step {state.step}")
@@ -57,15 +58,15 @@ def standing(rank: int, states: Mapping[int, StepState]) -> Standing:
 def _pause_in_words(state: StepState) -> str:
     bucket = state.bucket
     if state.point == "gradient_ready":
-        return f"pauses: the gradient of '{state.parameter}' is ready, and not yet in its bucket"
+        return f"pauses: the gradient of '{state.parameter}' is ready, not yet in its bucket"
     if state.point == "launched":
         ended = bucket is not None and bucket < len(state.buckets) and state.buckets[bucket].state == "reduced"
         return f"pauses: the collective of bucket {bucket} has been started{', and has ended by now' if ended else ''}"
     if state.point == "reduced":
-        return f"pauses: the average of bucket {bucket} is there, and not yet written back"
+        return f"pauses: the average of bucket {bucket} is there, not yet written back"
     before = [index for index, one in enumerate(state.buckets[: bucket or 0]) if one.state == "pending"]
     first = f" (bucket {before[0]} has to be launched first)" if before else ""
-    return f"pauses: bucket {bucket} is ready, and not yet launched{first}"
+    return f"pauses: bucket {bucket} is ready, not yet launched{first}"
 
 
 def _waits(rank: int, states: Mapping[int, StepState]) -> Standing:

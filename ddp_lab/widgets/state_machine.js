@@ -14,7 +14,7 @@ const WAIT = "#e69f00";
 
 // Sizes of the tiles so that they fit into a column; buckets: at most so many of one rank.
 function tileSize(buckets, column) {
-  for (const [width, height] of [[40, 22], [30, 20], [22, 18], [12, 12], [7, 9]]) {
+  for (const [width, height] of [[48, 22], [30, 20], [22, 18], [12, 12], [7, 9]]) {
     const across = Math.max(1, Math.floor((column - 2 * PAD) / (width + 3)));
     if (Math.ceil(buckets / across) <= 4) return { width, height, across };
   }
@@ -41,11 +41,11 @@ export function machineLayout(ranks, width) {
 export function paintMachine({ pen, width, theme }, layout) {
   paintColumns(pen, theme, layout);
   const regions = layout.rows.flatMap((row) => paintRow(pen, theme, layout, row));
-  layout.rows.forEach((row) => row.rank.for.forEach((other, index) => paintWait(pen, layout, row, other, width, index, theme)));
+  layout.rows.forEach((row) => row.rank.for.forEach((other, index) => paintWait(pen, layout, row, other, width, index)));
   return regions;
 }
 
-function paintColumns(pen, theme, { column, height }) {
+function paintColumns(pen, theme, { column, right }) {
   pen.textAlign = "center";
   STATES.forEach((state, index) => {
     const x = index * column;
@@ -55,19 +55,27 @@ function paintColumns(pen, theme, { column, height }) {
     pen.font = `600 12px ${theme.font}`;
     pen.fillText(state, x + column / 2, 12);
     if (!index) return;
-    pen.strokeStyle = theme.grid;
-    pen.setLineDash([3, 3]);
-    pen.beginPath();
-    pen.moveTo(Math.round(x) + 0.5, HEAD);
-    pen.lineTo(Math.round(x) + 0.5, height - 6);
-    pen.stroke();
-    pen.setLineDash([]);
     pen.fillStyle = theme.muted;
     pen.font = `600 13px ${theme.font}`;
     pen.fillText("→", x, 12);
     pen.font = `10.5px ${theme.font}`;
     if (pen.measureText(GATES[index - 1]).width < column - 8) pen.fillText(GATES[index - 1], x, HEAD - 7);
   });
+  if (right) pen.fillText("waits for", STATES.length * column + right / 2, 12);
+}
+
+// Lines between the stages, below the rank's sentence.
+function paintStages(pen, theme, column, top, bottom) {
+  pen.strokeStyle = theme.grid;
+  pen.lineWidth = 1;
+  pen.setLineDash([3, 3]);
+  pen.beginPath();
+  for (let index = 1; index < STATES.length; index++) {
+    pen.moveTo(Math.round(index * column) + 0.5, top);
+    pen.lineTo(Math.round(index * column) + 0.5, bottom - 1);
+  }
+  pen.stroke();
+  pen.setLineDash([]);
 }
 
 function paintRow(pen, theme, { tile, column, right }, { rank, y, height }) {
@@ -77,6 +85,7 @@ function paintRow(pen, theme, { tile, column, right }, { rank, y, height }) {
   pen.lineWidth = paused ? 2 : 1;
   pen.strokeRect(1, y, width - 2, height);
   if (paused) paintPause(pen, 8, y + 5, 12);
+  paintStages(pen, theme, column, y + TITLE, y + height);
   pen.textAlign = "left";
   pen.fillStyle = theme.ink;
   pen.font = `600 12px ${theme.font}`;
@@ -86,7 +95,7 @@ function paintRow(pen, theme, { tile, column, right }, { rank, y, height }) {
   const after = x + pen.measureText(name).width + 8;
   pen.font = `12px ${theme.font}`;
   pen.fillStyle = paused ? theme.ink : theme.muted;
-  pen.fillText(fit(pen, `step ${rank.step}: ${rank.text}`, width - after - 8), after, y + 12);
+  pen.fillText(fit(pen, rank.text.includes(`step ${rank.step}`) ? rank.text : `step ${rank.step}: ${rank.text}`, width - after - 8), after, y + 12);
   const regions = [{ key: `rank ${rank.rank}`, x: 0, y, width: width + right, height: TITLE, lines: () => [name, ["step", String(rank.step)], ...wrap(rank.text)] }];
   const counts = Object.fromEntries(STATES.map((state) => [state, 0]));
   rank.buckets.forEach(([state, arrived, of, missing, more], bucket) => {
@@ -101,9 +110,9 @@ function paintRow(pen, theme, { tile, column, right }, { rank, y, height }) {
 }
 
 function paintTile(pen, theme, rank, { bucket, state, arrived, of, here, paused }, at, tile) {
-  const colour = bucketColour(bucket, rank.buckets.length);
+  const colour = bucketColour(bucket, rank.buckets.length, theme.dark);
   const share = state === "pending" ? arrived / Math.max(of, 1) : 1;
-  pen.globalAlpha = rank.inFlight ? 1 : 0.4;
+  pen.globalAlpha = rank.inFlight ? 1 : 0.6;
   pen.fillStyle = theme.panel;
   pen.fillRect(at.x, at.y, tile.width, tile.height);
   pen.fillStyle = colour.fill;
@@ -111,18 +120,31 @@ function paintTile(pen, theme, rank, { bucket, state, arrived, of, here, paused 
   pen.strokeStyle = theme.muted;
   pen.lineWidth = 1;
   pen.strokeRect(at.x + 0.5, at.y + 0.5, tile.width - 1, tile.height - 1);
+  pen.globalAlpha = 1;
   if (tile.width >= 20) {
     pen.font = `600 11px ${theme.font}`;
-    pen.textAlign = "center";
-    pen.fillStyle = share > 0.5 ? colour.ink : theme.ink;
-    const text = state === "pending" && tile.width >= 30 ? `${bucket}: ${arrived}/${of}` : String(bucket);
-    pen.fillText(pen.measureText(text).width <= tile.width - 3 ? text : String(bucket), at.x + tile.width / 2, at.y + tile.height / 2 + 0.5);
+    const fitting = (state === "pending" ? [`b${bucket}: ${arrived}/${of}`] : []).concat(`b${bucket}`, String(bucket));
+    const text = fitting.find((one) => pen.measureText(one).width <= tile.width - 4) ?? "";
+    // Each half in the ink that is read on it.
+    paintText(pen, text, colour.ink, at, tile, 0, share);
+    paintText(pen, text, theme.ink, at, tile, share, 1);
   }
-  pen.globalAlpha = 1;
   if (!here) return;
   pen.strokeStyle = paused ? STOP : WAIT;
   pen.lineWidth = 3;
   pen.strokeRect(at.x - 1, at.y - 1, tile.width + 2, tile.height + 2);
+}
+
+// A tile's text, as far as it lies between two shares of the tile's width.
+function paintText(pen, text, ink, at, tile, from, to) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(at.x + tile.width * from, at.y, tile.width * (to - from), tile.height);
+  pen.clip();
+  pen.textAlign = "center";
+  pen.fillStyle = ink;
+  pen.fillText(text, at.x + tile.width / 2, at.y + tile.height / 2 + 0.5);
+  pen.restore();
 }
 
 function paintPause(pen, x, y, size) {
@@ -132,7 +154,7 @@ function paintPause(pen, x, y, size) {
 }
 
 // An arrow in the right margin from a rank to one that it waits for.
-function paintWait(pen, layout, row, other, width, index, theme) {
+function paintWait(pen, layout, row, other, width, index) {
   const to = layout.rows.find((one) => one.rank.rank === other);
   if (!to) return;
   const x = layout.column * STATES.length;
@@ -149,11 +171,6 @@ function paintWait(pen, layout, row, other, width, index, theme) {
   pen.lineTo(x + 9, end - 5);
   pen.lineTo(x + 9, end + 5);
   pen.fill();
-  if (index) return;
-  pen.font = `10.5px ${theme.font}`;
-  pen.fillStyle = theme.muted;
-  pen.textAlign = "left";
-  pen.fillText("waits", x + 6, from - 10);
 }
 
 function fit(pen, text, room) {

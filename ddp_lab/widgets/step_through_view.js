@@ -53,7 +53,7 @@ export class StepThroughView {
     if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT"].includes(event.target.tagName) && event.target.type !== "checkbox") return;
     const until = STEPS.find(([, , key]) => key === event.key)?.[0];
     const does = { p: () => this.pause(), c: () => this.ask({ do: "continue" }) }[event.key] ?? (until && (() => this.go(until)));
-    if (!does || this.needs.fields.hidden) return;
+    if (!does || this.needs.fields.hidden || this.needs.fields.disabled) return;
     event.preventDefault();
     event.stopPropagation();
     does();

@@ -1,5 +1,7 @@
 // For whom the others waited: pure functions on step records (waiting.py does the same from a timeline).
 
+import { judged } from "./overlap.js";
+
 // Milliseconds that all other ranks waited for one alone, by bucket: [{row, ms}] with row = -1 where it is not known.
 export function aloneOf(record) {
   if (record.alone) return record.alone;
@@ -21,9 +23,9 @@ export function aloneOf(record) {
 // rank was last, `late[row]` median ms in those, `steps[index].byRank[row]` ms in the bucket that took longest (the waits of a
 // step's buckets lie over each other: their sum is no time).
 export function waiting(records) {
-  const newest = records.at(-1);
+  const alike = judged(records).filter((one, _, all) => one.rankCount === all.at(-1).rankCount && one.buckets === all.at(-1).buckets);
+  const newest = alike.at(-1);
   if (!newest) return null;
-  const alike = records.filter((one) => one.rankCount === newest.rankCount && one.buckets === newest.buckets && one.generation === newest.generation);
   const cells = newest.ranks.map(() => new Float64Array(newest.buckets));
   const when = newest.ranks.map(() => []);
   let collectives = 0;

@@ -80,10 +80,5 @@ function sentence(found, late) {
   if (!found) return "No step has ended yet on every rank.";
   if (found.ranks.length < 2) return "With one rank there is nobody to wait for.";
   if (!late) return "The kernel has not looked for late places yet.";
-  if (late.places.length) {
-    const [worst] = late.places;
-    return `Rank ${worst.rank} falls behind ${worst.where}, by ${milliseconds(worst.delay)} ms in ${Math.round(100 * worst.share)} % of the last ${late.steps} steps (${worst.pattern}); it costs ${worst.cost.toFixed(1)} % of the step.`;
-  }
-  const most = found.share.reduce((best, value, row) => (value > found.share[best] ? row : best), 0);
-  return `No rank falls behind at the same place in enough of the last ${late.steps} steps. Rank ${found.ranks[most]} was last most often (${Math.round(100 * found.share[most])} % of the collectives), then by ${milliseconds(found.late[most])} ms.`;
+  return late.text;
 }

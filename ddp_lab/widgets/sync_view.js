@@ -2,6 +2,7 @@
 
 import { ChartCanvas } from "./chart_canvas.js";
 import { paintHeat } from "./heat.js";
+import { asking } from "./life.js";
 import { Twin } from "./tables.js";
 import { PARTS, bytes, count, element, milliseconds, setRows, setText, significant } from "./theme.js";
 
@@ -31,7 +32,7 @@ export class SyncView {
     this.button.title = "Compute on every rank whether its averaged gradients equal those of the other ranks";
     this.button.addEventListener("click", () => this.actions.compare());
     this.verdict = element("span", { class: "ddp-verdict", role: "status" });
-    this.comparison = element("div", { class: "ddp-compare" }, this.button, this.verdict);
+    this.comparison = element("div", { class: "ddp-compare" }, asking("ranks", this.button), this.verdict);
     this.limit = element("div", { class: "ddp-summary ddp-limit" });
     this.waits = new ChartCanvas("How long each rank waited for the last one, by bucket", actions);
     this.twin = new Twin("Milliseconds that each rank waited for the last one", ["rank", "bucket by bucket", "sum"]);

@@ -20,7 +20,14 @@ export function readTheme(root) {
     panel: read("--ddp-panel", "#f3f3f3"),
     accent: read("--ddp-accent", "#0072b2"),
     font: style.fontFamily || "sans-serif",
+    dark: isLight(style.color),
   };
+}
+
+// Of a colour as the browser computes it, e.g. "rgb(224, 224, 224)" or "rgba(255, 255, 255, 0.87)".
+function isLight(colour) {
+  const [r, g, b] = (colour.match(/[\d.]+/g) ?? [0, 0, 0]).map(Number);
+  return 0.3 * r + 0.59 * g + 0.11 * b > 128;
 }
 
 // Fill styles by part, drawn at the canvas's own resolution.

@@ -55,9 +55,10 @@ export class TimelineView {
   }
 
   // Draws `record`, and of `records` the steps before it that the mode asks for; `selected` is the bucket whose details are open.
+  // Returns whether there was room: while JupyterLab changes its theme there may be none for a moment.
   draw(record, records, { width, height, scroll }, selected, live) {
     this.record = record;
-    if (width < 40) return;
+    if (width < 40) return false;
     this.steps = chooseSteps(records, record, this.mode);
     const range = this.window ?? this.automaticWindow(record, live);
     const visible = [scroll, scroll + height - AXIS_HEIGHT];
@@ -74,6 +75,7 @@ export class TimelineView {
     const over = this.mode.startsWith("over") && drawn.length > 1;
     paint(pen, drawn, { width, height, scroll, theme, fills, selected, cursor, axis, brush, marks, over, first: drawn.length > 1 && !over ? drawn[0].record.step : null });
     this.pointer.showTip();
+    return true;
   }
 
   automaticWindow(record, live) {

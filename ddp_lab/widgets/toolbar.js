@@ -42,7 +42,7 @@ export class Toolbar {
     const follow = element("label", { class: "ddp-field" }, this.follow, "follow latest");
     this.node = element("div", { class: "ddp-toolbar", role: "toolbar", "aria-label": "timeline controls" });
     const whole = element("label", { class: "ddp-field", title: "from the end of the step before: optimizer, forward, and what the program marked" }, this.whole, "whole step");
-    this.ofTimeline = [element("label", { class: "ddp-field" }, "show ", this.mode), whole, element("label", { class: "ddp-field" }, "0 ms ", this.axis), zoom];
+    this.ofTimeline = [element("label", { class: "ddp-field" }, "show ", this.mode), whole, element("span", { class: "ddp-field ddp-axis" }, element("label", { class: "ddp-field", title: "where each rank's time begins: at the first backward of all ranks, or at its own" }, "time zero ", this.axis), zoom)];
     this.node.append(this.modelLabel, selector, follow, ...this.ofTimeline);
   }
 

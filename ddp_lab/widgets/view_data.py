@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..client import span_columns
 from ..client.span_columns import Columns
 from ..client.timeline import Timeline
 
@@ -135,15 +136,13 @@ def sync(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) 
 
 
 def _sync_columns(timeline: Timeline, reducer: int | None, last_steps: int) -> tuple[Columns, tuple[int, ...]]:
-    """Gradient sync of the newest assignment, and the ranks of the model."""
+    """Gradient sync of the layout that is judged, and the ranks of the model."""
     found = _model(timeline, reducer)
     info = next((one for one in timeline.reducers() if one.reducer == found), None)
     ranks = info.ranks if info is not None else ()
-    columns = timeline.sync_columns(found, last_steps)
-    if len(columns["generation"]):
-        newest = columns["generation"] == columns["generation"].max()
-        columns = {name: values[newest] for name, values in columns.items()}
-    return columns, ranks
+    layout = timeline.judged(found)
+    views = timeline.views_of(found, layout.step[-last_steps:]) if layout is not None else []
+    return span_columns.sync_columns(span_columns.span_columns(views, {}), {found: len(ranks)}), ranks
 
 
 def _model(timeline: Timeline, reducer: int | None) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..client.timeline import Timeline
+from ..insight import findings
 from ..insight.words import counted, rate
 from . import view_data
 from .figures import timeline_figure
@@ -212,9 +213,10 @@ def findings_figure(timeline: Timeline, *, reducer: int | None = None, last_step
     """Returns what to change, by gain."""
     import plotly.graph_objects as go
 
-    found = timeline.findings(reducer, last_steps)
+    facts = timeline.judgement(reducer, last_steps)
+    found = findings.findings(facts) if facts is not None else []
     if not found:
-        raise ValueError("nothing was found that would gain half a percent of a step")
+        raise ValueError(findings.headline(facts, found))
     made = go.Figure(
         go.Bar(
             orientation="h",

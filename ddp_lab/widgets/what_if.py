@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..client.what_if import fit_link
+from ..client.workloads import RecordedStep, recorded_step
 from ..insight.anchor import anchored
 from ..insight.configuration import Configuration
 from ..insight.link_model import LinkModel
 from ..insight.settings import grid
 from ..insight.simulate import simulate
+from ..insight.words import step_range
 from ..insight.workload import Workload
-from . import view_data
 from .messages import encode_steps
 from .what_if_frame import frame_of, parts_ms
 from .what_if_trial import Trial
@@ -54,7 +55,7 @@ class _Known:
         link: how long an all-reduce takes, and whether that was `measured` apart.
         measured: see there.
         ranks: of the model.
-        recorded: milliseconds by phase, medians of the recorded steps; ``step`` is their sum.
+        recorded: what the recorded steps consist of, on the rank that computes last, as in a simulation.
         caps: what the slider offers, ascending.
         straggler: the rank whose own computation takes longest.
         behind_ms: by how much, over the median of the ranks.
@@ -65,7 +66,7 @@ class _Known:
     link: LinkModel
     measured: bool
     ranks: list[int]
-    recorded: dict[str, float]
+    recorded: RecordedStep
     caps: list[float]
     straggler: int
     behind_ms: float
@@ -155,7 +156,7 @@ class WhatIfStage:
             self._known = _learn(self._timeline, self._link(), wanted[-1] if wanted else None)
         except ValueError as error:
             self._known = None
-            self._why = f"{self._nothing} ({error})" if self._timeline.reducers() else self._nothing
+            self._why = f"What if: {error}." if self._timeline.reducers() else self._nothing
         return True
 
     # ---- answers ----------------------------------------------------------------------------------------
@@ -178,7 +179,8 @@ class WhatIfStage:
             "number": asked.get("number", 0),
             "reducer": known.reducer,
             "limits": _limits(known),
-            "recorded": known.recorded,
+            "recorded": parts_ms(known.recorded),
+            "about": _about(known.recorded),
             "same": parts_ms(same),
             "predicted": parts_ms(predicted),
             "cap": cap,
@@ -211,20 +213,19 @@ def _learn(timeline: Timeline, measured: LinkModel | None, reducer: int | None) 
         link=link,
         measured=measured is not None,
         ranks=list(timeline.assignment(info.reducer)["group_ranks"]),
-        recorded=_recorded(timeline, info.reducer, workload),
+        recorded=recorded_step(timeline, workload, info.reducer),
         caps=caps,
         straggler=int(own.argmax()),
         behind_ms=float(own.max() - np.median(own)) / 1e6,
     )
 
 
-def _recorded(timeline: Timeline, reducer: int, workload: Workload) -> dict[str, float]:
-    """Milliseconds by phase, medians; what they leave of the median step is ``other``."""
-    parts = view_data.breakdown(timeline, reducer, 50)
-    made = {name: float(np.median(getattr(parts, name))) for name in ("forward", "alone", "hidden", "exposed")}
-    told = sum(made.values())
-    step = told if workload.step_ns is None else max(told, workload.step_ns / 1e6)
-    return made | {"other": step - told, "step": step}
+def _about(recorded: RecordedStep) -> str:
+    """What the recorded row is of."""
+    return (
+        f"The recorded phases are those of rank {recorded.rank}, which computes longest (medians of "
+        f"{step_range(recorded.steps.tolist())}); the simulated ones those of the rank that does so then."
+    )
 
 
 def _link_of(known: _Known, asked: _Asked) -> LinkModel:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ..client.workloads import RecordedStep
 from ..insight.simulate import Prediction
 from ..insight.workload import Workload
 from .step_store import (
@@ -56,7 +57,7 @@ def _ns(times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return np.asarray(np.rint(times), np.int64) + _ORIGIN_NS
 
 
-def parts_ms(predicted: Prediction) -> dict[str, float]:
+def parts_ms(predicted: Prediction | RecordedStep) -> dict[str, float]:
     """Milliseconds by phase (`PHASES` of theme.py), and their sum as ``step``."""
     parts = {
         "other": predicted.other_ns,

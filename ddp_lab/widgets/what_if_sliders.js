@@ -63,9 +63,17 @@ export class WhatIfSliders {
   }
 
   // limits: see what_if.py
-  draw(limits) {
+  // measurable: whether ranks can be asked how fast their link is
+  draw(limits, measurable) {
+    this.measurable = measurable;
     this.limits = limits;
     this.show();
+  }
+
+  // Why there is no bandwidth to start from: an all-reduce of a large bucket takes no longer than one of a small bucket.
+  get unknown() {
+    if (this.limits.measured) return "no limit was found: large messages take as long as small ones";
+    return `not measured: the buckets are too much of one size.${this.measurable ? " lab.measure_link() measures it." : ""}`;
   }
 
   show() {
@@ -75,18 +83,21 @@ export class WhatIfSliders {
     const ranges = {
       world: [limits.worlds, limits.recordedWorld, unit.world(limits.recordedWorld)],
       bandwidth: [limits.gbit, limits.recordedGbit, limits.recordedGbit === null ? "–" : unit.bandwidth(limits.recordedGbit)],
-      latency: [limits.latencyUs, limits.recordedLatencyUs || limits.latencyUs[limits.latencyUs.length >> 1], limits.recordedLatencyUs ? unit.latency(limits.recordedLatencyUs) : "none found"],
+      latency: [limits.latencyUs, limits.recordedLatencyUs || limits.latencyUs[0], limits.recordedLatencyUs ? unit.latency(limits.recordedLatencyUs) : "none found"],
       cap: [limits.caps, caps.at(-1) ?? limits.caps.at(-1), caps.length ? capText(caps) : "–"],
     };
     for (const [name, [values, recorded, text]] of Object.entries(ranges)) {
       const { range, value } = this.rows[name];
       const chosen = this.chosen[name];
-      range.disabled = !values;
-      if (!values) continue;
+      range.disabled = range.hidden = !values;
+      if (!values) {
+        setText(value, this.unknown);
+        continue;
+      }
       range.max = String(values.length - 1);
       const at = chosen ?? nearest(values, recorded);
       if (range.value !== String(at)) range.value = String(at);
-      const said = chosen === null ? `${text}, as recorded` : unit[name](values[chosen]);
+      const said = chosen === null ? (text === "–" ? "as recorded" : `${text}, as recorded`) : unit[name](values[chosen]);
       setText(value, said);
       range.setAttribute("aria-valuetext", said);
     }

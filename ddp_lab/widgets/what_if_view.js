@@ -3,11 +3,12 @@
 import { ChartCanvas, roundMarks, sizeCanvas } from "./chart_canvas.js";
 import { decodeSteps } from "./decode.js";
 import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, layOut } from "./layout.js";
+import { asking } from "./life.js";
 import { joinNarrow } from "./many_steps.js";
 import { MarkStore, wholeBegin } from "./marks.js";
 import { PHASES } from "./overlap.js";
 import { Twin, fill, makeTable } from "./tables.js";
-import { element, makeFills, milliseconds, readTheme, setText } from "./theme.js";
+import { count, element, makeFills, milliseconds, readTheme, setText } from "./theme.js";
 import { paint } from "./timeline_paint.js";
 import { makeLegend } from "./toolbar.js";
 import { WhatIfSliders } from "./what_if_sliders.js";
@@ -38,13 +39,13 @@ export class WhatIfView {
     this.content = element(
       "div",
       {},
-      this.sliders.node,
+      asking("kernel", this.sliders.node),
       this.summary,
       element("ul", { class: "ddp-legend", "aria-label": "legend, from left to right" }, ...keys),
       this.chart.node,
       makeLegend(),
       element("div", { class: "ddp-what-if-steps" }, ...Object.values(this.pictures).map((one) => one.node)),
-      element("div", { class: "ddp-what-if-run" }, this.run, this.why),
+      element("div", { class: "ddp-what-if-run" }, asking("ranks", this.run), this.why),
       this.scored,
       this.twin.node,
     );
@@ -58,22 +59,24 @@ export class WhatIfView {
     this.drawRun();
   }
 
-  // record: the recorded step that is shown elsewhere, null before the first; answer, trial: traits of the kernel
-  draw(record, answer, trial) {
+  // record: the recorded step that is shown elsewhere, null before the first; records: all of the model; prediction, trial:
+  // traits of the kernel; means: what the ranks can be asked for; gone: what has happened to the kernel, if something has
+  draw({ record, records, prediction: answer, trial, means, gone }) {
     this.trial = trial;
     const ready = answer?.state === "ready";
     this.empty.hidden = ready;
     this.content.hidden = !ready;
     if (!ready) {
-      setText(this.empty, answer?.text ?? "");
+      setText(this.empty, gone ? `${gone}: nothing had been predicted until then.` : (answer?.text ?? ""));
       return;
     }
     this.answer = answer;
-    this.sliders.draw(answer.limits);
+    this.sliders.draw(answer.limits, means?.link);
     this.take(answer);
     this.drawText(answer);
     this.drawChart(answer);
-    this.drawSteps(record);
+    const whole = (one) => one && one.complete && !one.abandoned;
+    this.drawSteps(whole(record) ? record : (records ?? []).findLast((one) => whole(one) && one.step <= (record?.step ?? Infinity)) ?? null, record);
     this.drawRun();
   }
 
@@ -95,7 +98,7 @@ export class WhatIfView {
     const off = 100 * (same.step / recorded.step - 1);
     const what = this.sliders.moved ? `Predicted: ${milliseconds(predicted.step)} ms a step, ${signed(change)}${Math.abs(off) < 0.5 ? "" : " against the same simulation of what was recorded"}.` : "Move a slider: the prediction follows.";
     const agrees = Math.abs(off) < 0.5 ? "" : `; the simulator makes it ${milliseconds(same.step)} (${signed(off)})`;
-    setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms a step${agrees}. ${what}`);
+    setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms a step${agrees}. ${what} ${answer.about}`);
     this.twin.draw(() =>
       [...PHASES.map(({ key, name }) => [key, name]), ["step", "step"]].map(([key, name]) => [name, ...Object.keys(ROWS).map((row) => milliseconds(answer[row][key])), milliseconds(predicted[key] - same[key])]),
     );
@@ -134,12 +137,12 @@ export class WhatIfView {
   }
 
   // Both steps on the same axis of time, from the begin of the backward.
-  drawSteps(record) {
-    const shown = { recorded: record && record.complete ? record : null, predicted: this.predicted };
+  drawSteps(record, chosen) {
+    const shown = { recorded: record, predicted: this.predicted };
     const known = Object.values(shown).filter(Boolean);
     const last = Math.max(...known.map((one) => Math.max(0, ...one.bounds.filter((value) => !Number.isNaN(value)))));
     const window = [Math.min(0, ...known.map(wholeBegin).filter((value) => !Number.isNaN(value))), last * 1.02 || 1];
-    const titles = { recorded: record ? `recorded, step ${record.step}` : "recorded", predicted: "predicted" };
+    const titles = { recorded: record ? `recorded, step ${record.step}${record === chosen ? "" : ` (the last that ended)`}` : "recorded", predicted: "predicted" };
     for (const [name, picture] of Object.entries(this.pictures)) picture.draw(shown[name], window, titles[name]);
   }
 
@@ -199,6 +202,6 @@ class StepPicture {
     const view = { width, height, scroll: 0, theme: readTheme(this.node), fills: this.fills, selected: null, cursor: null, axis: "common", brush: null, marks: this.marks, over: false, first: null };
     paint(pen, [{ record, shift: 0, layout, bars: joinNarrow(layout.bars) }], view);
     const exposed = Math.max(...Array.from(record.ranks, (_, row) => record.busy[row * 2 + 1] || 0));
-    this.canvas.setAttribute("aria-label", `${title}: ${record.rankCount} ranks, ${record.buckets} buckets, up to ${milliseconds(exposed)} ms of exposed communication`);
+    this.canvas.setAttribute("aria-label", `${title}: ${count(record.rankCount, "rank")}, ${count(record.buckets, "bucket")}, up to ${milliseconds(exposed)} ms of exposed communication`);
   }
 }

@@ -28,6 +28,7 @@ _BOOT = """async ({source, style, traits, theme}) => {
     sent: [],
     send(content) { this.sent.push(window.toKernel(content)) },
   };
+  window.emit = emit;
   window.fromKernel = (changed, messages) => {
     Object.assign(window.model.data, changed);
     if (Object.keys(changed).length) emit("change");

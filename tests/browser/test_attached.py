@@ -59,6 +59,7 @@ def _bytes(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+@pytest.mark.soak
 def test_a_running_job_is_followed_live(lab_page: Page, lab: Lab, job: Path) -> None:
     """attach(folder).dashboard() draws the job's steps as they are made."""
     page = lab_page

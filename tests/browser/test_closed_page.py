@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_lab.bench.browser import NotebookPage, printed, until
+from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
     from ddp_lab.bench.browser import Lab
@@ -21,6 +22,7 @@ while True:
     model(torch.randn(4, 8)).sum().backward()
     steps += 1
     open({begun!r}, "w").close()
+    if steps % 20 == 0: print("at", steps)
     stop = torch.tensor(float(os.path.exists({gate!r})))
     dist.all_reduce(stop)
     if stop: break
@@ -35,7 +37,10 @@ print(json.dumps([pulled[0], pulled[1], lab.timeline.reducers()[0].last_step]))"
 
 
 def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab, tmp_path: Path) -> None:
-    """The ranks train on; in the page that is opened again the cell's end is seen, and the next cells work."""
+    """The ranks train on; in the page that is opened again the cell's end is seen, and the next cells work.
+
+    As long as the cell runs, the page says that it may; then how it ended, with the end of its text.
+    """
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     train = TRAIN.format(gate=str(gate), begun=str(begun))
     name = lab.write(START, train, AFTER, REPORT, "%cluster stop")
@@ -47,6 +52,9 @@ def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab,
         first.run_cell(1, wait=False)
         page.wait_for_selector(".ddp-lab canvas", timeout=60_000)
         until(begun.exists, 60, "the first step")
+        has(first.page.locator(".ddp-background"), 1)
+        assert not first.page.locator(".ddp-background").is_visible()
+        first.save()
         page.close()
     begun.unlink()
     until(begun.exists, 60, "a step without a page")
@@ -57,8 +65,15 @@ def test_a_page_that_is_closed_in_the_middle_of_a_cell(shared: Shared, lab: Lab,
 def _goes_on(second: NotebookPage, gate: Path) -> None:
     """Asserts that in a page that was opened again the training ends as it would have."""
     try:
+        cell = second.page.locator(".jp-CodeCell").nth(1)
+        says(cell, "%%distributed [2]: running for ")
+        says(cell, "If it still runs, its end is shown here.")
+        assert "model not found" not in cell.inner_text()
         gate.touch()
         second.wait_for_status("idle", 120)
+        says(cell, "%%distributed [2]: ✓ done in ")
+        says(cell.locator(".ddp-late-text"), "ranks 0–1 │ at ")
+        assert "If it still runs" not in cell.inner_text()
         second.run_cell(2)
         second.run_cell(3)
         ours, theirs, last_step = printed(second.save().cells[3])

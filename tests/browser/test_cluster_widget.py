@@ -39,7 +39,31 @@ VALUES = """
 from ddp_lab.client.outputs import SilentBoard
 print(json.dumps(list(lab.run("slider.value", board=SilentBoard()).values.values())))
 """
-CELLS = (START, "lab", TRAIN, PIDS, HIDDEN, "lab.stop()", SLIDERS, VALUES)
+STEPS = """
+lab.run('''
+model = ddp_lab.DistributedDataParallel(torch.nn.Linear(8, 8))
+for _ in range(3):
+    model(torch.randn(4, 8)).sum().backward()
+if rank == 1: raise ValueError("end of data")
+dist.barrier()
+''')
+"""
+ANOTHER = "other = ddp_lab.Cluster(1, backend='gloo').start()"
+CELLS = (
+    START,
+    "lab",
+    TRAIN,
+    PIDS,
+    HIDDEN,
+    "lab.stop()",
+    SLIDERS,
+    VALUES,
+    STEPS,
+    "lab.dashboard()",
+    ANOTHER,
+    "other.stop()",
+)
+_RESTART = "async () => { await window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.restart() }"
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +76,6 @@ def notebook(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
             opened.run_cell(cell)
         has(_rows(page), 2)
         yield opened
-        opened.run_cell(5)
-        says(page.locator(".ddp-cluster"), "The cluster does not run")
         opened.shut_down()
         assert not opened.errors
 
@@ -157,3 +179,45 @@ def test_the_saved_notebook_keeps_the_table(notebook: NotebookPage) -> None:
     assert "application/vnd.jupyter.widget-view+json" in live.data
     assert "<td style='text-align:left'>idle</td>" in kept.data["text/html"]
     assert json.dumps(kept.data["text/plain"]).count("idle") == 2
+
+
+def _sees(node: Locator, words: str) -> None:
+    """Waits until such a node says these words, in view: what is not seen is not drawn."""
+    node.locator("xpath=ancestor-or-self::*[contains(@class, 'ddp-lab')][1]").first.scroll_into_view_if_needed()
+    says(node, words)
+
+
+@pytest.mark.soak
+def test_what_has_ended_says_so(notebook: NotebookPage) -> None:
+    """The panel names the rank that failed. The dashboard says which picture is the last one when a rank is killed, the
+    cluster stopped, another one started (which it shows after a click) and the kernel restarted; what has nobody left
+    to ask is disabled, with the reason as its title."""
+    page = notebook.page
+    notebook.run_cell(8)
+    _sees(page.locator(".ddp-cluster-head"), "1 failed")
+    _sees(_rows(page).nth(1), "failed; the next cell rejoins")
+    notebook.run_cell(9)
+    line = page.locator(".ddp-life").last
+    page.get_by_role("tab", name="Step", exact=True).click()
+    pause = page.get_by_role("button", name="Pause", exact=True)
+    until(pause.is_enabled, 60, "a button that can be pressed")
+    os.kill(_pids(notebook)["rank 0"], signal.SIGKILL)
+    _sees(line, "Rank 0 was killed by SIGKILL (signal 9): this is the last picture, of step 2, ")
+    notebook.run_cell(5)
+    _sees(line, "The cluster was stopped: this is the last picture, of step 2, ")
+    _sees(page.locator(".ddp-cluster"), "The cluster was stopped.")
+    assert pause.is_disabled()
+    assert pause.get_attribute("title") == "The cluster was stopped."
+    notebook.run_cell(10)
+    _sees(line, "another one runs")
+    _sees(page.locator(".ddp-cluster"), "another one runs: ddp_lab.current_cluster()")
+    page.get_by_role("button", name="Show the cluster that runs").click()
+    until(lambda: not line.is_visible() and pause.is_enabled(), 60, "a dashboard of the other cluster")
+    assert pause.get_attribute("title") == "pause at these points from now on (key p)"
+    notebook.run_cell(11)
+    page.evaluate(_RESTART)
+    notebook.wait_for_status("idle")
+    _sees(line, "The kernel was restarted. Start a cluster and run lab.dashboard()")
+    assert pause.is_disabled()
+    assert pause.get_attribute("title") == "The kernel was restarted."
+    _sees(page.locator(".ddp-cluster .ddp-life"), "The kernel was restarted")

@@ -194,8 +194,8 @@ def test_reopened_without_its_kernel_the_picture_is_there(notebook: Open) -> Non
     until(lambda: picture.is_visible(), 60, "the saved picture")
     assert page.locator(".ddp-lab").count() == 0
     assert "DigitsNet on 2 ranks" in (picture.get_attribute("alt") or "")
-    assert not page.get_by_text("Error displaying widget").is_visible()
-    assert not page.get_by_text("Loading widget").is_visible()
+    for words in ("Error displaying widget", "Loading widget"):
+        until(lambda words=words: not page.get_by_text(words).is_visible(), 60, f"the end of {words!r}")
 
 
 def test_many_ranks_and_buckets_scroll(notebook: Open) -> None:

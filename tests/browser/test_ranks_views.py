@@ -24,7 +24,9 @@ class Shown(BarePage):
 
     def run(self, collective: str, algorithm: str) -> None:
         """Chooses and runs one, as a reader does: each choice runs, and the last result is drawn."""
+        self.pump()  # a page that hears nothing for seconds offers nothing
         self.page.get_by_label("collective", exact=True).select_option(collective)
+        self.pump()
         self.page.get_by_label("algorithm", exact=True).select_option(algorithm)
         self.pump()
         self.until(lambda: self.dashboard.collective["state"] == "idle", "the end of the last run")
@@ -174,7 +176,7 @@ def test_the_facade_shows_or_refuses(shown: Shown) -> None:
     with pytest.raises(ClusterError, match=r"ranks 0, 1, 2 run a cell"):
         shown.cluster.show_collective()
     shown.cluster.interrupt()
-    with pytest.raises(Exception, match="KeyboardInterrupt"):
+    with pytest.raises(Exception, match="interrupted"):
         running.wait()
 
 

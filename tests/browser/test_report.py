@@ -110,9 +110,12 @@ def test_watched_gradients_have_a_section(opened: Opened) -> None:
     assert section.locator("tbody tr").nth(10).inner_text().split("\t")[-1] == "NaN in layers.1.weight"
 
 
-def test_the_late_cell_is_the_darkest(opened: Opened) -> None:
-    """In the picture of whom the others waited for, rank 1's bucket 2 is dark, and nothing before it is."""
-    page = opened[0]("light", 1100)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_late_cell_has_the_strongest_colour(opened: Opened, scheme: str) -> None:
+    """Of whom the others waited for, rank 1's bucket 2 has a strong colour, as the caption says, and no one before."""
+    page = opened[0](scheme, 1100)
+    section = page.locator("section", has_text="For whom the others waited")
+    assert "the first cell of its row with a strong colour" in section.locator(".note").inner_text()
     opacity = page.locator("rect.heat").evaluate_all("(cells) => cells.map((c) => +getComputedStyle(c).fillOpacity)")
     assert len(opacity) == 15
     assert opacity[5 + 2] > 0.8

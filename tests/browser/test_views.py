@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 import ddp_lab.widgets
+from ddp_lab.bench.browser import until
+from ddp_lab.client.collectives import DEFAULT_BYTES, choices
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.events import DTYPE, Batch, Kind
 from ddp_lab.insight.link_model import LinkModel
 from ddp_lab.widgets import esm, view_data
+from ddp_lab.widgets.collectives import CollectiveStage, no_ranks
 from ddp_lab.widgets.model_map import map_cells
+from ddp_lab.widgets.theme import PHASES
 from tests.browser.bare_page import DARK, BarePage
 from tests.training_events import Training
 
@@ -221,6 +225,168 @@ def test_sync_is_compared_with_the_link(shown: BarePage) -> None:
     shown.says(".ddp-limit", "Limit of the link: 2.5")
 
 
+# Numbers of tables that are seen and whose cells are too narrow for them.
+_CUT = """() => [...document.querySelectorAll('.ddp-lab :is(td, th)')].filter(
+  (one) => one.checkVisibility() && one.scrollWidth > one.clientWidth).map((one) => one.innerText)"""
+
+
+# The same with the longest sizes there are, until the next picture.
+_LONGEST = f"""() => {{
+  for (const {{cells}} of document.querySelectorAll('.ddp-sync-table tbody tr'))
+    [cells[1].textContent, cells[6].textContent] = ["1023.9 KiB", "10.00 for rank 63"];
+  return ({_CUT})();
+}}"""
+
+
+@pytest.mark.parametrize("width", [900, 1280, 1600])
+def test_no_number_is_cut(shown: BarePage, width: int) -> None:
+    """Whatever the width of the page, tables beside the timeline show their numbers whole, next to the names of what
+    they are about: the table of ranks is as wide as it needs."""
+    shown.page.set_viewport_size({"width": width, "height": 900})
+    try:
+        shown.until(lambda: shown.page.locator(".ddp-ranks tbody tr").count() == 2, "the ranks")
+        assert shown.page.evaluate(_LONGEST) == []
+        box = shown.page.locator(".ddp-ranks .ddp-table-scroll").bounding_box()
+        assert box is not None
+        assert box["width"] < 820
+    finally:
+        shown.page.set_viewport_size({"width": 1240, "height": 900})
+
+
+# Contrast with the paper of the colours that fill more than a hundredth of the map.
+_CONTRASTS = """() => {
+  const light = (rgb) => {
+    const linear = (one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = rgb.map((one) => linear(one / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const canvas = document.querySelector('.ddp-buckets .ddp-chart canvas');
+  const root = document.querySelector('.ddp-lab');
+  const paper = light(getComputedStyle(root).backgroundColor.match(/[0-9.]+/g).map(Number));
+  const [top, height] = [canvas.height * 0.85, canvas.height * 0.1];
+  const {data} = canvas.getContext('2d').getImageData(0, top, canvas.width, height);
+  const seen = new Map();
+  for (let at = 0; at < data.length; at += 4) {
+    const key = data.slice(at, at + 3).join();
+    if (data[at + 3] > 250) seen.set(key, (seen.get(key) ?? 0) + 1);
+  }
+  const large = [...seen].filter(([, count]) => count > 0.05 * canvas.width * height);
+  return large.map(([key]) => (light(key.split(',').map(Number)) + 0.05) / (paper + 0.05));
+}"""
+
+
+def test_the_largest_bucket_is_seen_in_the_dark(browser: Browser) -> None:
+    """On dark paper every bucket's colour has a contrast of 3 to 1 or more: none looks like a hole in the page."""
+    context = browser.new_context(viewport={"width": 900, "height": 900})
+    made = BarePage(context.new_page(), training_of(steps=3), theme=DARK.replace("#111", "#212121"))
+    try:
+        made.until(lambda: len(_titles(made)) == len(made.dashboard.tabs), "the tabs")
+        made.open("Buckets")
+        found = made.until(lambda: made.page.evaluate(_CONTRASTS), "the buckets' colours")
+        assert len(found) == 3
+        assert min(found) >= 3
+    finally:
+        made.close()
+        context.close()
+
+
+def test_legends_are_in_one_order(shown: BarePage) -> None:
+    """The phases of a step are named in one order: in live legends as in pictures and reports."""
+    for tab, legend in (("Overlap", ".ddp-overlap .ddp-legend"), ("What if", ".ddp-what-if .ddp-legend")):
+        shown.open(tab)
+        names = shown.page.locator(f"{legend} >> nth=0").locator("li")
+        shown.until(lambda names=names: names.count() == len(PHASES), f"the legend of {tab}")
+        assert names.all_text_contents() == [name for _, name in PHASES.values()]
+    shown.open("Timeline")
+
+
+def test_a_link_that_is_not_known_says_why(shown: BarePage) -> None:
+    """Where the recorded buckets do not tell a bandwidth there is no slider, but the reason, and what measures it."""
+    page = shown.page
+    shown.open("What if")
+    shown.until(lambda: shown.dashboard.prediction["state"] == "ready", "an answer")
+    told = page.evaluate("() => window.model.data.prediction")
+    limits = {**told["limits"], "gbit": None, "recordedGbit": None, "measured": False}
+    page.evaluate("(prediction) => window.fromKernel({prediction}, [])", {**told, "limits": limits})
+    row = page.locator(".ddp-what-if-row", has_text="bandwidth")
+    until(lambda: "lab.measure_link() measures it" in row.inner_text(), 60, "the reason")
+    assert not row.locator("input").is_visible()
+    page.evaluate("(prediction) => window.fromKernel({prediction}, [])", told)
+    until(row.locator("input").is_visible, 60, "a slider")
+    shown.open("Timeline")
+
+
+def test_equal_pauses_are_one_phrase(shown: BarePage) -> None:
+    """Ranks that pause at the same point are named together, as a range."""
+    text, page = "pauses: bucket 0 is ready, not yet launched", shown.page
+    before = page.evaluate("() => { const {control, stepping} = window.model.data; return {control, stepping} }")
+    ranks = [{"rank": rank, "kind": "paused", "text": text, "since": 0, "for": [], "buckets": []} for rank in range(3)]
+    now = {"control": {**before["control"], "live": True}, "stepping": {"ranks": ranks, "paused": [0, 1, 2]}}
+    page.evaluate("(now) => window.fromKernel(now, [])", now)
+    words = page.get_by_role("group", name="Paused")
+    until(words.is_visible, 60, "the pause")
+    assert "ranks 0–2 pause: bucket 0 is ready, not yet launched (" in words.inner_text()
+    page.evaluate("(before) => window.fromKernel(before, [])", before)
+    until(lambda: not words.is_visible(), 60, "its end")
+
+
+def test_ranks_that_are_busy_run_no_collective(browser: Browser) -> None:
+    """While a cell runs the button says why it is disabled, and nothing is red; a click later on runs it."""
+    context = browser.new_context(viewport={"width": 900, "height": 800})
+    asked, busy = [], ["Ranks 0–1 run a cell: wait for its end, or interrupt it."]
+    stage = CollectiveStage(lambda *one: asked.append(one) or no_ranks(*one), lambda: choices(2), lambda: busy[0])
+    made = BarePage(context.new_page(), Timeline(), views=["collectives"], collectives=stage)
+    page, run = made.page, made.page.get_by_role("button", name="Run on the ranks")
+    try:
+        made.until(lambda: run.get_attribute("title") == busy[0], "the reason")
+        assert run.is_disabled()
+        page.get_by_label("collective", exact=True).select_option("broadcast")
+        assert not page.get_by_role("alert").is_visible()
+        busy[0] = ""
+        made.until(run.is_enabled, "a button")
+        assert asked == []
+        run.click()
+        made.until(lambda: asked == [("broadcast", "tree", DEFAULT_BYTES)], "a run")
+        made.until(page.get_by_role("alert").is_visible, "what came of it")
+    finally:
+        made.close()
+        context.close()
+
+
+def test_a_kernel_that_is_gone(browser: Browser) -> None:
+    """Without a word from the kernel, and at once when its channel is closed, the page says that this is the last
+    picture; what it would ask for is disabled, with the reason as its title, and times grow no older."""
+    context = browser.new_context(viewport={"width": 1240, "height": 900})
+    page = context.new_page()
+    page.clock.install()
+    made = BarePage(page, training_of(steps=3), request_inspection=lambda *_: None)
+    line, compare = page.locator(".ddp-life"), page.get_by_role("button", name="Compare gradients")
+    try:
+        made.until(compare.is_visible, "a step")
+        made.until(lambda: made.page.locator(".ddp-ranks tbody tr").count() == 2, "the ranks")
+        assert not line.is_visible()
+        page.clock.run_for(7_000)
+        until(line.is_visible, 60, "the words")
+        assert line.inner_text().startswith("No word from the kernel for ")
+        assert compare.is_disabled()
+        made.pump()
+        made.until(lambda: page.clock.run_for(1_500) or not line.is_visible(), "the kernel's word")
+        assert compare.is_enabled()
+        page.evaluate("() => { window.model.send = () => { throw new Error('Cannot send') } }")
+        page.evaluate("() => window.emit('comm_live_update')")
+        page.clock.run_for(1_500)
+        until(line.is_visible, 60, "the words")
+        assert line.inner_text() == (
+            "The kernel was restarted: this is the last picture, of step 2. Run its cell again for a new one."
+        )
+        assert compare.get_attribute("title") == "The kernel was restarted."
+        assert "ago" not in page.locator(".ddp-ranks tbody").inner_text()
+        assert "unknown" in page.locator(".ddp-ranks tbody").inner_text()
+    finally:
+        made.close()
+        context.close()
+
+
 def test_small_rates_fit(browser: Browser) -> None:
     """Of buckets of 1 KiB the bandwidths are told in MB/s or kB/s, are right, and nothing of them is cut off."""
     timeline, training = Timeline(), Training(bucket_bytes=1024)
@@ -235,7 +401,7 @@ def test_small_rates_fit(browser: Browser) -> None:
             for cell in (cells.nth(3), cells.nth(4)):
                 number, its = cell.inner_text().split()
                 assert (float(number) * factor, its) == (pytest.approx(wanted, rel=0.05), unit)
-                assert cell.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+            assert made.page.evaluate(_CUT) == []
     finally:
         made.close()
         context.close()
@@ -254,8 +420,8 @@ def test_it_says_that_old_steps_are_thinned(browser: Browser) -> None:
     made = BarePage(context.new_page(), training_of(steps=50, max_steps=16))
     line = made.page.locator(".ddp-overhead")
     try:
-        made.until(lambda: "Old steps are thinned: of steps" in line.inner_text(), "the sentence")
-        assert "are kept, all since 34." in line.inner_text()
+        made.until(lambda: "Old steps are thinned: " in line.inner_text(), "the sentence")
+        assert "are kept, and all since 34." in line.inner_text()
     finally:
         made.close()
         context.close()

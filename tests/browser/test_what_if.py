@@ -12,6 +12,7 @@ from ddp_lab import Cluster
 from ddp_lab.client.outputs import SilentBoard
 from ddp_lab.client.timeline import Timeline
 from tests.browser.bare_page import DARK, BarePage
+from tests.unit.step_model import History, StepModel
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -151,6 +152,29 @@ def test_empty_dark_and_narrow(browser: Browser) -> None:
         assert made.page.evaluate("() => document.documentElement.scrollWidth") <= 420
         assert "recorded step" in made.dashboard.svg()
         assert made.page.get_by_role("button", name="Run it").is_disabled()
+    finally:
+        made.close()
+        context.close()
+
+
+_DRAWN = """() => { const one = document.querySelector('.ddp-what-if-step canvas');
+  return one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some((value) => value > 0) }"""
+
+
+def test_an_abandoned_last_step_is_no_empty_picture(browser: Browser) -> None:
+    """After a backward that was given up the last complete step stands beside the prediction, and its title says so."""
+    model = StepModel(gradients=[1.0] * 4, sizes=[1_000_000] * 4, buckets=[[0, 1], [2, 3]])
+    history = History()
+    history.assign(model, 0)
+    history.train(model, 0, 20)
+    history.abandon(0)
+    context = browser.new_context(viewport={"width": 900, "height": 800})
+    made = BarePage(context.new_page(), history.timeline, views=["what_if"])
+    try:
+        title = made.page.locator(".ddp-what-if-step h4").first
+        made.until(lambda: title.inner_text() == "recorded, step 19 (the last that ended)", "the title")
+        assert made.page.evaluate(_DRAWN)
+        assert "those of rank 0, which computes longest (medians of steps" in _summary(made)
     finally:
         made.close()
         context.close()

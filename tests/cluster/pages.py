@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any
@@ -103,6 +104,17 @@ class Notebook:
             reply = self._client.get_shell_msg(timeout=LIMIT_S)
         shown.status = reply["content"]["status"]
         shown.seconds_after_interrupt = time.monotonic() - interrupted if interrupted else 0.0
+        return shown
+
+    def watch(self, message_id: str, shown: Shown, until: Callable[[], Any]) -> Shown:
+        """Follows what still comes for a cell that has ended, until `until()` is true."""
+        deadline = time.monotonic() + LIMIT_S
+        while not until():
+            assert time.monotonic() < deadline, f"the cell shows: {shown.text}"
+            with contextlib.suppress(Empty):
+                message = self._client.get_iopub_msg(timeout=0.05)
+                if message["parent_header"].get("msg_id") == message_id:
+                    self._take(message, shown)
         return shown
 
     def _type(self) -> None:

@@ -20,6 +20,7 @@ def _of(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next(one for one in found if one["name"] == name)
 
 
+@pytest.mark.soak
 def test_this_installation_works() -> None:
     """Here everything works, a gradient averaged by two real ranks included: exit code 0, and JSON alone on stdout."""
     done = subprocess.run(_COMMAND, capture_output=True, text=True, timeout=280, check=False)

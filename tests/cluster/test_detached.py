@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import CellError, ClusterError, registry
+from ddp_lab.client import commands
+from ddp_lab.client.cluster import running_clusters
+from ddp_lab.widgets.cluster_panel import ClusterPanel
 from tests import leftovers
 from tests.cluster.conftest import Lab
 
@@ -127,6 +131,49 @@ def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path
         assert lab.values(code) == {0: (2.0, True), 1: (2.0, False)}
 
 
+def test_nonsense_ends_nobody(abandoned: Callable[[], Lab]) -> None:
+    """Lines that are no messages, from whom is attached and from others, are dropped by the keeper."""
+    lines = [
+        b"[]",
+        b"7",
+        b"{",
+        b"null",
+        b"[" * 100_000,
+        b'{"op": []}',
+        b'{"op": "fork"}',
+        b'{"op": "note"}',
+        b"\xff\x00",
+    ]
+    lines += [b'{"op": "fork", "connection": {}, "ranks": [7]}', b'{"op": "signal", "rank": "x"}', b'{"op": "so"}']
+    with abandoned() as lab:
+        keeper = lab._processes.keeper  # type: ignore[union-attr]
+        assert keeper is not None
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(keeper.run_dir / "keeper"))
+            for connection in (stranger, keeper._socket):
+                connection.sendall(b"\n".join([*lines, b""]))
+            stranger.sendall(b'{"op": "look"}\n')
+            assert json.loads(stranger.recv(1 << 16))["event"] == "seen"
+        assert lab.values("rank") == {0: 0, 1: 1}
+        assert (keeper.run_dir / "keeper.log").read_text().count("\n") <= 3
+
+
+def test_a_controller_that_is_killed_while_nobody_is_there(abandoned: Callable[[], Lab]) -> None:
+    """The next client starts another one, and finds ranks and variables; while one is attached, its cell goes on."""
+    with abandoned() as lab:
+        lab.run("mine = rank + 60")
+        pid = lab.pids()["controller"]
+    os.kill(pid, signal.SIGKILL)
+    leftovers.wait_until(lambda: not leftovers.alive(pid), 5, "the controller's end")
+    with abandoned() as lab:
+        assert lab.values("mine") == {0: 60, 1: 61}
+        pid = lab.pids()["controller"]
+        os.kill(pid, signal.SIGKILL)
+        leftovers.wait_until(lambda: not leftovers.alive(pid), 5, "the controller's end")
+        assert lab.values("mine") == {0: 60, 1: 61}
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
 def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
     """A second client gets an error that names the first; taking over ends the first one's wait and leaves its cell."""
     second = """
@@ -152,14 +199,32 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         assert not lab.running
 
 
-def test_the_lease_ends_it(tmp_path: Path) -> None:
-    """When nobody comes, every process and every file goes."""
+def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None:
+    """When nobody comes, every process and every file goes. Who attaches meanwhile may use another cluster, too; a
+    panel says to the client who uses it, and then that it has ended."""
     before = set(leftovers.processes())
     lab = Lab(1, detach=True, lease_seconds=0.3, backend="gloo").start()
     assert lab.name == "lab-1"
+    panel = ClusterPanel(lab)
     lab.run(f"import os, atexit, pathlib; atexit.register(pathlib.Path({str(tmp_path / 'end')!r}).touch)")
-    lab.detach()
+    with abandoned() as other:
+        lab.detach()
+        again = commands.attach("lab-1")
+        assert [one.name for one in running_clusters()] == ["lab-1", "train"]
+        panel.refresh()
+        says = "This notebook was attached to the cluster lab-1 again: `ddp_lab.current_cluster()` shows it."
+        assert panel.about["why"] == says
+        assert commands.attach("train") is other
+    panel.refresh()
+    assert "again" in panel.about["why"]
+    again.detach()
+    panel.refresh()
+    assert panel.about["why"] == "This notebook no longer uses the cluster lab-1 (%cluster attach lab-1 does again)."
     leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the lease")
+    panel.refresh()
+    assert panel.about["why"].startswith("The cluster was stopped. ")
+    panel.close()
+    panel.layout.close()
     assert (tmp_path / "end").exists()
     assert "lab-1" not in [one.name for one in Lab.detached()]
     with pytest.raises(ClusterError, match="no detached cluster 'lab-1': "):
@@ -217,9 +282,7 @@ def test_a_home_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_arguments_that_make_no_sense() -> None:
-    """A name without detach, a name that is none and a lease that is none are refused."""
-    with pytest.raises(ValueError, match="only a detached cluster has a name"):
-        Lab(2, name="x")
+    """A name that is none and a lease that is none are refused."""
     with pytest.raises(ValueError, match="letters, digits"):
         Lab(2, detach=True, name="../x")
     with pytest.raises(ValueError, match="lease_seconds=0"):

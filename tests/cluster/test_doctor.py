@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ddp_lab import CellError
+from ddp_lab import CellError, ClusterError
 from ddp_lab.client.doctor import Report
 from ddp_lab.insight.examined import Examined, Place
 from tests.cluster.conftest import Lab
@@ -74,6 +76,26 @@ def test_nothing_runs(lab: Lab) -> None:
     report = lab.doctor()
     assert (report.diagnosis.kind, report.diagnosis.stuck) == ("idle", False)
     assert "rank 1 runs no cell" in str(report)
+
+
+def test_a_stopped_rank(lab: Lab) -> None:
+    """A rank that was stopped by a signal is told of with the command that continues it; an interrupt does not end it,
+    and what comes next waits for it."""
+    pid = lab.pids()["rank 1"]
+    with running(lab, "import time; dist.barrier() if rank == 0 else time.sleep(600)"):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            report = settled(lab, "stopped")
+            assert report.diagnosis.sentence.startswith("rank 1 is stopped (SIGSTOP). rank 0 waits in barrier")
+            assert report.diagnosis.remedy == f"`kill -CONT {pid}` continues it; nothing is lost."
+            assert f"rank 1 is stopped (SIGSTOP); `kill -CONT {pid}` continues it" in str(report)
+            lab._joined().end_silent([1])
+            with pytest.raises(ClusterError, match=rf"rank 1 is stopped \(SIGSTOP\): `kill -CONT {pid}`"):
+                lab.rejoin()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert lab.pids()["rank 1"] == pid
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 def test_a_paused_backward(lab: Lab) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 
+from ddp_lab import CellError
 from tests import leftovers
 from tests.cluster.conftest import Lab
 
@@ -182,13 +183,16 @@ def test_end_of_a_kernel(way: str, others: set[int], kernel: tuple[KernelManager
 
 
 def test_sigkill_of_the_fork_server() -> None:
-    """Ranks end with the fork server, the next cell says so, and restart() starts a new one."""
+    """Ranks end with the fork server, the cell that ran says so, and restart() starts a new one."""
     with Lab(2) as lab:
         pids = lab.pids()
+        run = lab.run("import time; time.sleep(600)", wait=False)
         os.kill(pids["fork server"], signal.SIGKILL)
         leftovers.wait_until(
             lambda: not leftovers.alive(pids["rank 0"]) and not leftovers.alive(pids["rank 1"]), SECONDS, "ranks' end"
         )
         leftovers.wait_until(lambda: {record.state for record in lab.status()} == {"dead"}, SECONDS, "status")
+        with pytest.raises(CellError, match=r"ended: the fork server was killed by SIGKILL \(signal 9\) \(`%cluster r"):
+            run.wait()
         lab.restart()
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}

@@ -41,14 +41,30 @@ def test_load_ext_is_light(notebook: Notebook) -> None:
     assert shown.text == "[]"
 
 
+def test_a_lesson_without_its_folders(notebook: Notebook) -> None:
+    """A lesson that was copied alone is told in one sentence what it needs; other modules are missed as usual."""
+    name, _, traceback = notebook.run("from checks.lesson_01 import check").error
+    assert name == "ModuleNotFoundError"
+    lessons = Path(__file__).parents[2] / "tutorials"
+    assert plain(traceback) == (
+        f"ModuleNotFoundError: No module named 'checks'. A lesson needs the folders in {lessons} (checks, images, "
+        "recordings) beside its notebook: copy them there, or run `ddp-lab lab` in a terminal and open the "
+        "lesson there."
+    )
+    for other in ("import checks", "import nowhere"):
+        assert "Traceback" in notebook.run(other).error[2]
+
+
 def test_outputs_are_labelled(notebook: Notebook) -> None:
     """Outputs of a cell are one plain-text display, labelled by rank, made once the cell is done if it is short."""
     shown = notebook.run("%%distributed\nprint('same')\nprint('own', rank)\nrank + 1")
     assert shown.status == "ok"
-    same, *own, value, next_value = shown.text.splitlines()
-    assert same == "ranks 0–1 │ same"
-    assert sorted(own) == ["   rank 0 │ own 0", "   rank 1 │ own 1"]  # in the order in which they came
-    assert [value, next_value] == ["   rank 0 → 1", "   rank 1 → 2"]
+    labelled: dict[str, list[str]] = {}
+    label = ""
+    for line in shown.text.splitlines():  # ranks in the order in which their lines came
+        label = line[:9].strip() or label
+        labelled.setdefault(label, []).append(line[10:])
+    assert labelled == {"ranks 0–1": ["│ same"], "rank 0": ["│ own 0", "→ 1"], "rank 1": ["│ own 1", "→ 2"]}
     assert len(shown.page.blocks) == 1
     assert not shown.results
 
@@ -128,16 +144,62 @@ def test_watch(notebook: Notebook) -> None:
     assert plain(str(last["text/plain"])) == "ranks 0–1 │ trained"
 
 
+def ended(notebook: Notebook, name: str) -> str:
+    """What `%cluster results` says of a named cell once it has ended."""
+    notebook.run(
+        f"run = __import__('ddp_lab').current_cluster().results[{name!r}]\ntry: run.wait()\nexcept Exception: pass"
+    )
+    rows = [row.split() for row in notebook.run("%cluster results").text.splitlines()]
+    return next(row[1] for row in rows if row[:1] == [name])
+
+
 def test_no_wait(notebook: Notebook) -> None:
-    """`--no-wait` returns at once with a CellRun whose outputs keep coming; `.wait()` returns the result."""
+    """`--no-wait` gives the prompt back; outputs keep coming below the cell, and above them how far it is.
+
+    `lab.results` has one object for it, while it runs and when it has ended.
+    """
     code = "import threading; go_on = threading.Event(); print('begun'); go_on.wait(0.2); print('ended'); rank"
-    begun = notebook.run(f"run = get_ipython().run_cell_magic('distributed', '--no-wait --name later', {code!r}); run")
+    begun = notebook.run(f"%%distributed --no-wait --name later\n{code}")
     assert begun.status == "ok"
-    assert "<CellRun later [" in begun.text
-    assert "runs …" in begun.text
-    waited = notebook.run("run.wait().values, run.done")
+    assert not begun.results
+    assert re.search(r"later \[\d+\]: running for 0\.\d s \(at \d\d:\d\d:\d\d\)", begun.text)
+    waited = notebook.run("run = __import__('ddp_lab').current_cluster().results['later']; run.wait().values, run.done")
     assert "({0: 0, 1: 1}, True)" in waited.text
     assert "ranks 0–1 │ begun\n          │ ended" in waited.text
+    assert re.search(r"later \[\d+\]: ✓ done in \d\.\d s", waited.text)
+    after = notebook.run(
+        "run.status().state, run.values, dict(run.failures), ''.join(o['text'] for o in run.outputs()[1]), "
+        "run.wait().values"
+    )
+    assert after.text.splitlines()[-1] == "('done', {0: 0, 1: 1}, {}, 'begun\\nended\\n', {0: 0, 1: 1})"
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "headline"),
+    [
+        ("1 / 0", "failed", r"✗ ranks 0–1 failed after \d\.\d s: ZeroDivisionError: division by zero"),
+        (
+            "if rank == 1: raise ValueError('end of data')\ndist.barrier()",
+            "failed",
+            r"✗ rank 1 failed after \d\.\d s: ValueError: end of data",
+        ),
+        ("__import__('time').sleep(600)", "interrupted", r"■ interrupted after \d\.\d s"),
+    ],
+)
+def test_a_cell_in_the_background_ends_on_the_page(notebook: Notebook, code: str, ends: str, headline: str) -> None:
+    """Below the cell that started it: how it ended, and, if it failed, the block of a cell that is waited for."""
+    message = notebook.begin(f"%%distributed --no-wait --name told\n{code}")
+    shown = notebook.finish(message)
+    if ends == "interrupted":
+        notebook.run("__import__('ddp_lab').current_cluster().interrupt()")
+    shown = notebook.watch(
+        message, shown, lambda: re.search(headline, shown.text) and (ends != "failed" or shown.error[1])
+    )
+    if ends == "failed":
+        assert "----> " in shown.error[2]
+    assert ended(notebook, "told") == ends
+    assert notebook.run("run.status().state").text == repr(ends)
+    assert notebook.run("%%distributed\nrank").text == "rank 0 → 0\nrank 1 → 1"
 
 
 def test_a_queued_cell_in_the_notebook(notebook: Notebook) -> None:
@@ -147,11 +209,11 @@ def test_a_queued_cell_in_the_notebook(notebook: Notebook) -> None:
     second = notebook.run("%%distributed --name second\n2", interrupt_when="waits for first [")
     assert re.search(r"cell second \[\d+\] was interrupted before it began; first \[\d+\] goes on", second.error[2])
     rows = [row.split() for row in notebook.run("%cluster results").text.splitlines()]
-    assert ["first", "runs", "ranks", "0–1"] in [row[:4] for row in rows]
+    assert ["first", "running", "ranks", "0–1"] in [row[:4] for row in rows]
     assert notebook.run("%cluster interrupt").status == "ok"
     assert notebook.run("%%distributed --name third\nrank").text == "rank 0 → 0\nrank 1 → 1"
     rows = [row.split() for row in notebook.run("%cluster results").text.splitlines()]
-    assert ["first", "failed", "on", "ranks", "0–1"] in [row[:5] for row in rows]
+    assert ["first", "interrupted", "ranks", "0–1"] in [row[:4] for row in rows]
     assert any(row[:2] == ["third", "done"] and row[-4:] == ["0:", "0;", "1:", "1"] for row in rows)
     third = notebook.run("__import__('ddp_lab').current_cluster().results['third'].values").text
     assert third == "{0: 0, 1: 1}"

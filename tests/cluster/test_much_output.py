@@ -31,7 +31,7 @@ def test_bars_of_ranks_are_merged(lab: Lab, module: str) -> None:
     lines = page.text.split("\n")
     (epochs,) = [line for line in lines if "epochs: 100%" in line]
     (own,) = [line for line in lines if "own:" in line]
-    assert epochs.startswith("ranks 0–1 │ ") or epochs.startswith("          │ ")
+    assert epochs.startswith("ranks 0–1 ┃ ") or epochs.startswith("          ┃ ")
     assert "own:  25%|██▒       | 10..15/40 [" in own
     assert ", loss=0..0.25]" in own
     assert [line.split("│ ")[1] for line in lines if "is over" in line] == ["epoch 0 is over", "epoch 1 is over"]

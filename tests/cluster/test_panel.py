@@ -75,9 +75,10 @@ def test_a_cell_is_shown_and_interrupted(lab: Lab, panel: ClusterPanel) -> None:
     wait_until(lambda: panel.about["busy"] == [0], 10, "the end of rank 1's cell")
     assert "Rank 1 runs no cell" in press(panel, "interrupt", ranks=[1])["said"]
     assert press(panel, "interrupt", ranks=None)["said"] == "Interrupt sent to rank 0."
-    with pytest.raises(Exception, match="KeyboardInterrupt"):
+    with pytest.raises(Exception, match="interrupted"):
         run.wait()
-    assert "variables kept" in press(panel, "rejoin")["said"]
+    rejoined = press(panel, "rejoin")
+    assert "variables kept" in rejoined["said"], rejoined
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
@@ -105,7 +106,7 @@ def test_restart_ends_a_cell_and_replaces_a_dead_rank() -> None:
         assert "variables are gone" in said["said"], said
         wait_until(lambda: states(panel) == ["idle", "idle"], 10, "new ranks")
         assert not set(before.values()) & {lab.pids()["rank 0"], lab.pids()["rank 1"]}
-        with pytest.raises(Exception, match=r"rank 0 (was killed by SIGKILL|its process ended)"):
+        with pytest.raises(Exception, match="rank 0 ended when the cluster was restarted"):
             run.wait()
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 

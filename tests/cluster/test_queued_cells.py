@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab import CellError, CellResult, ClusterError
+from ddp_lab import CellError, ClusterError
 from ddp_lab.client.cell_run import CellRun
 from ddp_lab.client.lines import plain
 from ddp_lab.client.outputs import LineBoard
@@ -38,14 +41,15 @@ def test_a_running_cell_can_be_asked(lab: Lab, gate: Path) -> None:
     run = lab.run(f"print('begun', rank)\n{held(gate)}\nrank", wait=False, label="asked")
     until(lambda: all(run.text(rank) == f"begun {rank}\n" for rank in (0, 1)))
     assert run.outputs()[1][0]["output_type"] == "stream"
-    assert repr(run).startswith("<CellRun asked: ranks 0–1 running, ")
+    assert re.match(r"<CellRun asked at \d\d:\d\d:\d\d: ranks 0–1 running, for 0\.\d s>", repr(run))
     with pytest.raises(ClusterError, match="cell asked still runs on ranks 0–1"):
         run.result()
     assert lab.results["asked"] is run
     gate.touch()
     assert run.wait().values == {0: 0, 1: 1}
     assert run.result().text(1) == "begun 1\n1\n"
-    assert repr(run).startswith("<CellRun asked: ranks 0–1 done, ")
+    assert re.match(r"<CellRun asked: ✓ done in \d\.\d s; values {0: 0, 1: 1}>", repr(run))
+    assert lab.results["asked"] is run
 
 
 def test_ranks_are_idle_once_the_cell_has_been_waited_for(lab: Lab, gate: Path) -> None:
@@ -73,7 +77,9 @@ def test_cells_wait_in_order(lab: Lab, gate: Path) -> None:
     third = lab.run("order", ranks=[1], wait=False, label="third")
     assert (first.waits_for, second.waits_for, third.waits_for) == ((), ("first",), ("first", "second"))
     assert set(second.status().ranks.values()) == {"queued"}
-    assert repr(third).startswith("<CellRun third: waits for first and second, ")
+    assert "<CellRun third at " in repr(third)
+    assert ": waits for first and second, " in repr(third)
+    assert third.status().state == "queued"
     assert shown == ["[ranks 0–1] second waits for first …"]
     gate.touch()
     assert third.wait().values == {1: ["first", "second"]}
@@ -122,7 +128,7 @@ def test_a_cell_behind_one_that_is_interrupted(lab: Lab, waiting: str) -> None:
     second = lab.run(SUM, wait=False, label="second")
     until(lambda: all(first.text(rank) for rank in (0, 1)))
     first.interrupt()
-    with pytest.raises(CellError, match="KeyboardInterrupt"):
+    with pytest.raises(CellError, match="ranks 0–1 were interrupted"):
         first.wait()
     with pytest.raises(CellError, match="did not run the cell: cell first, for which it waited, was interrupted"):
         second.wait()
@@ -136,9 +142,21 @@ def test_a_waiting_cell_that_is_interrupted(lab: Lab, gate: Path) -> None:
     second.interrupt()
     gate.touch()
     assert first.wait().values == {0: 2.0, 1: 2.0}
-    with pytest.raises(CellError, match="KeyboardInterrupt"):
+    with pytest.raises(CellError, match="ranks 0–1 were interrupted"):
         second.wait()
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_a_waiting_cell_that_is_given_up(lab: Lab, gate: Path) -> None:
+    """It says how it ended, though the cell for which it waited has not ended yet."""
+    first = lab.run(held(gate), wait=False, label="first")
+    second = lab.run("1", wait=False, label="second")
+    second.give_up(dict.fromkeys([0, 1], "was given up"))
+    until(lambda: second.done)
+    assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 were given up", second.headline)
+    assert not first.done
+    gate.touch()
+    first.wait()
 
 
 def test_a_time_limit_begins_with_the_cell(lab: Lab, gate: Path) -> None:
@@ -161,11 +179,9 @@ def test_results_by_name(lab: Lab) -> None:
     with pytest.raises(CellError):
         lab.run("print('so far')\nif rank == 1: 1 / 0", label="broken")
     twice, broken = lab.results["twice"], lab.results["broken"]
-    assert isinstance(twice, CellResult)
-    assert isinstance(broken, CellResult)
     assert twice.values == {0: 2, 1: 2}
     assert (list(broken.failures), broken.text(1)) == ([1], "so far\n")
-    assert "failed on rank 1" in repr(broken)
+    assert "✗ rank 1 failed after " in repr(broken)
     assert list(lab.results)[-2:] == ["twice", "broken"]
     with pytest.raises(KeyError, match=r"there are .*twice, broken"):
         lab.results["nobody"]
@@ -181,8 +197,65 @@ def test_a_collective_of_all_on_some_ranks(lab: Lab) -> None:
     assert "which rank 1 has to enter, too; the cell was not given to it" in told
     assert "→ Run it on all ranks of the group, or use a group of those that run it" in told
     run.interrupt()
-    with pytest.raises(CellError, match="rank 0 failed: KeyboardInterrupt"):
+    with pytest.raises(CellError, match="rank 0 was interrupted"):
         run.wait()
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
     lab.run("own = dist.new_group([0])")
     assert lab.values("t = torch.ones(1); dist.all_reduce(t, group=own); t.item()", ranks=[0]) == {0: 1.0}
+
+
+class Headlines:
+    """What a cell in the background was said to do, each state once."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.states: list[str] = []
+        self.report = ""
+
+    def show(self, run: CellRun) -> None:
+        """See `RunView`."""
+        self.last, self.report = run.headline, run.report
+        if self.states[-1:] != [run.state]:
+            self.states.append(run.state)
+
+    def show_again(self) -> None:
+        """See `RunView`."""
+
+
+def test_ends_of_cells_in_the_background() -> None:
+    """A death, a replaced rank, a restart and a stop are told, and a run keeps its methods after all of them; a new
+    process is announced only where it is still to come."""
+    sleep = "import time; time.sleep(600)"
+    with Lab(2) as lab:
+
+        def ends(name: str, end: Callable[[], Any]) -> Headlines:
+            shown = Headlines()
+            run = lab.run(sleep, wait=False, label=name, view=shown)
+            until(lambda: lab.timeline.ranks() and all(rank.cell for rank in lab.timeline.ranks()))
+            assert (run.state, shown.states) == ("running", ["running"])
+            end()
+            until(lambda: shown.states[-1] != "running")
+            assert run.state == shown.states[-1] == run.status().state
+            assert lab.results[name] is run
+            assert set(run.failures) == {0, 1}
+            return shown
+
+        killed = ends("killed", lambda: os.kill(lab.pids()["rank 1"], signal.SIGKILL))
+        assert re.fullmatch(r"✗ lost after \d\.\d s: rank 1 was killed by SIGKILL \(signal 9\)", killed.last)
+        assert "during cell killed" in killed.report
+        assert "starts a new process for it" in killed.report
+        assert re.fullmatch(r"■ interrupted after \d\.\d s", ends("interrupted", lab.interrupt).last)
+        replaced = ends("replaced", lambda: lab.rejoin(replace=[0, 1]))
+        assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 were ended for a new one", replaced.last)
+        restarted = ends("restarted", lab.restart)
+        assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 ended when the cluster was restarted", restarted.last)
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        stopped = ends("stopped", lab.stop)
+        assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 ended when the cluster was stopped", stopped.last)
+        assert not [one.report for one in (replaced, restarted, stopped) if "starts" in one.report]
+        with pytest.raises(CellError, match="ended when the cluster was stopped"):
+            lab.results["stopped"].wait()
+    assert repr(lab).startswith("<Cluster 'cluster-")
+    assert repr(lab).endswith(": stopped>")
+    with pytest.raises(ClusterError, match="the cluster does not run: start it"):
+        lab.run("1")

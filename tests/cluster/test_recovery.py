@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import ipyparallel
@@ -19,6 +21,7 @@ from ddp_lab.bench.recovery import SETUP, STATES, State, interrupted
 from ddp_lab.client.outputs import LineBoard
 from tests import leftovers
 from tests.cluster.conftest import Lab
+from tests.cluster.hanging import Announced
 
 # A cell that does not end by itself, for each state a rank may be in when it is interrupted.
 AWAIT = State(
@@ -276,6 +279,18 @@ def test_destroyed_default_group_comes_back(steady: Lab) -> None:
     assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
+def test_scripts_may_make_the_default_group(steady: Lab) -> None:
+    """A cell that destroys the default group and makes one with what torchrun sets works, as does what follows."""
+    code = (
+        "dist.destroy_process_group(); dist.init_process_group('gloo')\nt = torch.ones(1); dist.all_reduce(t); t.item()"
+    )
+    for _ in range(2):
+        assert steady.values(code) == {0: 2.0, 1: 2.0}
+        steady.rejoin()
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    steady.run("more = [dist.new_group() for _ in range(8)]; del more")
+
+
 HOLDERS = {
     "live model": "held = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))",
     "our live model": "held = ddp_lab.DistributedDataParallel(torch.nn.Linear(2, 2))",
@@ -402,14 +417,14 @@ def test_sockets_of_others_are_left_alone(steady: Lab) -> None:
     """A descriptor that was closed and now belongs to another socket is not shut down."""
     code = (
         "import os, socket\n"
-        "from ddp_lab.engine import groups\n"
+        "from ddp_lab.engine import sockets\n"
         "a, b = socket.socketpair()\n"
         "number, inode = a.fileno(), os.fstat(a.fileno()).st_ino\n"
         "c, d = socket.socketpair()\n"
         "os.dup2(c.fileno(), number)\n"
-        "groups._shut_down(number, inode)\n"
+        "sockets.shut_down((number, inode))\n"
         "sent = d.send(b'x'), a.recv(1)\n"
-        "groups._shut_down(number, os.fstat(number).st_ino)\n"
+        "sockets.shut_down((number, os.fstat(number).st_ino))\n"
         "sent, a.recv(1)"
     )
     assert set(steady.values(code).values()) == {((1, b"x"), b"")}
@@ -427,6 +442,106 @@ def test_group_that_cannot_be_rebuilt_is_named(steady: Lab) -> None:
     assert "[0, 1]" in caught.value.failures[0].message
     steady.run("del lost")
     assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def kill_controller(lab: Lab) -> int:
+    """Kills it as the system does that has no memory left; returns its process id once it is gone."""
+    pid = lab.pids()["controller"]
+    os.kill(pid, signal.SIGKILL)
+    leftovers.wait_until(lambda: not leftovers.alive(pid), 10, "the controller's end")
+    return pid
+
+
+def test_a_controller_that_is_killed_costs_nothing(tmp_path: Path) -> None:
+    """Killed in a cell, with another one queued behind it: a sentence says who was killed, both cells end with their
+    values, ranks keep processes and variables. Killed while nothing runs, and in the moment of an interrupt: push,
+    pull, rejoin, doctor and interrupt work."""
+    with Lab(2, backend="gloo") as lab:
+        lab.run("t = torch.ones(4); kept = rank + 20")
+        before = lab.values("import os; os.getpid(), kept")
+        said, gate = Announced(), tmp_path / "gate"
+        code = f"while not os.path.exists({str(gate)!r}): pass\ndist.all_reduce(t)\nrank + 40"
+        first = lab.run(code, wait=False, board=said)
+        second = lab.run("rank + 50", wait=False)
+        leftovers.wait_until(lambda: {one.state for one in lab.status()} == {"running"}, 10, "the cell")
+        former = kill_controller(lab)
+        leftovers.wait_until(lambda: said.said, 10, "what is said")
+        assert said.said[0][1].startswith("the controller was killed by SIGKILL (signal 9); a new one takes its place.")
+        gate.touch()
+        assert first.wait().values == {0: 40, 1: 41}
+        assert second.wait().values == {0: 50, 1: 51}
+        assert lab.pids()["controller"] != former
+        kill_controller(lab)
+        lab.push({"sent": 7})
+        assert lab.pull("sent") == {0: 7, 1: 7}
+        kill_controller(lab)
+        lab.rejoin()
+        assert "the controller was killed by SIGKILL (signal 9); a new one took its place." in str(lab.doctor())
+
+        def killed() -> bool:
+            return in_line(lab, 0, "all_reduce(t)")() and bool(kill_controller(lab))
+
+        thread = interrupt_when(killed, [])
+        with pytest.raises(KeyboardInterrupt):
+            lab.run("if rank == 0: dist.all_reduce(t)\nelse:\n    import time; time.sleep(600)")
+        thread.join()
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        assert lab.values("os.getpid(), kept") == before
+
+
+@pytest.mark.soak
+def test_rank_and_controller_are_killed() -> None:
+    """The next cell gives that rank a new process through a new controller; a heart monitor that is killed is as good
+    as a killed controller; `restart` gives new ranks."""
+    with Lab(2) as lab:
+        lab.run("kept = rank")
+        os.kill(lab.pids()["rank 1"], signal.SIGKILL)
+        leftovers.wait_until(lambda: "rank 1" not in lab.pids(), 10, "the end of rank 1")
+        kill_controller(lab)
+        assert lab.values("globals().get('kept')") == {0: 0, 1: None}
+        controller = lab.pids()["controller"]
+        children = Path(f"/proc/{controller}/task/{controller}/children")
+        os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+        leftovers.wait_until(lambda: not leftovers.alive(controller), 10, "the controller's end")
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        lab.restart()
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+@pytest.mark.soak
+def test_a_controller_that_is_gone_for_good() -> None:
+    """One whose successors are killed, too, is given up: the cell ends and says who, how and what to do, and `restart`
+    gives a cluster that works."""
+    with Lab(2) as lab:
+        for _ in range(2):
+            run = lab.run("import time; time.sleep(600)", wait=False)
+
+            def given_up() -> bool:
+                if not run.done and (pid := lab.pids().get("controller")):  # noqa: B023  it is called here
+                    with contextlib.suppress(ProcessLookupError):  # it has just been seen to be gone
+                        os.kill(pid, signal.SIGKILL)
+                return run.done  # noqa: B023
+
+            leftovers.wait_until(given_up, 60, "the end of the cell")
+            with pytest.raises(CellError, match=r"the controller was killed by SIGKILL") as caught:
+                run.wait()
+            assert "`%cluster restart` starts anew" in caught.value.failures[0].message
+            lab.restart()
+            assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_a_stopped_controller_is_told_of(steady: Lab) -> None:
+    """A cell whose controller was stopped by a signal says how it is continued, and goes on when it is."""
+    said, pid = Announced(), steady.pids()["controller"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        run = steady.run("rank", wait=False, board=said)
+        wanted = f"the controller is stopped (SIGSTOP): `kill -CONT {pid}` continues it"
+        leftovers.wait_until(lambda: [text for _, text in said.said if text == wanted], 10, "what is said")
+        assert wanted in str(steady.doctor())
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert run.wait().values == {0: 0, 1: 1}
 
 
 def test_rank_killed_in_a_cell() -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ddp_lab.client.timeline import Timeline
+from ddp_lab.errors import CellError
 from ddp_lab.insight.link_model import LinkModel
+from ddp_lab.widgets.control_buckets import compared
+from ddp_lab.widgets.slow_facts import SlowFacts
+from ddp_lab.widgets.what_if import WhatIfStage
 from tests.cluster.conftest import Lab
+from tests.leftovers import wait_until
 
 TRAINING = """
 model = ddp_lab.DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]))
@@ -37,3 +45,59 @@ def test_another_link(lab: Lab) -> None:
     lab.run(TRAINING)
     free = lab.simulate(LinkModel(0.0, 0.0))
     assert free.breakdown["exposed"] == pytest.approx(0.0, abs=1e-6)
+
+
+STRAGGLER = """
+import time
+model = ddp_lab.DistributedDataParallel(
+    torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)]), bucket_cap_mb=0.05)
+def step():
+    if rank == 1: time.sleep(0.004)
+    model.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+for _ in range(40): step()
+"""
+STUCK = """
+step()
+if rank == 0: step()
+else: time.sleep(600)
+"""
+
+
+def _told(timeline: Timeline) -> dict[str, object]:
+    """All that is said of the steps."""
+    facts = SlowFacts(timeline)
+    facts.look("page", ["findings", "stragglers"], None)
+    answer = WhatIfStage(timeline).snapshot()
+    sliders = {name: answer[name] for name in ("state", "recorded", "same", "about")}
+    return {"found": timeline.findings(), "summary": timeline.summary(), **facts.update(force=True), **sliders}
+
+
+def _judged(timeline: Timeline) -> list[int]:
+    found = timeline.judgement()
+    return [-1] if found is None else found.steps.step.tolist()
+
+
+def test_a_rejoin_keeps_the_analysis(lab: Lab, tmp_path: Path) -> None:
+    """A cell is interrupted in a collective, and the next one finds its ranks in new groups: what findings, stragglers,
+    summary and sliders say of the steps is what they said before it, also of a saved timeline."""
+    lab.run(STRAGGLER)
+    number = lab.timeline.reducers()[-1].reducer
+    run = lab.run(STUCK, wait=False)
+    wait_until(lambda: _judged(lab.timeline)[-1] == 40 and lab.timeline.reducers()[-1].last_step == 41, 30, "the steps")
+    before = _told(lab.timeline)
+    run.interrupt()
+    with pytest.raises(CellError):
+        run.wait()
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+    wait_until(lambda: len(lab.timeline.reducers()[-1].generations) > 2, 10, "the first assignment is back")
+    assert lab.timeline.reducers()[-1].reducer == number
+    found = lab.timeline.findings()
+    assert (found[0].kind, found[0].rank, found[0].steps) == ("straggler", 1, (4, 40))
+    assert _told(lab.timeline) == before
+    assert _told(Timeline.load(lab.timeline.save(tmp_path / "run.npz"))) == before
+    assert compared(lab.timeline, number)["sides"] == []
+    lab.run("for _ in range(12): step()")
+    after = lab.timeline.findings()[0]
+    assert (after.kind, after.rank) == ("straggler", 1)
+    assert compared(lab.timeline, number)["sides"] == []

@@ -125,6 +125,6 @@ def test_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
         run = lab.run("dist.barrier() if rank else __import__('time').sleep(1000)", wait=False)
         wait_until(lambda: set(run.status().ranks.values()) == {"running"}, 20, "the cell runs")
         lab.interrupt()
-        with pytest.raises(CellError, match="KeyboardInterrupt"):
+        with pytest.raises(CellError, match="interrupted"):
             run.wait()
         assert set(lab.sum_of_ones().values()) == {2.0}

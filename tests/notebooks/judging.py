@@ -47,13 +47,14 @@ def answered(lesson: str, wrong: Wrong) -> running.Notebook:
 def judge(notebook: running.Notebook, wrong: Wrong) -> None:
     """Asserts what each check says to the untouched exercise, to each wrong answer and to the solution.
 
-    Every exercise of the lesson must have wrong answers. And a lesson begins with a picture, or a live widget.
+    Every exercise of the lesson must have wrong answers. A check counts the exercises that are solved. A lesson begins
+    with a picture, or a live widget.
     """
     first = [cell for cell in notebook.cells[:6] if cell.cell_type == "code"]
     assert {running.PLOTLY, running.WIDGET} & set().union(*map(running.mime_types, first))
     exercises = [tag for cell in notebook.cells for tag in running.tags(cell) if tag.startswith("check-")]
     assert {tag.removeprefix("check-") for tag in exercises} == set(wrong)
-    for number, answers in wrong.items():
+    for solved, (number, answers) in enumerate(wrong.items()):
         assert "Not yet: " in running.text(running.cell(notebook, f"check-{number}"))
         for index, (answer, expected) in enumerate(answers.items()):
             verdict = running.text(running.cell(notebook, f"verdict-{number}-{index}"))
@@ -63,3 +64,5 @@ def judge(notebook: running.Notebook, wrong: Wrong) -> None:
         last = running.text(running.cell(notebook, f"verdict-{number}-{len(answers)}"))
         assert "Right: " in last, last
         assert "Not yet: " not in last, last
+        assert last.endswith(f"\n{solved + 1} of {len(wrong)} exercises solved")
+        assert "text/html" in running.mime_types(running.cell(notebook, f"verdict-{number}-{len(answers)}"))

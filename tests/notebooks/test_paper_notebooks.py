@@ -44,9 +44,8 @@ def executed(name: str, folder: Path) -> running.Notebook:
     return papermill.execute_notebook(folder / "in.ipynb", folder / "out.ipynb", cwd=where, progress_bar=False)
 
 
-@pytest.mark.parametrize(
-    "name", ["overlap", *(pytest.param(name, marks=pytest.mark.soak) for name in list(FIGURES)[1:])]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", FIGURES)
 def test_paper_notebook(name: str, tmp_path: Path) -> None:
     """papermill runs all cells on real ranks; each figure has measured points beside marked simulated and published
     ones; what the essential lines claim is so; the kernel needs no torch."""

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-pytestmark = pytest.mark.timeout(900)  # a quarter of a minute where nothing else runs
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]  # `.ci/run` builds the site, too, and any warning fails it
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "tutorials" / "site"
@@ -93,6 +93,27 @@ def test_lessons_are_pages_with_folded_solutions(pages: dict[Path, Page]) -> Non
         page = by_name[f"{notebook.parent.name}/{notebook.stem}.html"]
         solutions = len(set(re.findall(r'"solution-(\d+)"', notebook.read_text(encoding="utf-8"))))
         assert page.text.count("Show the solution") == solutions, notebook
+
+
+def test_answers_are_folded(pages: dict[Path, Page]) -> None:
+    """Each answer to a question of a lesson is folded on its page, and its text is Markdown no more."""
+    for lesson in ROOT.glob("tutorials/*.ipynb"):
+        [page] = [page for path, page in pages.items() if path.stem == lesson.stem]
+        answers = re.findall(r"<details><summary><b>Answer</b></summary>(.*?)</details>", page.text, re.DOTALL)
+        assert len(answers) == lesson.read_text(encoding="utf-8").count("<b>Answer</b>")
+        assert all(answer.lstrip().startswith("<p>") for answer in answers)
+
+
+def test_the_first_page_says_where_to_begin(pages: dict[Path, Page]) -> None:
+    """Above the picture there is something to do; three tiles lead on; each lesson of the list has a sentence."""
+    [first] = [page.text for path, page in pages.items() if path.match("site/index.html")]
+    call, picture, tiles = (first.index(part) for part in ('class="call', "timeline.png", 'class="tiles'))
+    assert call < picture < tiles
+    assert first.count('class="tile ') == 3
+    learn = (SITE / "learn.md").read_text(encoding="utf-8")
+    told = re.findall(r"^- \[Lesson (\d+): [^]]+\]\(\.\./(\w+)\.ipynb\) – \S.*\.$", learn, re.MULTILINE)
+    lessons = sorted(path.stem for path in ROOT.glob("tutorials/*.ipynb"))
+    assert [(int(number), stem) for number, stem in told] == list(enumerate(lessons, 1))
 
 
 def test_a_page_has_what_its_notebook_showed(pages: dict[Path, Page]) -> None:

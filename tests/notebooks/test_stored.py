@@ -9,10 +9,13 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tutorials import checks
+
 from . import running
 
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
-_MOST_CELLS = {"notebooks": 20, "tutorials": 25}
+_MOST_CELLS = {"notebooks": 20, "tutorials": 33}
+_ANSWER = "<details><summary><b>Answer</b></summary>"
 each_notebook = pytest.mark.parametrize("path", running.NOTEBOOKS, ids=lambda path: path.stem)
 each_lesson = pytest.mark.parametrize("path", running.LESSONS, ids=lambda path: path.stem)
 
@@ -33,7 +36,7 @@ def test_is_valid_and_clean(path: Path) -> None:
 
 @each_notebook
 def test_is_short(path: Path) -> None:
-    """A notebook has at most 20 cells, a lesson 25, and no line is too long to read."""
+    """A notebook has at most 20 cells, a lesson 33, and no line is too long to read."""
     notebook = running.read(path)
     assert len(notebook.cells) <= _MOST_CELLS[path.parent.name]
     long = [line for cell in notebook.cells for line in cell.source.splitlines() if len(line) > 140]
@@ -78,6 +81,32 @@ def test_says_what_it_is_about(path: Path) -> None:
     assert re.search(r"\]\(https://(arxiv\.org/abs/2006\.15704|docs\.pytorch\.org/)", "\n".join(text))
 
 
+@each_lesson
+def test_answers_are_folded(path: Path) -> None:
+    """After each cell that asks for a prediction, and before the next one that does, there is one folded answer."""
+    texts = [cell.source for cell in running.read(path).cells if cell.cell_type == "markdown"]
+    marks = [mark for text in texts for mark in dict.fromkeys(re.findall(rf"\*\*Predict|{_ANSWER}", text))]
+    assert marks[::2] == ["**Predict"] * (len(marks) // 2)
+    assert marks[1::2] == [_ANSWER] * (len(marks) // 2)
+    assert sum(text.count(_ANSWER) for text in texts) == sum(text.count("\n</details>") for text in texts)
+
+
+def test_lesson_6_fits_on_the_screen() -> None:
+    """The lesson with most code has cells of at most 20 lines, and lines of at most 88 characters."""
+    [path] = [path for path in running.LESSONS if path.stem.startswith("06_")]
+    cells = [cell.source.splitlines() for cell in running.read(path).cells if cell.cell_type == "code"]
+    assert max(map(len, cells)) <= 20
+    assert max(len(line) for lines in cells for line in lines) <= 88
+
+
+def test_verdicts_are_readable() -> None:
+    """White on the colours of ✓ and ✗ has a contrast of 4.5 at least, in every theme."""
+    for colour in checks._COLOURS.values():
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+        assert 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) >= 4.5, colour
+
+
 def test_quickstart_explains_each_cell() -> None:
     """In the quickstart, a paragraph stands before every code cell."""
     kinds = [cell.cell_type for cell in running.read(running.QUICKSTART).cells]
@@ -92,7 +121,7 @@ def test_every_lesson_is_run() -> None:
 
 @each_lesson
 def test_exercises_are_whole(path: Path) -> None:
-    """An exercise has one cell to write in, one check after it, and one folded solution after that."""
+    """An exercise has one cell to write in, a check of one line after it, and one folded solution after that."""
     notebook = running.read(path)
     found = Counter(tag for cell in notebook.cells for tag in running.tags(cell))
     numbers = [tag.removeprefix("exercise-") for tag in found if tag.startswith("exercise-")]
@@ -102,4 +131,5 @@ def test_exercises_are_whole(path: Path) -> None:
         places = [notebook.cells.index(part) for part in parts]
         assert places == list(range(places[0], places[0] + 3))
         assert notebook.cells[places[0] - 1].cell_type == "markdown"
+        assert parts[1].source == f"check({number})"
         assert parts[2].metadata.jupyter.source_hidden is True

@@ -11,6 +11,7 @@ from ddp_lab.bench import all_reduce, construct, memory, observe, paper, recordi
 from ddp_lab.bench.operations import OPERATIONS, lacks
 
 
+@pytest.mark.soak
 def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench step` times every cell that was asked for, both classes in turns, and prints what it writes."""
     path = tmp_path / "step.json"
@@ -41,9 +42,10 @@ def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "exposed communication" in (tmp_path / "step.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("figure", "variants"),
-    [(6, 6), *(pytest.param(*one, marks=pytest.mark.soak) for one in ((7, 14), (9, 4), (10, 8))), (12, 3)],
+    [(6, 6), (7, 14), (9, 4), (10, 8), (12, 3)],
 )
 def test_paper(figure: int, variants: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench paper` times every variant of a figure in turns, against the one that it names."""
@@ -129,6 +131,7 @@ def test_construct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "conv_net" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_all_reduce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bench all-reduce` times each collective on both backends beside both limits, shm in its own memory, too."""
     path = tmp_path / "all_reduce.json"

@@ -74,6 +74,7 @@ def _trial_processes() -> dict[int, list[str]]:
     return found
 
 
+@pytest.mark.soak
 def test_an_operation_that_ends_the_process_costs_itself_alone() -> None:
     """A rank is killed in the middle of a trial: that operation does not work, all others are still tried."""
     killed = threading.Event()

@@ -265,6 +265,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_a_plain_script_under_torchrun(tmp_path: Path) -> None:
     """A script that torchrun starts trains, saves its events, and every process ends by itself, cleanly."""
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -218,6 +218,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_launch(tmp_path: Path) -> None:
     """Example: torch.distributed.launch starts two processes, which parse --local_rank; --standalone finds a port."""
     script = tmp_path / "train.py"

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -137,6 +138,7 @@ def _load_in_process(rank: int, size: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.soak
 def test_data_loaders_with_workers(tmp_path: Path) -> None:
     """Warning: workers started by forkserver or spawn feed ranks (started by spawn, too) what no workers would."""
     spawn(_load_in_process, args=(2, str(tmp_path)), nprocs=2)

@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_lab.engine import flights, groups
 from ddp_lab.engine.gpu_flights import GpuFlights
-from ddp_lab.insight.flight_recorder import entries_of
+from ddp_lab.insight.flight_recorder import Entry, entries_of
 from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 
@@ -75,9 +76,16 @@ def _dump() -> Any:
     return pickle.loads(c10d._dump_fr_trace(includeStackTraces=False))  # type: ignore[attr-defined, unused-ignore]
 
 
+def _of_group(dump: Any, name: str, began: int) -> list[Entry]:
+    """What a dump holds of a group made at a time (wall clock, ns): an earlier one may have had the same name."""
+    return [one for one in entries_of(dump) if one.group == name and one.created_ns >= began]
+
+
 def _both_formats(rank: int, size: int, folder: str) -> None:
-    dist.all_reduce(torch.ones(4))
-    wait_until(lambda: all(one.done for one in entries_of(_dump())), 20, "the end of all")
+    began, group = time.time_ns(), dist.new_group()
+    of_group = partial(_of_group, name=group.group_name, began=began)
+    dist.all_reduce(torch.ones(4), group=group)
+    wait_until(lambda: all(one.done for one in of_group(_dump())), 20, "the end of all")
     asked = GpuFlights(Path(folder), "fr_trace_json", seconds=20.0)
     try:
         told = asked.dump()
@@ -85,8 +93,8 @@ def _both_formats(rank: int, size: int, folder: str) -> None:
         asked.close()
     dump = _dump()
     assert told["pg_status"].keys() == {str(made) for made in dump["pg_status"]}
-    assert entries_of(told) == entries_of(dump)
-    assert entries_of(dump)[-1].name == "all_reduce"
+    assert of_group(told) == of_group(dump)
+    assert of_group(dump)[-1].name == "all_reduce"
     assert GpuFlights(Path(folder), "no such handler").dump() == {}
     dist.barrier()
 
@@ -97,15 +105,15 @@ def test_the_server_answers_in_the_same_format(ranks: Ranks, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def _noted_by(name: str) -> dict[str, int]:
-    """Recorder -> how many collectives of a group it holds, of all that may have been told of them."""
+def _noted_by(name: str, began: int) -> dict[str, int]:
+    """Recorder -> how many collectives of a group it holds (see `_of_group`), of all that may have heard of them."""
     from ddp_lab import native
 
     dumps = {"ours": native.load().flights(False)}
     for backend in ("gloo", "shm", "round_robin"):
         options = {"backend": backend} if _RECORDERS_BY_NAME else {}
         dumps[backend] = pickle.loads(c10d._dump_fr_trace(includeStackTraces=False, **options))  # type: ignore[attr-defined, unused-ignore]
-    held = {who: sum(one.group == name for one in entries_of(dump)) for who, dump in dumps.items()}
+    held = {who: len(_of_group(dump, name, began)) for who, dump in dumps.items()}
     return {who: count for who, count in held.items() if count}
 
 
@@ -117,14 +125,16 @@ def _on_our_backends(rank: int, size: int) -> None:
 
     groups.install()
     try:
+        made = time.time_ns()
         mine, began = dist.new_group(backend="shm"), time.monotonic_ns()
         for _ in range(3):
             dist.all_reduce(torch.ones(4), group=mine)
-        assert _noted_by(mine.group_name) == {"ours": 3}
+        noted = _noted_by(mine.group_name, made)
+        assert noted == {"ours": 3}, noted
         assert _flights_of(mine.group_name, began)["entered"] == 3
         turns = ddp_lab.comm.round_robin_process_group([dist.new_group(backend="gloo") for _ in range(2)])
         dist.all_reduce(torch.ones(4), group=turns)
-        assert _noted_by(turns.group_name) == {}, "the group whose turn it is has it"
+        assert _noted_by(turns.group_name, made) == {}, "the group whose turn it is has it"
     finally:
         groups.uninstall()
 

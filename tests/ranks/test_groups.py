@@ -15,6 +15,6 @@ def test_the_port_of_an_earlier_store_is_an_ordinary_port() -> None:
         with socket.create_connection(("127.0.0.1", port)) as connection:
             found = connection.fileno(), os.fstat(connection.fileno()).st_ino
             groups.exclude_port(port)
-            assert not groups._is_connection(*found)
+            assert not groups._is_connection(found)
             groups.exclude_port(port + 1)
-            assert groups._is_connection(*found)
+            assert groups._is_connection(found)

@@ -99,7 +99,8 @@ def test_lightning(tmp_path: Path, strategy: str, optimization: str) -> None:
     _same_weights(tmp_path, "train_lightning.py", strategy, optimization)
 
 
-@pytest.mark.parametrize("library", ["accelerate", pytest.param("lightning", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("library", ["accelerate", "lightning"])
 def test_kinds_of_training(tmp_path: Path, library: str) -> None:
     """Accumulation, static graphs, unused parameters, views, comm hooks, refusals: all as with torch's class."""
     importlib.metadata.version(library)

@@ -255,7 +255,7 @@ def _ends() -> list[Any]:
     made = []
     for row, how in enumerate(["destroyed", "left", "armed", "pending"]):
         for column, each in enumerate(options):
-            marks = [] if column == row or how == "pending" else [pytest.mark.soak]
+            marks = [] if column == row else [pytest.mark.soak]
             made.append(pytest.param(how, each, marks=marks))
     return made
 

@@ -30,6 +30,7 @@ from tests.ranks.harness import RankError
 
 PROCESSES = 4
 BLOCK = 25  # cases that the ranks run in one go
+BLOCKS = [*range(3), *(pytest.param(block, marks=pytest.mark.soak) for block in range(3, 12))]
 GIVEN = os.environ.get("DDP_LAB_CASE")
 SEED = int(os.environ.get("DDP_LAB_SEED", "0"))
 
@@ -202,7 +203,7 @@ def _check(ranks: Ranks, cases: list[Case], folder: Path) -> None:
 
 @pytest.mark.timeout(600)  # a failing case is made smaller
 @pytest.mark.skipif(GIVEN is not None, reason="DDP_LAB_CASE names one case")
-@pytest.mark.parametrize("block", range(12))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_random_graphs(ranks: Ranks, tmp_path: Path, block: int) -> None:
     """Random graphs, modes, caps, accumulation, hooks, world sizes 1-4: gradients are torch's and one process's."""
     first = SEED + block * BLOCK
@@ -244,7 +245,7 @@ def test_failing_cases_shrink() -> None:
 
 
 def test_the_cases_cover_what_they_are_for() -> None:
-    """The seeds of `make test` hold every mode, hook, world size and kind of node many times."""
+    """The seeds of `BLOCKS` hold every mode, hook, world size and kind of node many times."""
     cases = [draw(seed) for seed in range(12 * BLOCK)]
     nodes = [node for case in cases for node in case["nodes"]]
     for mode in ("plain", "find_unused", "static"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,12 +19,14 @@ import pytest
 import ddp_lab
 from ddp_lab import cli, journal
 from ddp_lab.client.recorded_runs import read_run
+from tests.disks import small_disk
 from tests.ranks.harness import ROOT
 
 PROGRAMS = Path(__file__).parent / "programs"
 SCRIPT = str(PROGRAMS / "train_anything.py")
 TWO = ["--standalone", "--nproc-per-node", "2"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": ROOT, "ACCELERATE_USE_CPU": "true"}
+ENVIRONMENT.pop("OMP_NUM_THREADS", None)
 
 
 def _run(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -31,6 +34,7 @@ def _run(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedPr
     command = [sys.executable, "-m", "ddp_lab", "run", *TWO, "--record", str(folder), *arguments]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == code, done.stderr[-6000:] + done.stdout[-2000:]
+    assert "OMP_NUM_THREADS" not in done.stderr  # torchrun's banner
     return done
 
 
@@ -46,20 +50,20 @@ def _steps(timeline: ddp_lab.Timeline) -> dict[tuple[int, int], int]:
     return {key: len(rows) for key, rows in complete.groupby(["rank", "reducer"])}
 
 
-def test_a_script_trains_as_under_torchrun_and_is_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], pytest.param(["--observe"], marks=pytest.mark.soak)])
+def test_a_script_trains_as_under_torchrun_and_is_recorded(tmp_path: Path, options: list[str]) -> None:
     """Same weights, names and arguments as under torchrun, with ours and observed; all steps of all ranks, a page."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", *TWO, SCRIPT, "plain", "8"]
     plain = subprocess.run(torchrun, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=True)
-    for name, options in (("ours", []), ("observed", ["--observe"])):
-        done = _run(tmp_path / name, *options, SCRIPT, "plain", "8")
-        assert _printed(done) == _printed(plain)
-        assert "as __main__ train_anything.py ['plain', '8']" in _printed(done)
-        assert "Sequential on 2 ranks" in done.stdout
-        timeline = ddp_lab.Timeline.load(tmp_path / name / "timeline.npz")
-        assert _steps(timeline) == {(0, 0): 8, (1, 0): 8}
-        page = (tmp_path / name / "report.html").read_text(encoding="utf-8")
-        assert "<html" in page
-        assert len(page) > 10_000
+    done = _run(tmp_path / "run", *options, SCRIPT, "plain", "8")
+    assert _printed(done) == _printed(plain)
+    assert "as __main__ train_anything.py ['plain', '8']" in _printed(done)
+    assert "Sequential on 2 ranks" in done.stdout
+    timeline = ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz")
+    assert _steps(timeline) == {(0, 0): 8, (1, 0): 8}
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<html" in page
+    assert len(page) > 10_000
 
 
 @pytest.mark.soak
@@ -70,11 +74,17 @@ def test_workers_that_are_spawned_find_the_script(tmp_path: Path) -> None:
 
 
 def test_an_exception_keeps_what_was_recorded(tmp_path: Path) -> None:
-    """When a rank raises, all steps before it are in the timeline, and a notice says which rank and why."""
+    """When a rank raises, its traceback begins at the user's file; all steps before it are in the timeline, and a
+    notice says which rank and why.
+    """
     page = tmp_path / "elsewhere" / "page.html"
     done = _run(tmp_path / "run", "--report", str(page), SCRIPT, "raises", "500", code=1)
     assert "rank 1 ended early: RuntimeError: the data is broken" in done.stderr
     assert 'raise RuntimeError("the data is broken")' in done.stderr
+    assert f'[rank1]: Traceback (most recent call last):\n[rank1]:   File "{SCRIPT}", line' in done.stderr
+    assert "ddp_lab/launch" not in done.stderr
+    assert "ended with exit code 1, so torch's agent ended the run" in done.stderr
+    assert len(done.stderr.splitlines()) < 25
     assert page.is_file()
     steps = _steps(ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz"))
     assert set(steps) == {(0, 0), (1, 0)}
@@ -91,6 +101,93 @@ def test_a_rank_that_is_killed_keeps_what_it_had_recorded(tmp_path: Path) -> Non
     assert run.timeline.reducers()
 
 
+_SAVES = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, other = dist.get_rank(), torch.tensor([os.getpid()])
+dist.broadcast(other, 1)
+torch.manual_seed(0)
+layers = [torch.nn.Linear(16, 16) for _ in range(8)]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.001)
+for _ in range(int(sys.argv[2])):
+    model(torch.ones(4, 16)).sum().backward()
+dist.destroy_process_group()
+if rank == 0:
+    deadline = time.monotonic() + 60
+    while os.path.exists(f"/proc/{other.item()}") and time.monotonic() < deadline:  # until torch's agent has noticed
+        time.sleep(0.05)
+    torch.save(model.module.state_dict(), sys.argv[1])
+"""
+
+
+def _trains_and_saves(folder: Path, steps: int = 20) -> list[str]:
+    """A script that saves a checkpoint after the other rank has ended, and its arguments."""
+    script = folder / "saves.py"
+    script.write_text(_SAVES)
+    return [str(script), str(folder / "checkpoint.pt"), str(steps)]
+
+
+def test_a_full_disk_harms_no_training(tmp_path: Path) -> None:
+    """On a disk of 1 MB for the record a training ends well, saves its checkpoint and exits 0; each rank says one line
+    and the report, elsewhere, what there is and how much is missing."""
+    with small_disk(tmp_path / "small") as folder:
+        page = tmp_path / "page.html"
+        done = _run(folder / "run", "--report", str(page), *_trains_and_saves(tmp_path, 600))
+        assert (tmp_path / "checkpoint.pt").stat().st_size > 8_000
+        assert done.stderr.count("can't write its record") == 2
+        assert done.stderr.count("events of rank 0 could not be recorded: No space left on device") == 1
+        assert f"can't write {folder / 'run' / 'timeline.npz'}: No space left on device" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "ended early" not in done.stderr
+        assert "Sequential on 2 ranks" in done.stdout
+        assert "events were dropped" in done.stdout
+        assert page.stat().st_size > 10_000
+        assert sorted(path.name for path in (folder / "run").iterdir()) == ["rank0.journal", "rank1.journal"]
+        assert min(_steps(read_run([folder / "run"]).timeline).values()) > 50
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["read-only", "a file", "removed", "stdout", "stdout and stderr"])
+def test_a_folder_that_takes_nothing_harms_no_training(tmp_path: Path, what: str) -> None:
+    """A record folder that is read-only, can't be made or is removed, and output that nobody takes: the exit code is
+    the program's, and so is the checkpoint."""
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path / "folder"
+        if what == "read-only":
+            stack.enter_context(small_disk(folder, "size=1m,ro"))
+        elif what == "a file":
+            folder.write_text("")
+        taken = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if what.startswith("stdout"):
+            taken |= {name: stack.enter_context(open("/dev/full", "w")) for name in what.split(" and ")}
+        command = [sys.executable, "-m", "ddp_lab", "run", *TWO, "--record", str(folder / "run")]
+        script = _trains_and_saves(tmp_path)
+        if what == "removed":
+            Path(script[0]).write_text(
+                _SAVES.replace("dist.destroy", f"import shutil; shutil.rmtree({str(folder)!r}, True)\ndist.destroy")
+            )
+        done = subprocess.run([*command, *script], env=ENVIRONMENT, **taken, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "checkpoint.pt").stat().st_size > 8_000
+        if done.stderr is not None:
+            assert "Traceback" not in done.stderr
+            assert done.stderr.count("can't write its record") == (0 if what == "stdout" else 2)
+            said = {"read-only": "Read-only file system", "a file": "Not a directory", "removed": "it was removed"}
+            assert said.get(what, "stdout takes nothing more: No space left on device") in done.stderr
+
+
+@pytest.mark.soak
+def test_a_report_that_fails_keeps_the_exit_code(tmp_path: Path) -> None:
+    """A program that fails with its own code on a full disk ends with that of torch's agent, 1, and its own words."""
+    with small_disk(tmp_path / "small") as folder:
+        done = _run(folder / "run", SCRIPT, "raises", "500", code=1)
+        assert 'raise RuntimeError("the data is broken")' in done.stderr
+        assert "rank 1 ended early: RuntimeError: the data is broken" in done.stderr
+
+
+@pytest.mark.soak
 def test_restarted_ranks_are_one_run(tmp_path: Path) -> None:
     """With --max-restarts both lives of each rank are in the report; models of the second are new ones."""
     _run(tmp_path / "run", "--max-restarts", "1", SCRIPT, "restarts", "8")
@@ -216,8 +313,11 @@ def test_lightnings_own_model(tmp_path: Path, observe: bool) -> None:
     assert set(_steps(read_run([tmp_path / "run"]).timeline).values()) == {8}
 
 
-def test_what_cannot_be_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A missing script, a program that is no Python, and a folder that is taken are errors of one line."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     folder = tmp_path / "taken"
     folder.mkdir()
     journal.path_of(folder, 0).write_bytes(journal.MAGIC)
@@ -229,8 +329,92 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     for arguments, message in (
         (["--no-python", "ls"], "--no-python: only Python programs"),
         (["--record", str(folder), SCRIPT], "holds the journals of another run"),
+        (["--record", str(tmp_path / "new"), "--serve", "192.0.2.1", SCRIPT], "--serve 192.0.2.1: can't listen there"),
     ):
         assert cli.main(["run", *TWO, *arguments]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
     assert list(tmp_path.iterdir()) == [folder]  # no folder is made for what does not begin
+
+
+def test_a_script_with_a_syntax_error_is_told_once(tmp_path: Path) -> None:
+    """Its place is shown as Python does, then one sentence; no rank is started, and there is no folder."""
+    (tmp_path / "s.py").write_text("import os\nfor x in 3\n")
+    command = [sys.executable, "-m", "ddp_lab", "run", *TWO, "s.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith('  File "s.py", line 2\n    for x in 3\n')
+    assert done.stderr.splitlines()[-1] == "ddp-lab: s.py can't be compiled, so no rank was started"
+    assert len(done.stderr.splitlines()) == 5
+    assert done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["s.py"]
+
+
+# Each with a word that tells what is wrong.
+WRONG = [
+    ([], "SCRIPT"),
+    (["--frob", "s.py"], "'--frob'"),
+    (["--nproc-per-node", "x", "s.py"], "argument --nproc-per-node: "),
+    (["--nproc-per-node", "0", "s.py"], "'0' is not a number of ranks"),
+    (["--nproc-per-node", "-1", "s.py"], "--nproc-per-node"),
+    (["--nnodes", "x", "s.py"], "'x' is not a number of hosts"),
+    (["--nnodes", "3:2", "s.py"], "'3:2' is not a number of hosts"),
+    (["--nnodes", "1:2:3", "s.py"], "'1:2:3' is not a number of hosts"),
+    (["--max-restarts", "x", "s.py"], "--max-restarts"),
+    (["--max-restarts", "-1", "s.py"], "max_restarts must be >= 0"),
+    (["--redirects", "x", "s.py"], "torchrun refuses its options"),
+    (["--rdzv-conf", "x", "s.py"], "torchrun refuses its options"),
+    (["--local-ranks-filter", "x", "s.py"], "torchrun refuses its options"),
+    (["--start-method", "x", "s.py"], "--start-method"),
+    (["s.py"], "there is no script 's.py'"),
+    (["empty"], "there is no script 'empty'"),
+]
+OURS = [
+    ("run", ["--record", "file", "file"], "file is not a folder"),
+    ("run", ["--report", "empty", "file"], "empty is a folder"),
+    ("run", ["--serve", "a:b", "file"], "'a:b' is not HOST or HOST:PORT"),
+    ("run", ["--serve", "file"], "'file' is a file"),
+    ("run", ["--serve=127.0.0.1:99999", "file"], "is not HOST or HOST:PORT"),
+    ("run", ["--serve=203.0.113.7", "file"], "--serve 203.0.113.7: "),
+    ("run", ["--rdzv-backend", "pigeon", "--rdzv-endpoint", "localhost:1", "file"], "agent could not run the ranks: "),
+    ("tune", ["--seconds", "abc", "file"], "'abc' is not a time in seconds"),
+    ("tune", ["--steps", "0", "file"], "'0' is not a whole number from 1 on"),
+    ("tune", ["--json", "empty", "file"], "empty is a folder"),
+    ("tune", ["--nnodes", "2", "file"], "only programs on one host can be tuned"),
+]
+
+
+def test_wrong_options_are_told_in_two_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ours and torchrun's, of run and tune: named in at most two lines, with an exit code, before a folder is made."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("import time")
+    (tmp_path / "empty").mkdir()
+    cases = [(command, arguments, words) for command in ("run", "tune") for arguments, words in WRONG]
+    for command, arguments, words in [*cases, *OURS]:
+        try:
+            code = cli.main([command, *arguments])
+        except SystemExit as end:
+            code = int(str(end.code))
+        said = capsys.readouterr().err
+        assert code in (1, 2), (command, arguments)
+        assert words in said, (command, arguments, said)
+        assert said.count("\n") <= 2, (command, arguments, said)
+        assert said.startswith("ddp-lab"), (command, arguments, said)
+        assert sorted(os.listdir()) == ["empty", "file"], (command, arguments)
+
+
+@pytest.mark.parametrize("command", ["run", "tune"])
+def test_own_options_come_first_in_the_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """The help has our options, says how to see torchrun's, and ends with two examples; the other shows torchrun's."""
+    for option, shown in (("--help", False), ("--help-torchrun", True)):
+        with pytest.raises(SystemExit) as end:
+            cli.main([command, option])
+        assert end.value.code == 0
+        said = capsys.readouterr().out
+        assert ("--rdzv-backend" in said) is shown
+        assert ("ddp_lab's options:" in said) is not shown
+        examples = said.partition("examples:\n")[2].splitlines()
+        assert [one.split()[:2] for one in examples] == ([] if shown else [["ddp-lab", command]] * 2)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ddp_lab.bench import stragglers
 from ddp_lab.bench.stragglers import Delay
 from ddp_lab.client.timeline_records import LatePlace
+from tests.ranks import busy_stragglers
 from tests.ranks.conftest import Ranks
 
 EPISODES = [Delay(1, 4, 150.0), None, Delay(0, 11, 150.0)]  # longer than any other process keeps a rank waiting
@@ -46,3 +49,22 @@ def test_the_measurement_counts_right_and_wrong() -> None:
     assert not stragglers.Judged(Delay(1, 4, 50.0)).is_right
     assert stragglers.Judged(None).is_right
     assert not stragglers.Judged(None, [place]).is_right
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_straggler_on_busy_cores() -> None:
+    """4 ms of one of three ranks on two cores are told in nearly all runs, with a place or without; no advice on
+    communication stands in their place, and findings, stragglers and summary never contradict each other."""
+    found = busy_stragglers.counts(busy_stragglers.measure(50))
+    assert found["named"] >= 48, found
+    assert found["advice in its place"] == 0, found
+    assert found["contradictions"] == 0, found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_busy_cores_alone_name_nobody() -> None:
+    """Three equal ranks on two cores: hardly ever is one of them called late."""
+    found = busy_stragglers.measure(30, ms=0.0)
+    assert sum(bool(one["named"]) for one in found) <= 2, found

@@ -24,6 +24,7 @@ def _tune(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.soak
 def test_a_script_is_tuned_and_stopped(tmp_path: Path) -> None:
     """Of many buckets that cost 10 ms each it makes fewer, says how to write that, and ends the program if asked to."""
     answer = tmp_path / "answer.json"

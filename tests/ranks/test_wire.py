@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -284,6 +285,40 @@ def test_control(wire: Wire, ranks: Ranks) -> None:
         thread.join()
     assert heard == [["early"], ["early"]]
     wait_until(lambda: wire.connected() == set(), 10, "the ranks say goodbye")
+
+
+NO_MESSAGES = [b"", b"[]", b"{", b"{}", b'{"op": 1}', b"null", b"\xff", b"[" * 100_000]
+
+
+def _flooded(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, list[str], str | None]:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ddp_lab.engine.telemetry").addHandler(handler)
+    telemetry = _telemetry(endpoint, rank)
+    left = threading.Event()
+    telemetry.on_control("leave", lambda message: left.set())
+    telemetry.start()
+    assert left.wait(60)
+    telemetry.stop()
+    return telemetry._dropped.count, lines, telemetry.error and str(telemetry.error)
+
+
+def test_messages_that_are_none_are_counted_by_ranks(wire: Wire, ranks: Ranks) -> None:
+    """Whatever a client with the key sends to a rank, that answers the next question; a thousand messages that are none
+    are counted and dropped, and the log has a line for each power of ten."""
+    thread, told = _in_background(ranks, 1, _flooded, wire.endpoint())
+    try:
+        assert wire.wait_connected([0], 60) == set()
+        for _ in range(10):  # no more at a time than a socket's queue holds
+            wire._outgoing.extend((0, NO_MESSAGES[number % len(NO_MESSAGES)]) for number in range(100))
+            assert wire.request([0], "ping", 10) == {0: {}}
+    finally:
+        wire.send(None, {"op": "leave"})
+        thread.join()
+    [(count, lines, error)] = told
+    assert (count, error) == (1_000, None)
+    assert [line.rpartition(" (")[2] for line in lines] == [f"{10**power} such so far)" for power in range(4)]
 
 
 def test_a_successor_takes_over(wire: Wire, ranks: Ranks) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,27 @@ from hypothesis import strategies as st
 
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.events import DTYPE
+from ddp_lab.widgets.gradients import gradient_facts
 from tests.training_events import Training
 
 VALUES = st.sampled_from(
     [None, True, -1, 0, 2**31, 2**53, 2**63, -(2**63), 1e308, float("nan"), "", "<b>", [], {}, [[1]], {"rank": []}]
 )
+
+
+# What ranks that are watched describe: norms of gradients, a comparison of replicas, averaged gradients.
+WATCHED: list[dict[str, Any]] = [
+    {
+        **{"type": "gradients", "reducer": 0, "step": 1, "generation": 0, "ranks": [0, 1], "after": [1.0, None, 2.0]},
+        **{"before": [[1.0, 2.0, None], [1.5, 2.5, 3.5]], "seconds": 0.001},
+        "nonfinite": {"kind": "NaN", "rank": 1, "parameter": "layers.0.weight"},
+    },
+    {
+        **{"type": "drift", "reducer": 0, "step": 1, "ok": False, "first": "layers.0.weight", "groups": [[0], [1]]},
+        **{"differing": 1, "tensors": 12, "bytes": 1024, "seconds": 0.001},
+    },
+    {"type": "inspection", "reducer": 0, "step": 1, "buckets": [{"bucket": 0, "norm": 1.0, "checksum": "00ff"}]},
+]
 
 
 def recorded(steps: int = 4) -> Timeline:
@@ -27,6 +44,16 @@ def recorded(steps: int = 4) -> Timeline:
     for step in range(steps):
         training.feed(timeline, step, 10**12 + step * 10**7)
     return timeline
+
+
+def answers(timeline: Timeline, folder: Path) -> None:
+    """Asks a timeline all that can be asked of it, and writes its report to a folder."""
+    for name in ("spans", "steps", "sync", "gradients", "drift", "summary", "findings", "find_late", "marks"):
+        getattr(timeline, name)()
+    for model in timeline.reducers():
+        timeline.inspections(model.reducer)
+        gradient_facts(timeline, model.reducer)
+    timeline.report(folder / "report.html")
 
 
 def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

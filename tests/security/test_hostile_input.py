@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import pickle
+import re
+import socket
+import stat
 import struct
 import tracemalloc
+import xml.etree.ElementTree as ElementTree
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +25,17 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_lab import events, journal
+from ddp_lab import attach, cli, events, journal
+from ddp_lab.client import wire_sockets
+from ddp_lab.client.attached import _Connection
+from ddp_lab.client.compare import compare
 from ddp_lab.client.recorded_runs import read_run
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.client.wire import JSON_FRAME, Wire
+from ddp_lab.launch.serve import JournalServer
+from ddp_lab.widgets import pictures
+from ddp_lab.widgets.figures import find_step
+from tests import journals
 from tests.leftovers import wait_until
 from tests.security import hostile
 from tests.training_events import Training
@@ -135,10 +148,7 @@ def _read_everything(path: Path, folder: Path) -> None:
     assert not refusal or path.name in refusal
     if refusal:
         return
-    timeline = Timeline.load(path)
-    for name in ("spans", "steps", "sync", "gradients", "drift", "summary", "findings", "find_late", "marks"):
-        getattr(timeline, name)()
-    timeline.report(folder / "report.html")
+    hostile.answers(read_run([path], partial=True).timeline, folder)
 
 
 @few
@@ -184,7 +194,7 @@ def _damaged(folder: Path, data: st.DataObject) -> None:
     whole, name = data.draw(st.sampled_from([((folder / "valid.npz").read_bytes(), "npz"), (_journal(), "journal")]))
     path = folder / f"damaged.{name}"
     path.write_bytes(data.draw(hostile.changed_bytes(whole)))
-    refusal = _said(lambda: Timeline.load(path, partial=True))
+    refusal = _said(lambda: read_run([path], partial=True))
     assert not refusal or path.name in refusal
 
 
@@ -202,27 +212,225 @@ def test_damaged_files(folder: Path, saved: dict[str, np.ndarray], data: st.Data
     _damaged(folder, data)
 
 
-def _opening(**changes: Any) -> bytes:
-    fields = {"rank": 0, "run": "r", "restart": 0, "world_size": 1, "host": "h", "clock": "c", "pid": 1, "session": 1}
-    return journal.json_message("journal", schema_version=events.SCHEMA_VERSION, **{**fields, **changes})
+def _messages(*more: list[bytes], **opening: Any) -> list[list[bytes]]:
+    batch = events.Batch(0, 1, 0, 0, _TIMELINE.since(0)[0][0][1])
+    described = journal.json_frames("describe", descriptions=[_ASSIGNMENT])
+    return [journals.opening(**opening), described, journals.batch(batch), *more]
 
 
-def _journal(*more: bytes) -> bytes:
-    described = [_ASSIGNMENT]
-    batch = events.encode(events.Batch(0, 1, 0, 0, _TIMELINE.since(0)[0][0][1]))
-    parts = [_opening(), journal.json_message("describe", descriptions=described), journal.pack(batch), *more]
-    return journal.MAGIC + b"".join(parts)
+def _described(*described: dict[str, Any]) -> list[bytes]:
+    return journal.json_frames("describe", descriptions=list(described))
+
+
+def _journal(*more: list[bytes], **opening: Any) -> bytes:
+    return journals.written(_messages(*more, **opening))
 
 
 @few
 @given(st.data())
 def test_journals(folder: Path, data: st.DataObject) -> None:
     """A journal whose messages hold other things is read, or a ValueError names the file and the field."""
-    fields = data.draw(hostile.changed_json({"type": "describe", "descriptions": [_ASSIGNMENT]}))
+    valid = st.sampled_from([_ASSIGNMENT, *hostile.WATCHED])
+    changed = valid.flatmap(lambda one: hostile.changed_json({"type": "describe", "descriptions": [one]}))
+    fields = data.draw(changed)
     path = folder / "changed.journal"
-    path.write_bytes(_journal(journal.pack([JSON_FRAME, json.dumps(fields).encode()])))
-    refusal = _said(lambda: Timeline.load(path, partial=True))
-    assert not refusal or path.name in refusal
+    path.write_bytes(_journal([JSON_FRAME, json.dumps(fields).encode()]))
+    _read_everything(path, folder)
+
+
+# What a journal may hold that no rank writes -> what whoever reads or follows it says.
+_CROOKED: dict[str, tuple[list[list[bytes]], str]] = {
+    "norms of nothing": (_messages(_described({**hostile.WATCHED[0], "before": [[1.0]]})), "not those of 2 ranks"),
+    "no norms": (_messages(_described({"type": "gradients", "reducer": 0, "step": 1})), "lacks 'generation'"),
+    "no groups": (_messages(_described({"type": "drift", "reducer": 0, "step": 1, "ok": True})), "lacks 'first'"),
+    "no checksum": (
+        _messages(_described({"type": "inspection", "reducer": 0, "step": 1, "buckets": [{"bucket": 0}]})),
+        "lacks 'norm'",
+    ),
+    "no frames": (_messages([]), "an event batch has a header"),
+    "a list": (_messages([JSON_FRAME, b"[]"]), "list indices must be"),
+    "no JSON": (_messages([JSON_FRAME, b"{"]), "Expecting property name"),
+    "deep": (_messages([JSON_FRAME, b"[" * 100_000]), "recursion"),
+    "no opening": (_messages()[1:], "does not begin with whose journal it is"),
+    "events first": (_messages()[2:], "does not begin with whose journal it is"),
+    "two openings": (_messages(journals.opening(rank=5)), "is the journal of rank 0 and, further on, of rank 5"),
+    "others' events": (_messages(rank=3), "holds events of rank 0, and is the journal of rank 3"),
+    "no end": (_messages(journal.json_frames("end")), "a message lacks 'how'"),
+    "a negative rank": (_messages(rank=-5), "rank is -5, not an integer"),
+    "a rank of text": (_messages(rank="<script>"), "rank is '<script>', not an integer"),
+    "no session": (_messages(session=None), "session is None, not an integer"),
+    "another schema": (_messages(schema_version=99), "holds events of schema version 99"),
+}
+
+
+@pytest.mark.parametrize("name", _CROOKED)
+def test_whoever_reads_a_journal_checks_the_same(tmp_path: Path, name: str) -> None:
+    """What a file's reader refuses, `attach` refuses as well, in the same words, and both name the file."""
+    messages, why = _CROOKED[name]
+    path = tmp_path / "rank0.journal"
+    path.write_bytes(journals.written(messages))
+    said = [_said(lambda: read_run([path])), _said(lambda: attach(str(tmp_path)).close())]
+    assert all("rank0.journal" in one and why in one for one in said), said
+    assert said[0].replace(f"{tmp_path}/", "") == said[1]
+
+
+def test_attach_refuses_files_of_two_runs(tmp_path: Path) -> None:
+    """Journals that can't be of one run are refused by name, as `ddp-lab report` does."""
+    (tmp_path / "a.journal").write_bytes(_journal())
+    (tmp_path / "b.journal").write_bytes(_journal(session=2)[:-200])
+    assert "two files are of rank 0" in _said(lambda: attach(str(tmp_path)).close())
+
+
+def test_who_serves_journals_survives_what_is_none(tmp_path: Path) -> None:
+    """A pipe among the journals of `ddp-lab run --serve` and questions that are none end nothing: who asks is told."""
+    server = JournalServer(tmp_path)
+    try:
+        token = json.loads(server.invitation.read_text())["token"]
+        os.mkfifo(tmp_path / "rank0.journal")
+        with pytest.raises(ConnectionError, match=r"rank0\.journal is not a regular file"):
+            attach(server.address, token)
+        (tmp_path / "rank0.journal").unlink()
+        (tmp_path / "rank0.journal").write_bytes(_journal())
+        connection = _Connection(server.address, token)
+        for question in (b"", b"[]", b"{", b'{"have": {"a": 1}}', b"[" * 100_000):
+            connection._socket.send(question)
+        wait_until(lambda: server.unanswered == 5, 20, "five questions")
+        connection.close()
+        with attach(server.address, token) as job:
+            assert job.timeline.reducers()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("world_size", [50_000_000, 2**31 - 1])
+def test_a_number_of_ranks_is_not_believed(tmp_path: Path, world_size: int) -> None:
+    """A small journal of a run of two billion ranks takes no memory for them; the report says who has no file."""
+    path = tmp_path / "rank0.journal"
+    path.write_bytes(_journal(world_size=world_size))
+    tracemalloc.start()
+    try:
+        run = read_run([path], partial=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+    assert f"there is no file of ranks 1–{world_size - 1}, which took part" in run.notices[0]
+
+
+def test_a_message_of_four_gigabytes(tmp_path: Path) -> None:
+    """A journal of 128 MiB of nothing whose message announces 4 GiB is not waited for: no message is so large."""
+    path = tmp_path / "rank0.journal"
+    opening = journals.written([journals.opening()])
+    header = bytearray(journal.pack([b""], 1)[:16])
+    struct.pack_into("<I", header, 8, 2**32 - 1)
+    path.write_bytes(opening + header + struct.pack("<I", zlib.crc32(header)))
+    os.truncate(path, 128 << 20)
+    tracemalloc.start()
+    try:
+        run = read_run([path])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+    assert "is damaged in one place (134,21" in run.damage[0]
+    assert journal.MOST_BYTES == wire_sockets.MAX_MESSAGE
+
+
+def test_headers_without_end(tmp_path: Path) -> None:
+    """16 MiB of headers that all announce 8 MiB take effort for the bytes that are there, not for what they say."""
+    path = tmp_path / "rank0.journal"
+    head = struct.pack("<4sIII", journal.pack([b""], 0)[:4], 9, 8 << 20, 0)
+    path.write_bytes(_journal() + (head + struct.pack("<I", zlib.crc32(head))) * ((16 << 20) // 20))
+    reader = journal.Reader()
+    fed = sum(len(reader.feed(data, last=not data)) for data in journal.chunks(path, reader))
+    assert fed == 3
+    assert reader.gave_up
+    assert "what follows is left out" in read_run([path], partial=True).damage[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+def test_what_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    """A pipe, a device or a socket that is called a recording is refused at once, by all who read files."""
+    for name in ("rank0.journal", "run.npz"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        path = folder / name
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            os.mknod(path, stat.S_IFSOCK | 0o600)
+        else:
+            path.symlink_to("/dev/zero")
+        refused = [
+            _said(lambda path=path: Timeline.load(path)),
+            _said(lambda folder=folder: Timeline.load(folder)),
+            _said(lambda path=path: compare(path, path)),
+        ]
+        if name == "rank0.journal":
+            refused.append(_said(lambda folder=folder: attach(str(folder)).close()))
+        assert all(f"{name} is not a regular file" in one for one in refused), refused
+
+
+CONTROLS = "\x1b]0;title\x07\x1b[2J\x9b1m\x0b\x00\ud800\ufffe\u202etxt"
+
+
+def _with_controls(folder: Path) -> list[Path]:
+    """A journal and a saved timeline full of what a terminal obeys and XML forbids."""
+    described = json.loads(json.dumps(_ASSIGNMENT))
+    described["module"] = f"Net{CONTROLS}"
+    described["options"] = {"comm_hook": CONTROLS, f"option{CONTROLS}": CONTROLS}
+    for one in described["parameters"]:
+        one["name"] = f"{CONTROLS}.weight{one['index']}"
+    recorded = folder / f"rank0{CONTROLS[:12]}.journal"
+    batch = events.Batch(0, 1, 0, 0, _TIMELINE.since(0)[0][0][1])
+    opening = journals.opening(host=CONTROLS, run=CONTROLS, clock=CONTROLS, world_size=3)
+    describe = journal.json_frames("describe", descriptions=[described])
+    end = journal.json_frames("end", how=CONTROLS)
+    recorded.write_bytes(journals.written([opening, describe, journals.batch(batch), end]))
+    saved = folder / "saved.npz"
+    with np.load(_TIMELINE.save(saved)) as file:
+        arrays = dict(file)
+    about = json.loads(str(arrays["about"]))
+    about["described"] = [[rank, described] for rank, _ in about["described"][:1] * 2]
+    about["ranks"] = {
+        key: {**one, "status": {"state": CONTROLS, "host": CONTROLS}} for key, one in about["ranks"].items()
+    }
+    saved.write_bytes(hostile.npz({**arrays, "about": np.array(json.dumps(about))}))
+    return [recorded, saved]
+
+
+def test_control_characters_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names, hosts, errors and file names that hold what a terminal obeys, or what XML forbids, are shown with escapes:
+    on the terminal, in the page, and in pictures, which stay XML."""
+    for path in _with_controls(tmp_path):
+        page = tmp_path / "page.html"
+        assert cli.main(["report", str(path), "--partial", "--output", str(page)]) == 0
+        cli.main(["report", str(path), str(path)])  # an error that names the file
+        out, err = capsys.readouterr()
+        shown = out + err + page.read_text(encoding="utf-8")
+        assert not re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ufffe]", shown)
+        assert r"Net\x1b]0;title\x07\x1b[2J\x9b1m" in out
+        timeline = Timeline.load([path], partial=True)
+        frame, assignment = find_step(timeline, None, None)
+        for view in ("buckets", "overlap", "stragglers", "sync", "findings"):
+            ElementTree.fromstring(pictures.picture(view, timeline, frame, assignment))
+        assert [one for one in timeline.ranks() if "\x1b" in one.state] == []
+
+
+def test_a_bomb_is_refused_before_it_goes_off(saved: dict[str, np.ndarray], tmp_path: Path) -> None:
+    """A file that unpacks to hundreds of times its size is refused by what it says of itself, without unpacking."""
+    path = tmp_path / "bomb.npz"
+    packed = bytearray(hostile.npz(saved, compression=zipfile.ZIP_DEFLATED))
+    struct.pack_into("<I", packed, packed.index(b"PK\1\2") + 24, 377_487_488)
+    path.write_bytes(packed)
+    tracemalloc.start()
+    try:
+        refusal = _said(lambda: Timeline.load(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "it would unpack 377," in refusal
+    assert peak < 16 << 20
 
 
 class _Bomb:
@@ -302,6 +510,14 @@ def rank() -> Iterator[tuple[Wire, Any, Any]]:
             socket.close()
 
 
+@pytest.fixture(scope="module")
+def mute(rank: tuple[Wire, Any, Any]) -> Iterator[list[socket.socket]]:
+    """A connection to each port of the wire that never says anything; made early, for a test that comes late."""
+    addresses = [rank[0].endpoint()[channel].removeprefix("tcp://").split(":") for channel in ("data", "control")]
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection((host, int(port)), 20)) for host, port in addresses]
+
+
 _MESSAGES = [
     {"type": "describe", "rank": 0, "session": 1, "descriptions": [{"type": "mark", "index": 0, "name": "m"}]},
     {"type": "status", "rank": 0, "status": {"state": "idle"}},
@@ -322,7 +538,7 @@ _sent = st.one_of(
 
 @few
 @given(st.lists(_sent, min_size=1, max_size=5))
-def test_messages_of_a_rank(rank: tuple[Wire, Any, Any], sent: list[list[bytes]]) -> None:
+def test_messages_of_a_rank(rank: tuple[Wire, Any, Any], mute: object, sent: list[list[bytes]]) -> None:
     """Whatever a rank with the key sends, the wire goes on: it takes the next message, and keeps the error."""
     wire, data, control = rank
     for frames in sent:
@@ -341,6 +557,26 @@ def test_wrong_ranks_are_not_let_in(rank: tuple[Wire, Any, Any]) -> None:
     assert wire.connected() <= {0, 5}
     wire.send(None, {"op": "ping"})
     assert wire.error is not None
+
+
+def test_a_flood_is_counted_and_not_logged(rank: tuple[Wire, Any, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Of a thousand messages that are none each is counted and dropped; the log has a line for every power of ten."""
+    wire, data, control = rank
+    before = wire.malformed
+    for _ in range(1_000):
+        data.send_multipart([JSON_FRAME, b"[]"])
+    _still_serves(wire, data, control)
+    assert wire.malformed == before + 1_000
+    assert len([one for one in caplog.records if one.name == "ddp_lab.client.wire"]) <= 4
+
+
+def test_who_says_nothing_is_not_kept(rank: tuple[Wire, Any, Any], mute: list[socket.socket]) -> None:
+    """A connection to the wire that doesn't shake hands is closed, long before ZeroMQ's thirty seconds; those of ranks
+    stay."""
+    for one in mute:
+        while one.recv(1024):  # the greeting; the limit is of the whole handshake
+            pass
+    _still_serves(*rank)
 
 
 _count = iter(range(10**9))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ddp_lab.engine import sockets
 from tests.cluster.conftest import Lab
 from tests.ranks.harness import ROOT
 from tests.security.looking import everything_in, listening, process_ids, run_folder
@@ -22,7 +25,15 @@ _STRANGER = Path(__file__).with_name("stranger.py")
 
 def _try(become: bool = True, **given: Any) -> dict[str, str]:
     """What came of these attempts, as another user or as this one."""
-    asked = {"folders": [], "files": [], "pids": [], "wire": None, "store": None, "ports": [], "become": become}
+    asked = {
+        "folders": [],
+        "files": [],
+        "pids": [],
+        "wire": None,
+        "ports": [],
+        "sockets": [],
+        "become": become,
+    }
     done = subprocess.run(
         [sys.executable, str(_STRANGER)],
         input=json.dumps(asked | given, default=str),
@@ -59,21 +70,64 @@ def test_nothing_can_be_read_or_signalled(lab: Lab, segment: Path) -> None:
 
 
 def test_the_wire_takes_nothing(lab: Lab) -> None:
-    """What another user sends to the wire without a key changes nothing; the cluster goes on."""
+    """What another user sends to the wire without a key changes nothing; the cluster goes on. On one machine nobody
+    else even reaches its socket, nor those of the controller."""
     assert lab.wire is not None
     _try(wire=lab.wire.endpoint()["data"])
+    sockets = [path for path in everything_in(run_folder(lab)) if path.is_socket()]
+    assert len(sockets) > 10
+    told = _try(sockets=sockets)
+    assert len(told) == len(sockets)
+    assert [name for name, what in told.items() if not what.startswith("refused: PermissionError")] == []
+    assert set(_try(become=False, sockets=sockets).values()) == {"got: 'connected'"}
     assert [one.state for one in lab.timeline.ranks()] == ["idle", "idle"]
     lab.wire.check()
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
-def test_torchs_ports_are_open_to_other_users(lab: Lab) -> None:
-    """SECURITY.md says that TCPStore and Gloo let other users of the machine in: if they no longer do, change it."""
+@pytest.mark.parametrize("rejoined", [False, True])
+def test_torchs_ports_are_sealed(lab: Lab, rejoined: bool) -> None:
+    """TCPStore's port and those of Gloo, of groups that the user makes, too, take nobody once the ranks are connected:
+    nor after a rejoin."""
+    lab.run("more = dist.new_group()")
+    if rejoined:
+        lab.rejoin()
     processes = {name: pid for pid, name in process_ids(lab).items()}
-    [store] = set(lab.values("import os; int(os.environ['MASTER_PORT'])").values())
-    gloo = sorted(listening(processes["rank 1"]))
-    told = _try(store=store, ports=gloo)
-    assert told.pop("store") == "got: 'here'"
-    assert gloo
-    assert set(told.values()) == {"got: 'connected'"}
+    ports = sorted({port for rank in ("rank 0", "rank 1") for port in listening(processes[rank])})
+    assert len(ports) >= 5
+    told = _try(ports=ports)
+    assert {what.partition(":")[0] for what in told.values()} == {"refused"}
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+    lab.run("del more")
+
+
+def test_who_came_before_the_seal_is_sent_away() -> None:
+    """A connection that another user opened before a port was sealed is shut down, one of this user goes on."""
+    code = "import os, socket, sys; socket.getaddrinfo('127.0.0.1', 0); os.setuid(65534)\n" + (
+        "with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as one:\n"
+        "    print('in', flush=True); print(one.recv(1), flush=True)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+        port = server.getsockname()[1]
+        own = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        accepted, _ = server.accept()
+        stack.enter_context(accepted)
+        command = [sys.executable, "-c", code, str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == "in\n"
+            stack.enter_context(server.accept()[0])
+            sockets.seal(port)
+            assert stranger.stdout.readline() == "b''\n"
+        own.sendall(b"x")
+        assert accepted.recv(1) == b"x"
+        with pytest.raises(TimeoutError):
+            socket.create_connection(("127.0.0.1", port), timeout=0.5)
+
+
+def test_a_port_of_the_users_own_stays_open(lab: Lab) -> None:
+    """What a rank's own code listens on while it makes groups lets everybody in."""
+    lab.run("import socket; own = socket.create_server(('127.0.0.1', 0)); more = dist.new_group()")
+    ports = lab.values("own.getsockname()[1]")
+    assert set(_try(ports=list(ports.values())).values()) == {"got: 'connected'"}
+    lab.run("own.close(); del more")

@@ -45,6 +45,7 @@ class Listed:
         seconds: the time it gets.
         attempts: how often it may run. More than 1 only for a test that fails now and then whatever the class: seen
             with torch's own, or a race of the test itself before a model is made.
+        soak: whether it takes too long for `make test`.
     """
 
     mode: str
@@ -52,6 +53,7 @@ class Listed:
     test: str
     seconds: int = 120
     attempts: int = 1
+    soak: bool = False
 
     @property
     def id(self) -> str:

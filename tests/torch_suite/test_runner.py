@@ -35,6 +35,7 @@ def test_every_process_constructs_our_class(start: str, ours: Suites) -> None:
     assert {(made.cls.split(".")[0], made.by.split(".")[0]) for made in found.constructed} == {("ddp_lab", "ddp_lab")}
 
 
+@pytest.mark.soak
 @SLOW_START
 def test_torchs_own_class_is_the_control() -> None:
     """Asked for torch's own class, the ranks construct that."""

@@ -48,7 +48,7 @@ def ours() -> Iterator[Suites]:
 
 
 @pytest.mark.parametrize(
-    "listed", _params({"collectives": [], "collectives_more": SOAK, "collectives_not_gloos": SOAK})
+    "listed", _params({"collectives": SOAK, "collectives_more": SOAK, "collectives_not_gloos": SOAK})
 )
 def test_passes(listed: Listed, collectives: Suites) -> None:
     """What torch tests of Gloo holds for the backend, and no group was made of another one."""

@@ -5,7 +5,8 @@
     DDP_LAB_TORCH_SUITE_START=spawn pytest tests/torch_suite  ranks started as torch starts them (slower)
 
 The lists (`lists/*.txt`) name the tests: every test of the class that torch's wheel holds and that passes with torch's
-own class on a CPU. `make soak` runs the long ones. How they run: [Note: how torch's tests run].
+own class on a CPU. `make test` runs the public ones, `make soak` all others. How they run: [Note: how torch's tests
+run].
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ import torch
 from tests.torch_suite.running import OURS, Listed, Outcome, Suites, read_list
 
 LISTS_ARE_FOR = "2.13"
-LISTS: dict[str, list[pytest.MarkDecorator]] = {"public": [], "more": [], "long": [pytest.mark.soak]}
+SOAK = [pytest.mark.soak]
+LISTS: dict[str, list[pytest.MarkDecorator]] = {"public": [], "more": SOAK, "long": SOAK}
 
 
 def _params() -> list[Any]:
     return [
-        pytest.param(listed, id=f"{listed.id}-{name}", marks=[*marks, pytest.mark.timeout(listed.seconds * 2 + 60)])
+        pytest.param(
+            listed,
+            id=f"{listed.id}-{name}",
+            marks=[*(SOAK if listed.soak else marks), pytest.mark.timeout(listed.seconds * 2 + 60)],
+        )
         for name, marks in LISTS.items()
         for listed in read_list(name)
     ]

@@ -43,7 +43,7 @@ class StepModel:
     tail: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def assignment(self) -> dict[str, Any]:
+    def assignment(self, generation: int = 0, *, rebuilt: bool = True) -> dict[str, Any]:
         """The description of the buckets."""
         options = {
             "find_unused_parameters": False,
@@ -55,8 +55,9 @@ class StepModel:
             "comm_hook": None,
         }
         return {
-            "type": "assignment", "reducer": 0, "generation": 0, "first_step": 0, "process_group": 0,
-            "group_ranks": list(range(self.ranks)), "backend": "gloo", "module": "Net", "rebuilt": True, "session": 1,
+            "type": "assignment", "reducer": 0, "generation": generation, "first_step": 0, "process_group": 0,
+            "group_ranks": list(range(self.ranks)), "backend": "gloo", "module": "Net", "rebuilt": rebuilt,
+            "session": 1,
             "parameters": [
                 {"index": i, "name": f"layer{i}.weight", "shape": [size // 4], "numel": size // 4, "bytes": size,
                  "dtype": "float32", "device": "cpu"}
@@ -145,3 +146,51 @@ class StepModel:
             ]
         for when, kind, values in sorted(facts, key=lambda fact: fact[0]):
             recorder.record(kind, round(when * MS), reducer=0, process_group=0, step=step, **values)
+
+
+class History:
+    """A timeline of one model whose buckets are assigned anew now and then.
+
+    Attributes:
+        timeline: what the ranks sent.
+        step: the number of the next step.
+    """
+
+    def __init__(self, ranks: int = 2) -> None:
+        self.timeline, self.step = Timeline(), 0
+        self._recorders = [Recorder(rank) for rank in range(ranks)]
+        self._at = 1_000.0
+
+    def assign(self, model: StepModel, generation: int, *, rebuilt: bool = True) -> None:
+        """All ranks describe an assignment."""
+        for recorder in self._recorders:
+            self.timeline.describe(recorder.rank, model.assignment(generation, rebuilt=rebuilt))
+
+    def train(self, model: StepModel, generation: int, steps: int) -> None:
+        """All ranks train so many steps with it."""
+        for _ in range(steps):
+            self._at = model._step(self.step, self._at, self._recorders)
+            self.step += 1
+        self._send(generation)
+
+    def abandon(self, generation: int) -> None:
+        """All ranks begin a backward and give it up."""
+        for recorder in self._recorders:
+            for ms, kind in ((self._at, Kind.BACKWARD_BEGIN), (self._at + 1, Kind.ABANDONED)):
+                recorder.record(kind, round(ms * MS), reducer=0, process_group=0, step=self.step)
+        self.step, self._at = self.step + 1, self._at + 10_000
+        self._send(generation)
+
+    def mark(self, name: str) -> None:
+        """Rank 0 marks this moment."""
+        index = len(self.timeline.mark_names())
+        self.timeline.describe(0, {"type": "mark", "index": index, "name": name, "session": 1})
+        self._recorders[0].record(Kind.MARK, round((self._at + 0.5) * MS), parameter=index)
+        self._at += 1
+        self._send(0)
+
+    def _send(self, generation: int) -> None:
+        for recorder in self._recorders:
+            batch = recorder.batch()
+            batch.events["generation"] = generation
+            self.timeline.extend(batch)

@@ -48,6 +48,26 @@ def test_that_groups_were_shut_down_is_told() -> None:
     assert channel.last["freed"] == "1"
 
 
+class _NoRoom(_Kept):
+    """One to which the end of a failed cell can't be told: there is no memory for it."""
+
+    def send_status(self, status: Mapping[str, Any]) -> None:
+        if status.get("ended") and threading.current_thread() is threading.main_thread():
+            raise MemoryError
+        super().send_status(status)
+
+
+def test_a_failure_that_cannot_be_told_frees_the_peers() -> None:
+    """Whatever goes wrong with telling that a cell has failed, the ranks that wait for this one are freed."""
+    channel = _NoRoom()
+    agent = Agent(channel, 0)
+    agent._before_cell("1", "cell 1")
+    with pytest.raises(MemoryError):
+        agent._on_failure(CellEnd("1", "cell 1", ValueError("on purpose")))
+    assert channel.freed.wait(60)
+    assert channel.last["freed"] == "1"
+
+
 def test_an_error_that_no_line_raised() -> None:
     """The value of a cell has no text, on a rank whose groups were freed meanwhile: that is told, not another error."""
     agent = Agent(_Kept(), 0)

@@ -13,10 +13,12 @@ import psutil
 import pytest
 
 from ddp_lab.client.membership import RankRecord
+from ddp_lab.client.status_table import cells_of
 from ddp_lab.client.timeline import RankStatus
 from ddp_lab.client.vitals import RankVitals
 from ddp_lab.widgets.cluster_processes import ProcessUse, ProcessWatch
 from ddp_lab.widgets.cluster_rows import SILENT_SECONDS, cluster_rows, row_texts
+from ddp_lab.widgets.rank_rows import rank_rows
 from tests.leftovers import wait_until
 
 
@@ -61,6 +63,22 @@ def test_ranks_in_trouble(fields: dict[str, Any], stopped: bool, state: str, wor
     assert made["silent"] == (None if state in ("dead", "starting") else 8.0)
 
 
+@pytest.mark.parametrize(
+    ("broken_by", "state", "words"),
+    [
+        ("failed", "failed", "failed; the next cell rejoins"),
+        ("interrupted", "interrupted", "interrupted; the next cell rejoins"),
+        ("rank 1", "freed", "freed because rank 1 failed; the next cell rejoins"),
+    ],
+)
+def test_a_rank_that_failed_is_told_from_one_that_was_freed(broken_by: str, state: str, words: str) -> None:
+    """Of two ranks whose groups were shut down, the one whose cell raised is the one that failed."""
+    freed = record(state="freed", broken_by=broken_by)
+    made = row(RankVitals(freed, silent_seconds=0.1))
+    assert (made["state"], made["words"]) == (state, words)
+    assert rank_rows([], [freed])[0]["state"] == cells_of(freed)["state"] == state
+
+
 @pytest.mark.parametrize(("seconds", "state"), [(SILENT_SECONDS - 0.1, "running"), (SILENT_SECONDS + 0.1, "silent")])
 def test_a_slow_answer_is_no_silence(seconds: float, state: str) -> None:
     """A rank that has not answered in time, but was heard of just before, is in the state that it told by itself."""
@@ -69,8 +87,11 @@ def test_a_slow_answer_is_no_silence(seconds: float, state: str) -> None:
 
 
 def test_steps_of_a_former_process_do_not_count() -> None:
-    """After a restart a rank has no step until its new process sends events."""
-    assert row(RankVitals(record()), RankStatus(0, state="idle", step=41, events=0))["step"] is None
+    """After a restart a rank has no step until its new process sends events, in the panel and in the dashboard."""
+    heard = RankStatus(0, state="idle", step=41, last_event_ns=10**9, events=0)
+    assert row(RankVitals(record()), heard)["step"] is None
+    (made,) = rank_rows([heard], [record()])
+    assert (made["step"], made["lastEvent"], made["recorded"]) == (-1, None, 0)
 
 
 def test_what_is_in_flight() -> None:

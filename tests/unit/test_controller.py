@@ -1,16 +1,24 @@
-"""The controller's process, without a cluster around it."""
+"""The controller's process, and that of a host's server, without a cluster around them."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from ddp_lab import machine
 from ddp_lab.client.launchers import Controller
+from ddp_lab.engine import host_server
 from ddp_lab.engine.controller import hold_ports
 from tests.leftovers import wait_until
+from tests.security.looking import listening
 
 
 def test_ports_are_held() -> None:
@@ -25,12 +33,88 @@ def test_ports_are_held() -> None:
                 pass
 
 
-def test_held_ports_suffice(tmp_path: Path) -> None:
-    """ipcontroller has no need to look for a port itself; else it says so in its log."""
+def test_a_folder_that_is_still_written_to_is_removed(tmp_path: Path) -> None:
+    """A process that ends, and makes files until then, leaves nothing of the folder."""
+    folder = tmp_path / "folder"
+    (folder / "some").mkdir(parents=True)
+    code = f"""if True:
+        import itertools, pathlib, threading
+        from ddp_lab.engine import watch
+        threading.Timer(0.1, watch.end_and_remove, ["{folder}"]).start()
+        for number in itertools.count():
+            pathlib.Path("{folder}/some", str(number)).parent.mkdir(parents=True, exist_ok=True)
+            pathlib.Path("{folder}/some", str(number)).touch()
+    """
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1"])
+def test_a_controller_and_its_successor(tmp_path: Path, address: str | None) -> None:
+    """A successor of a killed controller listens where that did, with the same key; on ports only for other hosts, and
+    who says nothing there is soon sent away."""
     controller = Controller(tmp_path)
-    controller.start()
+    controller.start(address)
     try:
         wait_until(controller.connection, 60, "the controller")
+        before = controller.connection()
+        assert before is not None
+        assert before["client"]["interface"] == f"ipc://{tmp_path}/c"
+        pid = controller.pid
+        assert pid is not None
+        wait_until(lambda: reached(tmp_path / f"c:{before['client']['mux']}"), 60, "the controller's last socket")
+        wait_until(lambda: len(listening(pid)) == (0 if address is None else 7), 10, "the ports")
+        assert_closed_to_the_mute(list(listening(pid)))
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: controller.ended, 10, "its end")
+        assert controller.ended == "the controller was killed by SIGKILL (signal 9)"
+        controller.start_again()
+        registration = Path(
+            f"{before['client']['interface'].removeprefix('ipc://')}:{before['client']['registration']}"
+        )
+        wait_until(lambda: reached(registration), 60, "its successor")
+        assert controller.connection() == before
     finally:
         controller.stop()
     assert "xhausted" not in (tmp_path / "controller.log").read_text()
+
+
+def assert_closed_to_the_mute(ports: list[int]) -> None:
+    """A connection that doesn't shake hands is closed within seconds: ZeroMQ would keep it for thirty."""
+    with contextlib.ExitStack() as stack:
+        for one in [stack.enter_context(socket.create_connection(("127.0.0.1", port), 15)) for port in ports]:
+            while one.recv(1024):
+                pass
+
+
+def reached(path: Path) -> bool:
+    """Whether somebody listens at a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as one:
+        return one.connect_ex(str(path)) == 0
+
+
+def test_a_long_path_for_files(tmp_path: Path) -> None:
+    """Where the temporary folder's path leaves no room for sockets, a cluster's folder is in /tmp."""
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    code = "from ddp_lab.client.launchers import make_run_dir; print(made := make_run_dir()); made.rmdir()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(long)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("/tmp/ddp_lab-")
+    assert not list(long.iterdir())
+
+
+def test_a_link_in_the_way_of_a_host_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to nowhere in the place of a former server's folder, which anybody can make, saves no server."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["sleep", "600"]) as former:
+        Path(tmp_path, f"ddp_lab-{former.pid}-evil").symlink_to("/nowhere")
+        Path(tmp_path, f"ddp_lab-{former.pid}-files").mkdir()
+        host_server._end_former({"pid": former.pid, "started": machine.started(former.pid)})
+        assert former.wait(10) == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == [f"ddp_lab-{former.pid}-evil"]

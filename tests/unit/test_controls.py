@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ddp_lab import faults
+from ddp_lab.client.changes import last_change
 from ddp_lab.client.live_records import BucketStage, StepState
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.events import Batch
@@ -18,6 +20,7 @@ from ddp_lab.widgets.controls import Controls
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.standings import standings
 from tests.training_events import Training
+from tests.unit.step_model import History, StepModel
 
 
 def state(rank: int, *buckets: str, step: int = 4, **fields: Any) -> StepState:
@@ -39,7 +42,7 @@ def test_a_rank_waits_for_the_one_that_pauses() -> None:
     )
     assert (found[0].kind, found[0].bucket, found[0].waits_for) == ("waiting", 1, (1, 2))
     assert found[0].text == "waits for ranks 1 and 2, which have not launched bucket 1"
-    assert found[1].text == "pauses: bucket 1 is ready, and not yet launched"
+    assert found[1].text == "pauses: bucket 1 is ready, not yet launched"
     assert found[2].text == "computes gradients; 1 of 3 buckets are launched"
 
 
@@ -58,10 +61,10 @@ def test_ranks_in_different_steps() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"point": "gradient_ready", "parameter": "0.bias"}, "the gradient of '0.bias' is ready, and not yet in its"),
+        ({"point": "gradient_ready", "parameter": "0.bias"}, "the gradient of '0.bias' is ready, not yet in its"),
         ({"point": "bucket_ready", "bucket": 1}, "not yet launched (bucket 0 has to be launched first)"),
         ({"point": "launched", "bucket": 1}, "the collective of bucket 1 has been started"),
-        ({"point": "reduced", "bucket": 1}, "the average of bucket 1 is there, and not yet written back"),
+        ({"point": "reduced", "bucket": 1}, "the average of bucket 1 is there, not yet written back"),
     ],
 )
 def test_pauses_in_words(fields: dict[str, Any], words: str) -> None:
@@ -153,15 +156,15 @@ def test_nothing_to_compare_before_a_change() -> None:
     assert compared(timeline, 0) == {"reducer": 0, "text": "", "sides": []}
 
 
-def _trained(first: int, changed: int, steps: int) -> Timeline:
-    """Steps of 20 ms, from `changed` on of 10 ms and under the assignment after `first`."""
+def _trained(first: int, changed: int, steps: int, **fields: object) -> Timeline:
+    """Steps of 20 ms, from `changed` on of 10 ms and under the assignment after `first`, with these fields."""
     timeline, training = Timeline(), Training(2, 3)
     begin = 10**12
     for step in range(steps):
         if step == changed:
             for rank in range(2):
                 described = training.assignment() | {"generation": first + 1, "first_step": changed, "session": 1}
-                timeline.describe(rank, described)
+                timeline.describe(rank, described | fields)
         begin += (10 if step >= changed else 20) * 10**6
         for rank, events in enumerate(training.step(step, begin)):
             events["generation"] = first + (step >= changed)
@@ -173,19 +176,49 @@ def _trained(first: int, changed: int, steps: int) -> Timeline:
 
 def test_before_and_after_a_change() -> None:
     """Steps of both assignments are compared, the two next to a change left out; ten on each side give a verdict."""
-    found = compared(_trained(1, 30, 60), 0)
+    found = compared(_trained(1, 30, 60, **FP16), 0)
     assert found["verdict"] == "faster"
     assert found["percent"] == pytest.approx(-50, abs=3)
     assert [len(side["ms"]) for side in found["sides"]] == [27, 28]
-    assert [side["step"] for side in found["sides"]] == [0, 30]
-    early = compared(_trained(1, 30, 36), 0)
+    assert [side["step"] for side in found["sides"]] == [3, 32]
+    early = compared(_trained(1, 30, 36, **FP16), 0)
     assert "verdict" not in early
     assert early["text"].startswith("4 steps after the change are too few")
 
 
+FP16 = {"rebuilt": True, "options": {"comm_hook": "fp16_compress_hook"}}
+
+
 def test_the_rebuild_is_no_change() -> None:
     """New buckets after the first step are the rebuild: nobody asked for them, and nothing is compared."""
-    assert compared(_trained(0, 1, 40), 0)["sides"] == []
+    assert compared(_trained(0, 1, 40, rebuilt=True), 0)["sides"] == []
+
+
+def test_a_change_that_keeps_the_buckets_has_no_verdict() -> None:
+    """Other caps that lead to the same buckets: that is said, and no step is called faster, though it is."""
+    found = compared(_trained(1, 30, 60, rebuilt=True, options={"bucket_cap_mb_list": [1.0, 25.0]}), 0)
+    assert found["text"].startswith("The same buckets and hook before and after the change")
+    assert "verdict" not in found
+    assert [side["buckets"] for side in found["sides"]] == [3, 3]
+
+
+def test_a_fault_ends_what_is_compared() -> None:
+    """Steps before a fault began are no "before", and those after it has ended no "after"."""
+    plain = StepModel(gradients=[1.0] * 4, sizes=[1_000_000] * 4, buckets=[[0, 1], [2, 3]])
+    slow = replace(plain, late=lambda rank, step: {0: 40.0} if rank == 1 else {})
+    fine = replace(slow, buckets=[[0], [1], [2], [3]], options={"bucket_cap_mb_list": [1.0]})
+    history = History()
+    history.assign(plain, 1)
+    history.train(plain, 1, 40)
+    history.mark("slow layer: 40 ms before the gradient of 'layer0.weight'")
+    history.train(slow, 1, 20)
+    history.assign(fine, 2)
+    history.train(fine, 2, 20)
+    history.mark("end of slow layer: 40 ms before the gradient of 'layer0.weight'")
+    history.train(replace(fine, late=plain.late), 2, 30)
+    change = last_change(history.timeline, 0)
+    assert [steps.tolist() for steps in change.steps] == [list(range(42, 60)), list(range(62, 80))]
+    assert min(ms.min() for ms in change.times) > 40
 
 
 def test_what_was_typed_is_checked_before_ranks_are_asked() -> None:

@@ -14,12 +14,14 @@ import pytest
 from ipywidgets.widgets.widget import _instances
 
 from ddp_lab.client.attached import attach
+from ddp_lab.client.cluster import Cluster
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.engine.telemetry import interval_of
 from ddp_lab.events import DTYPE, Batch, Kind
 from ddp_lab.insight.link_model import LinkModel
 from ddp_lab.widgets import esm, views
 from ddp_lab.widgets.dashboard import Dashboard
+from ddp_lab.widgets.life import life_of
 from ddp_lab.widgets.live import Refresher, receive_while_busy
 from ddp_lab.widgets.messages import BLOCKS
 from ddp_lab.widgets.step_feed import StepFeed
@@ -244,6 +246,14 @@ def test_without_ranks_it_says_so(make: Made) -> None:
     dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
     wait_until(lambda: dashboard.inspection.get("state") == "failed", 10, "the answer")
     assert "no ranks to ask" in dashboard.inspection["text"]
+
+
+def test_a_cluster_that_was_never_started_was_not_stopped() -> None:
+    """A dashboard of a cluster that does not run says so; that it was stopped only if its ranks were heard of."""
+    cluster = Cluster(2, backend="gloo")
+    assert life_of(cluster, {})["what"] == "The cluster does not run"
+    cluster.timeline.set_status(0, {"state": "idle"})
+    assert life_of(cluster, {})["what"] == "The cluster was stopped"
 
 
 def test_the_mime_bundle_has_a_picture_and_words(make: Made) -> None:

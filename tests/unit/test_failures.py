@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
-from ddp_lab.client.failures import cell_error, failure_of, in_order, interrupt_report, lost, timed_out, timeout_error
+from ddp_lab.client.failures import (
+    cell_error,
+    end_of,
+    ending,
+    failure_of,
+    in_order,
+    interrupt_report,
+    lost,
+    timed_out,
+    timeout_error,
+)
 from ddp_lab.client.lines import plain
 from ddp_lab.errors import RankFailure
 
@@ -48,6 +59,28 @@ def test_a_lost_rank_leads() -> None:
     assert "rank 0 waited for rank 1 and was freed (RuntimeError: Connection closed by peer)" in plain(error.report)
 
 
+def test_an_interrupt_hides_no_failure() -> None:
+    """A cell is interrupted if nothing else has happened on any rank; else the line and the error name what has."""
+    interrupted = [failed(rank, "KeyboardInterrupt", "", at=rank) for rank in range(2)]
+    alone = in_order(interrupted)
+    assert (end_of(alone), ending("interrupted", alone, 5.2)) == ("interrupted", "■ interrupted after 5.2 s")
+    assert str(cell_error(alone, "train [2]")) == "ranks 0–1 were interrupted"
+    both = in_order([interrupted[0], failed(1, at=5)])
+    assert (end_of(both), ending("failed", both, 5.2)) == ("failed", "✗ rank 1 failed after 5.2 s: ValueError: bad")
+    error = cell_error(both, "train [2]")
+    assert str(error) == "rank 1 failed: ValueError: bad"
+    assert "rank 0 was interrupted" in plain(error.report)
+    assert ending("failed", alone, 5.2) == "✗ interrupted by its time limit after 5.2 s"
+
+
+def test_where_all_frames_are() -> None:
+    """Of a traceback that is folded the report says how to see all of it, also of a cell that nobody waits for."""
+    folded = {0: RankFailure(0, "ValueError", "bad", "all of them", 0, False, brief="some of them")}
+    waited, background = (plain(cell_error(folded, "train [2]", run).report) for run in ("", "lab.results['train']"))
+    assert "`import sys; print(sys.last_value.failures[0].traceback)`" in waited
+    assert "`print(lab.results['train'].failures[0].traceback)`" in background
+
+
 def test_a_communication_error_alone_is_a_failure() -> None:
     """With no other cause, the first broken collective leads."""
     ordered = in_order([failed(0, "RuntimeError", CLOSED, at=10), failed(1, "RuntimeError", CLOSED, at=20)])
@@ -65,6 +98,20 @@ def test_a_workers_error_says_why() -> None:
         "rank 1 failed: RuntimeError: Caught RuntimeError in DataLoader worker process 0: unable to allocate shared "
         "memory(shm): No space left"
     )
+
+
+def test_a_traceback_reads_on_any_page() -> None:
+    """Of IPython's colours, which can't all be read on both of JupyterLab's grounds, weight is left; the rest stays."""
+    trace = (
+        "\x1b[31mValueError\x1b[39m  Traceback\n\x1b[36mFile \x1b[39m\x1b[32m~/a.py:2\x1b[39m, in \x1b[36mf\x1b[39m\n"
+        "\x1b[32m----> \x1b[39m \x1b[38;5;28;01mreturn\x1b[39;00m \x1b[30;43mboom\x1b[39;49m()"
+        "  \x1b[38;5;66;03m# x\x1b[39;00m"
+    )
+    report = cell_error({0: failed(0, traceback=trace)}, "train [3]").report
+    assert plain(trace) in plain(report)
+    assert "\x1b[1mreturn\x1b[0m \x1b[30;43mboom\x1b[0m()  # x" in report
+    assert report.startswith("\x1b[1;38;5;231;48;5;124mrank 0 failed\x1b[0m in cell train [3]")
+    assert not re.search(r"\x1b\[3[1-79]m|\x1b\[38;5;(?!231)", report)
 
 
 def test_folding() -> None:

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from ddp_lab.client.timeline import Timeline
 from ddp_lab.events import Batch
 from ddp_lab.insight.facts import Finding
 from ddp_lab.insight.replay import fit
+from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.unit.step_model import StepModel
 
 MB = 1_000_000
@@ -128,6 +130,64 @@ def test_a_rank_that_is_slow_everywhere() -> None:
     assert one.gain_percent == pytest.approx(really_gained(model, TUNED), abs=1)
 
 
+def crowded(delay: float) -> StepModel:
+    """Three ranks that disturb each other in each step; rank 1's forward takes longer by about `delay` ms."""
+    random = np.random.default_rng(4)
+    accidents, places = random.exponential(3.0, (3, 200)), random.integers(0, PARAMETERS, (3, 200))
+    before = random.exponential(3.0, (3, 200)) + np.where(np.arange(3)[:, None] == 1, delay, 0.0)
+    return replace(
+        TUNED,
+        ranks=3,
+        per_mb=1.1,
+        late=lambda rank, step: {int(places[rank, step]): float(accidents[rank, step])},
+        forward=lambda rank, step: 1.0 + float(before[rank, step]),
+    )
+
+
+def test_a_straggler_on_busy_cores_has_no_place() -> None:
+    """Where its delay is lost among accidents, the rank is told with what is known; summary, stragglers and findings
+    say the same of it, and it stands before communication."""
+    timeline = crowded(4.0).record(60)
+    one = timeline.findings()[0]
+    assert (one.kind, one.rank, one.parameter, one.bucket) == ("straggler", 1, None, None)
+    assert re.fullmatch(
+        r"Rank 1 is last in \d\d % of the steps, and the others wait \d\.\d ms for it \(median\); it varies too much "
+        r"to name a layer\.",
+        one.evidence,
+    )
+    (late,) = timeline.find_late()
+    assert (late.rank, late.where) == (1, "varying")
+    assert late.cost_percent == pytest.approx(one.gain_percent)
+    seen = SlowFacts(timeline)
+    seen.look("page", ["findings", "stragglers"], None)
+    told = seen.update(force=True)
+    assert str(told["late"]["text"]).startswith(one.evidence)
+    assert told["findings"]["items"][0]["title"] == one.title
+    assert f"{one.evidence} It costs" in timeline.summary()
+    assert f"% of the step: {one.title}" in timeline.summary()
+    assert not {"communication-bound", "bucket-too-small"} & {other.kind for other in timeline.findings()}
+
+
+def test_ranks_that_disturb_each_other_get_no_advice_on_communication() -> None:
+    """Equal ranks that wait for each other longer than communication takes: that is said, and nothing of smaller
+    messages, whose time is not known then."""
+    kinds = [one.kind for one in crowded(0.0).record(60).findings()]
+    assert kinds[0] == "ranks-disturbed"
+    assert not {"communication-bound", "bucket-too-small"} & set(kinds)
+    assert "communication-bound" in {one.kind for one in replace(TUNED, ranks=3, per_mb=1.5).record(20).findings()}
+
+
+def test_ranks_that_wait_briefly_for_the_same_one() -> None:
+    """Rank 1 is late in each step, by less than a straggler is: not "now for one, now for another"."""
+    quick = replace(TUNED, gradients=[0.05] * PARAMETERS, start=0.01, per_mb=0.02)
+    late = replace(quick, forward=lambda rank, step: 1.5 if rank == 1 else 1.0)
+    one = found(late, "ranks-disturbed")
+    assert one.title == "The ranks wait for each other, mostly for rank 1."
+    assert "rank 1, in 100 % of" in one.evidence
+    by_turns = replace(quick, forward=lambda rank, step: 1.5 if rank == step % 2 else 1.0)
+    assert found(by_turns, "ranks-disturbed").title == "The ranks wait for each other, now for one, now for another."
+
+
 def test_late_to_the_backward() -> None:
     """A forward that takes 6 ms longer on rank 1: it comes late to its backward."""
     model = replace(TUNED, forward=lambda rank, step: 7.0 if rank == 1 else 1.0)
@@ -210,6 +270,8 @@ def test_copies_and_small_tensors() -> None:
     )
     copies = found(model, "copy-cost")
     assert "30.1 MB each way: about 9.0 ms inwards" in copies.evidence
+    alike = found(replace(TUNED, options={}, tail=2.0), "copy-cost")  # tells nothing of the rate
+    assert alike.evidence == "16 MB each way: 2.0 ms pass between the last bucket and the end of the backward."
     step = model.step_ms()
     assert copies.gain_percent == pytest.approx(100 * (2.0 + 0.3 * 30.06 / 2) / step, rel=0.1)
     small = found(model, "small-tensors")

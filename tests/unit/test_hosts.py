@@ -123,6 +123,13 @@ def test_ssh_can_ask_nothing() -> None:
     assert command[-3] == "--"
 
 
+def test_an_ssh_of_ones_own() -> None:
+    """The other host's shell reads what ssh is given: the Python's path is quoted there, too."""
+    words = ["/usr/bin/ssh", "-p", "2222", "{host}"]
+    command = host_command(words, "a", "/opt/my python/bin/python", 30)
+    assert command[-2:] == ["a", "exec '/opt/my python/bin/python' -m ddp_lab.engine.host_server"]
+
+
 @pytest.mark.parametrize(
     ("engines", "command"),
     [

@@ -104,7 +104,7 @@ def test_other_progress_bars_stay_one_row_for_each_rank() -> None:
         for rank in (0, 1):
             shown.feed(rank, "stream", stream(f"\r{percent}%|", "stderr"))
         shown.refresh()
-    assert page.lines() == ["rank 0 │ 100%|", "rank 1 │ 100%|"]
+    assert page.lines() == ["rank 0 ┃ 100%|", "rank 1 ┃ 100%|"]
 
 
 def bar(n: int, total: int = 100, desc: str = "train") -> str:
@@ -120,8 +120,8 @@ def test_the_same_bar_of_several_ranks_is_one_row() -> None:
     shown.feed(2, "stream", stream("\n" + bar(1, 2, "own"), "stderr"))
     shown.refresh(final=True)
     first, second = page.lines()
-    assert first.startswith("ranks 0–2 │ train:  40%|████▒▒    | 40..60/100 [00:02<00:03,")
-    assert second.startswith("   rank 2 │ own:  50%|█████     | 1/2 [")
+    assert first.startswith("ranks 0–2 ┃ train:  40%|████▒▒    | 40..60/100 [00:02<00:03,")
+    assert second.startswith("   rank 2 ┃ own:  50%|█████     | 1/2 [")
 
 
 def test_nested_bars_are_a_row_each() -> None:
@@ -133,13 +133,13 @@ def test_nested_bars_are_a_row_each() -> None:
             shown.feed(rank, "stream", stream(bar(epoch, 2, "epochs") + inner, "stderr"))
         shown.refresh()
         assert [line.split("|")[0] for line in page.lines()] == [
-            f"ranks 0–1 │ epochs: {50 * epoch:3}%",
-            "          │ batches:  40%",
+            f"ranks 0–1 ┃ epochs: {50 * epoch:3}%",
+            "          ┃ batches:  40%",
         ]
         for rank in (0, 1):
             shown.feed(rank, "stream", stream("\n\r" + " " * 80 + "\r\x1b[A", "stderr"))
     shown.refresh(final=True)
-    assert [line.split("|")[0] for line in page.lines()] == ["ranks 0–1 │ epochs: 100%"]
+    assert [line.split("|")[0] for line in page.lines()] == ["ranks 0–1 ┃ epochs: 100%"]
 
 
 def test_text_written_between_bars_is_shared() -> None:
@@ -151,7 +151,7 @@ def test_text_written_between_bars_is_shared() -> None:
             shown.refresh()
     shown.refresh(final=True)
     assert sorted(line[12:].split("|")[0] for line in page.lines()) == ["at 10", "at 20", "train:  21%"]
-    assert page.lines()[0].startswith("ranks 0–1 │ ")
+    assert page.lines()[0].startswith("ranks 0–1 ┃ ")
     assert not any("rank " in line for line in page.lines())
 
 

@@ -109,7 +109,7 @@ def test_the_source_distribution_holds_what_a_build_needs(sdist: Path) -> None:
 
 
 def test_only_our_notebooks_are_installed(tmp_path: Path) -> None:
-    """All lessons and notebooks go into a wheel; one that a reader has made in the clone does not."""
+    """All lessons and notebooks, and what they need, go into a wheel; one that a reader has made does not."""
     tree, installed = tmp_path / "tree", tmp_path / "installed"
     listed = call("git", "ls-files", cwd=ROOT).splitlines()
     for name in listed:
@@ -121,6 +121,9 @@ def test_only_our_notebooks_are_installed(tmp_path: Path) -> None:
     call(sys.executable, "setup.py", "--quiet", "install_data", "--install-dir", installed, cwd=tree)
     share = installed / "share" / "ddp_lab"
     assert {path.relative_to(share) for path in share.glob("*/*.ipynb")} == ours
+    beside = tuple(f"tutorials/{folder}/" for folder in ("checks", "images", "recordings"))
+    needed = {Path(name) for name in listed if name.startswith(beside)}
+    assert {path.relative_to(share) for path in share.glob("tutorials/*/*")} == needed
 
 
 def test_mpi_is_built_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ version = "1.0"
 """
 
 
-@pytest.mark.parametrize("installer", ["uv", "pip"])
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.soak)])
 def test_packages_come_from_where_pip_is_told(tmp_path: Path, installer: str) -> None:
     """A wheel in a folder that only PIP_FIND_LINKS names is installed, without an index, by uv or else by pip."""
     (tmp_path / "probe").mkdir()

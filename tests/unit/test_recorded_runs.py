@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_lab import cli, events, journal
+from ddp_lab import attach, cli, events, journal
 from ddp_lab.client.recorded_files import find_files
 from ddp_lab.client.recorded_runs import read_run
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.events import Batch
+from tests import journals
+from tests.leftovers import wait_until
 from tests.training_events import Training
 
 STEPS = 30
@@ -25,34 +27,32 @@ def write_journals(
     *,
     ahead_ns: Sequence[int] | None = None,
     end: str | None = "finished",
+    session: int = 10,
     **about: Any,
 ) -> list[Path]:
     """Writes what the ranks of a training would; `ahead_ns`: by how much each rank's clock is ahead of rank 0's."""
     folder.mkdir(parents=True, exist_ok=True)
     ahead = ahead_ns or [0] * training.ranks
-    paths = [journal.path_of(folder, rank) for rank in range(training.ranks)]
-    for rank, path in enumerate(paths):
-        opening = {
-            "schema_version": events.SCHEMA_VERSION, "session": 10 + rank, "pid": 100 + rank, "rank": rank,
-            "host": f"host{ahead[rank]}", "clock": f"boot{ahead[rank]}", "world_size": training.ranks,
-            "restart": 0, "run": "a",
-        }  # fmt: skip
-        path.write_bytes(journal.MAGIC + journal.json_message("journal", **(opening | about)))
-        _append(path, journal.json_message("describe", descriptions=[training.assignment()]))
+    messages: list[list[list[bytes]]] = []
+    for rank in range(training.ranks):
+        given = {"session": session + rank, "pid": 100 + rank, "rank": rank, "run": "a", "world_size": training.ranks}
+        clock = {"host": f"host{ahead[rank]}", "clock": f"boot{ahead[rank]}"}
+        described = journal.json_frames("describe", descriptions=[training.assignment()])
+        messages.append([journals.opening(**{**given, **clock, **about}), described])
     for step in range(STEPS):
         for rank, made in enumerate(training.step(step, begin_ns=10**12 + step * 20_000_000)):
             made["host_ns"] += ahead[rank]
-            batch = Batch(rank, 10 + rank, int(made["sequence"][0]), 0, made)
-            _append(paths[rank], journal.pack([bytes(frame) for frame in events.encode(batch)]))
-    for path in paths:
-        if end is not None:
-            _append(path, journal.json_message("end", how=end))
+            messages[rank].append(journals.batch(Batch(rank, session + rank, int(made["sequence"][0]), 0, made)))
+    paths = [journal.path_of(folder, rank) for rank in range(training.ranks)]
+    for path, of_rank in zip(paths, messages, strict=True):
+        path.write_bytes(journals.written([*of_rank, *([] if end is None else [journal.json_frames("end", how=end)])]))
     return paths
 
 
-def _append(path: Path, data: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(data)
+def _places(path: Path) -> list[int]:
+    """Where the messages of a journal begin, and where the last one ends."""
+    sizes = [len(journal.pack(frames, 0)) for frames in journal.messages(path)]
+    return [len(journal.MAGIC) + sum(sizes[:number]) for number in range(len(sizes) + 1)]
 
 
 def test_journals_of_all_ranks_are_one_timeline(tmp_path: Path) -> None:
@@ -161,6 +161,33 @@ def test_errors_name_the_culprit(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert error.count("\n") == 1
 
 
+def test_in_a_folder_what_is_no_recording_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other files with such names are said and left out, beside journals and beside a saved timeline."""
+    write_journals(tmp_path / "run", Training())
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    read_run([tmp_path / "run"]).timeline.save(saved / "timeline.npz")
+    np.savez(saved / "data.npz", weights=np.ones(3))
+    (saved / "a.npz").write_text("hello")
+    (tmp_path / "run" / "mine.journal").write_text("hello")
+    for folder, others in ((tmp_path / "run", ["mine.journal"]), (saved, ["a.npz", "data.npz"])):
+        assert cli.main(["report", str(folder)]) == 0
+        captured = capsys.readouterr()
+        assert [f"ddp-lab: {folder / name} is left out: it is no recording" for name in others] == [
+            line for line in captured.err.splitlines() if "left out" in line
+        ]
+        assert "DigitsNet" in captured.out
+
+
+def test_nothing_to_show_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run without a model is told in a sentence; the exit code is 1 and no page is written."""
+    path = journal.path_of(tmp_path, 0)
+    path.write_bytes(journals.written([journals.opening()]))
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert "there is nothing to show" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_part_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --partial missing ranks and unreadable files are notices, and the rest is reported."""
     paths = write_journals(tmp_path, Training(ranks=3))
@@ -190,10 +217,9 @@ def test_every_cut_of_a_journal_can_be_read(tmp_path: Path) -> None:
     """Wherever the process was killed, the complete messages before are read, no more and no less."""
     path = write_journals(tmp_path, Training(ranks=1, buckets=1, parameters=1))[0]
     data = path.read_bytes()
-    whole = list(journal.messages(path))
-    assert b"".join(journal.pack(frames) for frames in whole) == data[len(journal.MAGIC) :]
-    ends = np.cumsum([len(journal.pack(frames)) for frames in whole]) + len(journal.MAGIC)
-    for end in range(len(journal.MAGIC), len(data), 7):
+    assert journals.written(list(journal.messages(path))) == data
+    ends = np.array(_places(path)[1:])
+    for end in range(len(journal.MAGIC), len(data), 23):
         path.write_bytes(data[:end])
         assert len(list(journal.messages(path))) == int((ends <= end).sum())
 
@@ -201,19 +227,113 @@ def test_every_cut_of_a_journal_can_be_read(tmp_path: Path) -> None:
 def test_news_are_what_has_not_been_read(tmp_path: Path) -> None:
     """Reading on from where one was gives the file's bytes once; one that was written anew is read from its begin."""
     path = journal.path_of(tmp_path, 0)
-    path.write_bytes(journal.MAGIC + b"ab")
+    path.write_bytes(b"ab")
     (piece,) = journal.news(tmp_path, {})
     assert piece.data == b"ab"
     have = {piece.name: (piece.life, piece.offset + len(piece.data))}
     assert journal.news(tmp_path, have) == []
-    _append(path, b"cd")
+    with path.open("ab") as file:
+        file.write(b"cd")
     (piece,) = journal.news(tmp_path, have)
-    assert piece.data == b"cd"
+    assert (piece.data, piece.offset) == (b"cd", 2)
     anew = tmp_path / "anew"
-    anew.write_bytes(journal.MAGIC + b"x")
+    anew.write_bytes(b"xy")
     anew.replace(path)
     (piece,) = journal.news(tmp_path, {piece.name: (piece.life, piece.offset + 2)})
-    assert piece.data == b"x"
+    assert (piece.data, piece.offset) == (b"xy", 0)
+
+
+def test_what_stands_around_damage_is_read(tmp_path: Path) -> None:
+    """Two steps of rank 1 are damaged, one by a byte, one cut and written over: all others are there, and a notice, and
+    a warning of `Timeline.load`, say what is missing. The cut message hides none of those behind it."""
+    paths = write_journals(tmp_path, Training())
+    places, data = _places(paths[1]), bytearray(paths[1].read_bytes())
+    data[places[10] + 50] ^= 4
+    paths[1].write_bytes(data[: places[20] + 60] + data[places[21] :])
+    run = read_run([tmp_path])
+    notice = "rank1.journal is damaged in 2 places"
+    (damage,) = run.damage
+    assert notice in damage
+    assert "2 of its messages are missing" in damage
+    steps = run.timeline.steps().query("rank == 1")
+    assert set(range(STEPS)) - set(steps["step"]) == {8, 18}
+    assert run.timeline.ranks()[1].dropped == 2 * run.timeline.ranks()[1].events // (STEPS - 2)
+    with pytest.warns(UserWarning, match=notice):
+        Timeline.load(tmp_path)
+    with attach(str(tmp_path)) as job:
+        wait_until(lambda: any(notice in one for one in job.notices()), 60, "the notice of who follows")
+        wait_until(lambda: {one.state for one in job.timeline.ranks()} == {"finished"}, 60, "the end of both")
+        assert [one.events for one in job.timeline.ranks()] == [one.events for one in run.timeline.ranks()]
+
+
+def test_no_bit_of_a_journal_changes_unnoticed(tmp_path: Path) -> None:
+    """Of 150 journals, in each of which a bit was turned over, none is read with other numbers, and all but those
+    damaged where they say what they are can be read."""
+    path = write_journals(tmp_path, Training(ranks=1, buckets=1, parameters=1))[0]
+    whole, numbers = path.read_bytes(), np.random.default_rng(0)
+    right = {*_events(read_run([tmp_path]).timeline)}
+    refused = 0
+    for bit in numbers.integers(0, 8 * len(whole), 150).tolist():
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            run = read_run([tmp_path])
+        except ValueError:
+            refused += 1
+            assert bit // 8 < _places_of(whole)
+            continue
+        assert run.damage
+        assert {*_events(run.timeline)} <= right
+    assert refused < 30
+
+
+def _events(timeline: Timeline) -> list[bytes]:
+    return [event.tobytes() for _, chunk in timeline.since(0)[0] for event in chunk]
+
+
+def _places_of(whole: bytes) -> int:
+    """Where the first message of a journal ends."""
+    reader = journal.Reader()
+    end = next(end for end in range(len(whole)) if reader.feed(whole[end : end + 1]))
+    return end + 1
+
+
+def test_what_was_taken_back_is_not_missed(tmp_path: Path) -> None:
+    """Who follows a journal has read half of a message that its writer then took back and wrote in another way: it
+    reads that place once more."""
+    first, half, then = ([b"a" * 40], [b"b" * 400], [b"c" * 700])
+    torn = journals.written([first]) + journal.pack(half, 1)[:200]
+    again = journals.written([first, then, first])
+    reader = journal.Reader()
+    assert reader.feed(torn) == [first]
+    found = reader.feed(again[reader.offset :])
+    found += reader.feed(again[reader.offset :])
+    assert found == [then, first]
+    assert (reader.places, reader.missing) == (0, 0)
+
+
+def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
+    """A journal whose disk was full at the end says so in its last message, or in its first one; the notice has it."""
+    end = {"how": "finished", "missing": 1234, "why": "No space left on device"}
+    for number, messages in enumerate(
+        ([journals.opening(), journal.json_frames("end", **end)], [journals.opening(**end)])
+    ):
+        path = journal.path_of(tmp_path / str(number), 0)
+        path.parent.mkdir()
+        path.write_bytes(journals.written(messages))
+        run = read_run([path])
+        assert run.notices[0] == "1,234 events of rank 0 could not be recorded: No space left on device"
+        assert not any("ended early" in notice for notice in run.notices)
+
+
+def test_journals_of_before_are_refused(tmp_path: Path) -> None:
+    """A journal without checksums is refused by name, with what to read instead; by who follows it as well."""
+    path = journal.path_of(tmp_path, 0)
+    path.write_bytes(b"DDPLJNL1" + bytes(100))
+    for read in (lambda: read_run([tmp_path]), lambda: attach(str(tmp_path))):
+        with pytest.raises(ValueError, match=r"rank0\.journal can't be read: it was written by an earlier ddp_lab"):
+            read()
 
 
 def test_saved_timelines_and_folders_of_them_can_be_read(tmp_path: Path) -> None:
@@ -221,7 +341,8 @@ def test_saved_timelines_and_folders_of_them_can_be_read(tmp_path: Path) -> None
     write_journals(tmp_path / "run", Training())
     timeline = read_run([tmp_path / "run"]).timeline
     saved = timeline.save(tmp_path / "run" / "timeline.npz")
-    assert len(find_files([tmp_path / "run"])) == 2
+    files, others = find_files([tmp_path / "run"])
+    assert (len(files), others) == (2, [])
     again = read_run([saved]).timeline
     assert again.spans().equals(timeline.spans())
     assert Timeline.load([tmp_path / "run"]).spans().equals(timeline.spans())

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from ddp_lab.client.recorded_runs import read_run
 from ddp_lab.client.timeline import Timeline
 from ddp_lab.events import Batch
 from ddp_lab.widgets import charts, report
 from ddp_lab.widgets.charts import Series
 from tests.training_events import Training
+from tests.unit.test_recorded_runs import write_journals
 
 
 def timeline_of(training: Training, steps: int = 20, **changes: object) -> Timeline:
@@ -68,6 +72,26 @@ def test_findings_then_words_then_figures() -> None:
     assert headings[:2] == ["What to change", "What happened"]
     assert headings[2].startswith("Every bucket of step")
     assert headings[-2:] == ["Ranks (medians)", "Buckets (medians)"]
+
+
+def test_the_header_says_when_and_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Date, host, script and torch as the journals have them, also from the merged file; nothing of what is unknown."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    about = {"session": 1_700_000_000 * 10**9, "torch": "2.13.0", "script": "there/<train>.py"}
+    write_journals(tmp_path, Training(), **about)
+    said = "recorded 2023-11-14 22:13 UTC on host0: &lt;train&gt;.py, torch 2.13.0</p>"
+    merged = read_run([tmp_path]).timeline
+    assert said in report.page(merged)
+    assert said in report.page(Timeline.load(merged.save(tmp_path / "timeline.npz")))
+    assert ">recorded" not in report.page(timeline_of(Training()))
+
+
+def test_a_settings_full_stop_is_no_part_of_it() -> None:
+    """A remedy's settings and calls are set as code without the sentence's punctuation."""
+    text = "Try bucket_cap_mb=1.14. Or bucket_cap_mb=[0.3, 25], then lab.tune(steps=(1, 2)). So static_graph=True, too."
+    chips = re.findall("<code>(.*?)</code>", report._with_code(text))
+    assert chips == ["bucket_cap_mb=1.14", "bucket_cap_mb=[0.3, 25]", "lab.tune(steps=(1, 2))", "static_graph=True"]
 
 
 def test_names_are_escaped() -> None:

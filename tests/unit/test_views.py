@@ -115,7 +115,7 @@ def test_figures_say_what_is_missing() -> None:
     with pytest.raises(ValueError, match="choose from timeline, sync"):
         figure(Timeline(), "histogram")
     for view in VIEWS:
-        with pytest.raises(ValueError, match=r"no |nothing "):
+        with pytest.raises(ValueError, match=r"[Nn]o |nothing "):
             figure(Timeline(), view)
 
 
@@ -264,6 +264,28 @@ def test_the_overhead_counts_events_of_a_step() -> None:
     assert found["kept"] == ""
     assert found["step"] == pytest.approx(10.0, abs=0.5)
     assert asked == [1]
+
+
+def test_the_overhead_counts_from_a_models_start() -> None:
+    """What a model's construction records is no event of a step: not of its first steps, and not of another model's."""
+    made, training = Timeline(), Training(2, 3)
+    overhead = Overhead(made, None)
+    events, began = len(training.step(0)[0]), 10**12
+    for reducer in range(2):
+        training.reducer = reducer
+        for rank in range(2):
+            marks = np.zeros(250, DTYPE)
+            marks["sequence"] = training._sequence[rank] + np.arange(250)
+            training._sequence[rank] += 250
+            marks["host_ns"], marks["kind"] = began, Kind.MARK
+            marks["reducer"] = marks["step"] = marks["bucket"] = marks["parameter"] = -1
+            made.extend(Batch(rank, 1, int(marks["sequence"][0]), 0, marks))
+        found = []
+        for step in range(4):
+            training.feed(made, step, began + (step + 1) * 10**7)
+            found.append(overhead.read([])["events"])
+        assert found == [None, events, events, events]
+        began += 10**9
 
 
 def test_a_step_knows_its_forward_and_the_step_before() -> None:

@@ -5,6 +5,7 @@ it to FOLDER. A page takes its outputs from there if they are of the cells that 
 """
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 _FIGURE = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "image/svg+xml", "image/png", "text/plain")
 _PICTURE = "ddp-lab-static-"  # in the HTML of the picture that follows a live view
+_LESSON = re.compile(r'<a href="([\w./]+)\.ipynb#([\w-]+)"')
 PAGES = ("notebooks/quickstart.ipynb", "notebooks/paper_*.ipynb", "tutorials/[0-9][0-9]_*.ipynb")  # not a reader's own
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 
@@ -63,9 +65,16 @@ def _still(outputs):
             continue
         live = data.pop(_WIDGET, None) is not None
         output["data"] = {kind: data[kind] for kind in (_FIGURE, *_SHOWN) if kind in data}
+        if "text/html" in data:
+            output["data"]["text/html"] = _LESSON.sub(_to_page, "".join(data["text/html"]))
         if not live or not pictured:
             kept.append(output)
     return kept
+
+
+def _to_page(link):
+    """A link that leads from one notebook to another's heading, as one between their pages."""
+    return f'<a href="{link[1]}.html#{link[2].lower()}"'
 
 
 def _drawn(figure, script):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from ...command_line import count, seconds
 from .. import noise
 from ..command import add_noise, add_picture, new_parser, show_sound
 from .figures import FIGURES, on_ranks, picture, result, table
@@ -76,6 +76,7 @@ def _on_ranks(figure: int, settings: Settings, seed: int) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
+    from .. import backends
     from ..workloads import PAPER_MODELS
 
     usual = Settings()
@@ -95,15 +96,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help=", ".join(PAPER_MODELS) + " (%(default)s)",
     )
-    parser.add_argument("--backends", nargs="+", default=list(usual.backends), metavar="NAME", help="(%(default)s)")
-    parser.add_argument("--sets", type=_positive, default=3, help="fresh sets of processes (%(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=usual.seconds, help="for each model and variant in each set (4)"
+        "--backends",
+        nargs="+",
+        choices=backends.available(),
+        default=list(usual.backends),
+        metavar="NAME",
+        help="(%(default)s)",
     )
-    parser.add_argument("--parameters", type=_positive, default=usual.parameters, help="figure 2: in all (%(default)s)")
-    parser.add_argument("--backwards", type=_positive, default=usual.backwards, help="figure 11: of each training")
-    parser.add_argument("--ranks", type=_positive, help="2; figure 9: as many as there are processors, up to 4")
-    parser.add_argument("--threads", type=_positive, default=1, help="intra-op threads of each rank")
+    parser.add_argument("--sets", type=count, default=3, help="fresh sets of processes (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=seconds, default=usual.seconds, help="for each model and variant in each set (4)"
+    )
+    parser.add_argument("--parameters", type=count, default=usual.parameters, help="figure 2: in all (%(default)s)")
+    parser.add_argument("--backwards", type=count, default=usual.backwards, help="figure 11: of each training")
+    parser.add_argument("--ranks", type=count, help="2; figure 9: as many as there are processors, up to 4")
+    parser.add_argument("--threads", type=count, default=1, help="intra-op threads of each rank")
     parser.add_argument("--mbit", type=float, default=1000.0, help="figure 12: of each rank's link; 0: loopback (1000)")
     parser.add_argument("--delay-ms", type=float, default=5.0, help="figure 12: of what is sent over it (5)")
     add_noise(parser)
@@ -124,10 +132,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         drawing.write(picture(found, keep=given.keep_noise), given.picture)
     return show_sound(found, table(found, keep=given.keep_noise), given.json, given.keep_noise)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value

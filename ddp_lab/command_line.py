@@ -1,0 +1,146 @@
+"""What the commands have in common: their help and their errors, and the values that they accept."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .errors import DdpLabError
+from .files import write_text
+
+__all__ = [
+    "Parser",
+    "count",
+    "file_to_write",
+    "folder_to_write",
+    "number_from",
+    "percent",
+    "positive",
+    "seconds",
+    "write_json",
+]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are two lines, and whose help ends with examples.
+
+    Args:
+        examples: command lines, shown as they are.
+        options: those of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(**options)
+        self._examples = examples
+
+    def format_help(self) -> str:
+        """The help, with the examples below it."""
+        if not self._examples:
+            return super().format_help()
+        return "\n  ".join([f"{super().format_help()}\nexamples:", *self._examples]) + "\n"
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuses what is unknown where it stands: a command's parser says where its own help is."""
+        given, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            close = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
+            self.error(f"unknown argument {unknown[0]!r}" + (f"; did you mean {close[0]}?" if close else ""))
+        return given, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program: one line says what is wrong, another where to look; the usage may take a screen."""
+        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` says what can be given.\n")
+
+
+def number_from(lowest: int) -> Callable[[str], int]:
+    """A converter of whole numbers that are not below `lowest`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest} on")
+        return value
+
+    return convert
+
+
+count = number_from(1)
+
+
+def seconds(text: str) -> float:
+    """A time; 0 and infinity are none."""
+    value = _finite(text)
+    if value is None or value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds (for example 30 or 0.5)")
+    return value
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    value = _finite(text)
+    if value is None or value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def percent(text: str) -> float:
+    """A percentage, with or without its sign."""
+    value = _finite(text.removesuffix("%"))
+    if value is None or value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage (for example 5%)")
+    return value
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def file_to_write(text: str) -> Path:
+    """A file that can be made or written over; folders above it may be missing."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder: give the name of a file")
+    return _below_a_folder(path, path.parent)
+
+
+def folder_to_write(text: str) -> Path:
+    """A folder that is there or can be made."""
+    return _below_a_folder(Path(text), Path(text))
+
+
+def _below_a_folder(path: Path, folder: Path) -> Path:
+    """Refuses a path at which nothing can be made, before any work is done for it."""
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{there} may not be written to")
+    return path
+
+
+def write_json(path: Path, found: Any) -> None:
+    """Writes an answer to a file that was asked for, and makes the folders above it.
+
+    Raises:
+        DdpLabError: it can't be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(found, indent=2) + "\n")
+    except OSError as error:
+        raise DdpLabError(f"can't write {path}: {error.strerror}") from error

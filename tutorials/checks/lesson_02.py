@@ -1,0 +1,65 @@
+"""Checks of lesson 2."""
+
+from contextlib import suppress
+from datetime import timedelta
+from uuid import uuid4
+
+from . import Checks, on_ranks
+
+
+def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, meet):
+    new = [uuid4().hex]  # names that no check has used before
+    dist.broadcast_object_list(new, src=0)
+    theirs, notes = dist.PrefixStore(f"meet {new[0]}", store), dist.PrefixStore(f"notes {new[0]}", kinds["FileStore"])
+    before = store.num_keys()
+    for name, late in (("first", world_size - 1), ("second", 0)):
+        if rank == late:
+            notes.wait([f"{name}: {other} calls" for other in range(world_size) if other != late])
+            with suppress(RuntimeError):  # gives the others time to go on alone
+                notes.wait([f"{name}: gone on"], timedelta(seconds=0.9))
+            notes.set(f"{name}: the late one calls", "")
+        else:
+            notes.set(f"{name}: {rank} calls", "")
+        try:
+            meet(theirs, name)
+        except RuntimeError as error:
+            return f"Not yet: rank {rank} waits for what nobody sets: {str(error).splitlines()[0]}."
+        alone = not notes.check([f"{name}: the late one calls"])
+        notes.set(f"{name}: gone on", "")
+        if alone and name == "first":
+            found = f"rank {rank} went on while rank {late} had not called meet()"
+            return f"Not yet: {found}. Set a key, and wait for the others' keys."
+        if alone:
+            found = f"the first meeting is right, but in the second rank {rank} did not wait"
+            return f"Not yet: {found}. Is `name` a part of your keys, and does every rank wait?"
+    if store.num_keys() == before:
+        return (
+            "Not yet: they meet, but leave no key in the store. A collective needs a group, which is still to be made."
+        )
+    return (
+        "Right: nobody goes on before all have come, at each meeting anew. torch ends init_process_group() like that."
+    )
+
+
+def a_backend(torch, dist, rank, world_size, five_seconds):
+    group = dist.new_group(backend="postbox", timeout=five_seconds)
+    numbers, share = torch.arange(1.0, 7).view(2, 3), sum(range(1, world_size + 1))
+    tensor = numbers * (rank + 1)
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    if not isinstance(work, dist.Work):
+        return "Not yet: allreduce must return a Work, as the other methods do. DDP waits for it."
+    if torch.equal(tensor, numbers * (rank + 1)):
+        return "Not yet: the tensor is as it was. Write into it (copy_): nobody sees a new tensor of the same name."
+    if torch.allclose(tensor, numbers * share / world_size):
+        return "Not yet: this is the mean. all_reduce adds up; whoever wants a mean divides (DDP does)."
+    if not torch.allclose(tensor, numbers * share):
+        found, wanted = tensor.flatten().tolist(), (numbers * share).flatten().tolist()
+        return f"Not yet: rank {rank} has {found}, and the sum is {wanted}."
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1), process_group=group)
+    model(torch.full((1, 3), rank + 1.0)).sum().backward()
+    if not torch.allclose(model.module.weight.grad, torch.full((1, 3), share / world_size)):
+        return f"Not yet: the sum is right, but DDP's gradients are {model.module.weight.grad.tolist()}."
+    return "Right: torch's DistributedDataParallel averaged its gradients over your backend."
+
+
+check = Checks(on_ranks(a_barrier_out_of_a_store), on_ranks(a_backend))

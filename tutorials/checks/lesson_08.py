@@ -1,0 +1,75 @@
+"""Checks of lesson 8."""
+
+from . import Checks, on_ranks
+
+
+def accumulated(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels, pieces, accumulate):
+    training = _Training(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels)
+    met, found = training.by(lambda model, optimizer: accumulate(model, optimizer, pieces[:4]))
+    if met == 0:
+        return "Not yet: no backward met the other rank. The last piece has to be outside of no_sync()."
+    if met > 1:
+        return (
+            f"Not yet: {met} of 4 backwards met the other rank. no_sync() around all but one, forward *and* backward."
+        )
+    if torch.allclose(found, training.of_one_process((0, 4, 0.1)), atol=1e-6):
+        return "Right: one meeting, and the step of one process with the whole batch."
+    if torch.allclose(found, training.of_one_process((0, 4, 0.4)), atol=1e-6):
+        return "Not yet: one meeting, but the step is 4 times too long. Divide each loss by the number of pieces."
+    return (
+        "Not yet: one meeting, but another step than one process takes. Only the *last* backward can average them all."
+    )
+
+
+def whole_epoch(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels, pieces, epoch):
+    training = _Training(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels)
+    met, found = training.by(lambda model, optimizer: epoch(model, optimizer, pieces, 4))
+    first, two = found.clone(), [(0, 4, 0.1), (4, 8, 0.1)]
+    dist.broadcast(first, 0)
+    apart = (found - first).abs().max()
+    dist.all_reduce(apart, dist.ReduceOp.MAX)
+    if apart > 1e-6:
+        return "Not yet: the ranks' parameters differ. Somebody took a step with gradients that were not averaged."
+    if torch.allclose(found, training.of_one_process(*two), atol=1e-6):
+        return "Not yet: pieces 9 and 10 have changed nothing."
+    if torch.allclose(found, training.of_one_process(*two, (8, 10, 0.05)), atol=1e-6):
+        return "Not yet: the last step is half as long as it should be. It is the mean of 2 pieces, not of 4."
+    if not torch.allclose(found, training.of_one_process(*two, (8, 10, 0.1)), atol=1e-6):
+        return "Not yet: these are not three steps of 4, 4 and 2 pieces. Are gradients zeroed between steps?"
+    if met > 3:
+        return f"Not yet: the steps are right, but {met} backwards met the other rank. Three would do."
+    return "Right: all 10 pieces count, and count the same within their step."
+
+
+class _Training:
+    """The lesson's network, trained by the reader's function and as one process would."""
+
+    def __init__(self, torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels):
+        self.torch, self.dist, self.ddp_lab, self.world_size = torch, dist, ddp_lab, world_size
+        self.make_network, self.loss_of, self.scans, self.labels = make_network, loss_of, scans, labels
+
+    def of_one_process(self, *steps):
+        """The parameters of one process with all ranks' pieces; a step is (first piece, last piece, learning rate)."""
+        alone = self.make_network(32)
+        for first, last, rate in steps:
+            alone.zero_grad()
+            part = slice(first * 16 * self.world_size, last * 16 * self.world_size)
+            self.loss_of(alone(self.scans[part]), self.labels[part]).backward()
+            self.torch.optim.SGD(alone.parameters(), lr=rate).step()
+        return self.torch.nn.utils.parameters_to_vector(alone.parameters())
+
+    def by(self, train):
+        """How many backwards of `train(model, optimizer)` met the other rank, and the parameters after it."""
+
+        def count(state, bucket):
+            met.append(bucket.is_last())
+            work = self.dist.all_reduce(bucket.buffer() / self.world_size, async_op=True)
+            return work.get_future().then(lambda done: done.value()[0])
+
+        model, met = self.ddp_lab.DistributedDataParallel(self.make_network(32)), []
+        model.register_comm_hook(None, count)
+        train(model, self.torch.optim.SGD(model.parameters(), lr=0.1))
+        return sum(met), self.torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+check = Checks(on_ranks(accumulated), on_ranks(whole_epoch))

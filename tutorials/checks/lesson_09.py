@@ -1,0 +1,53 @@
+"""Checks of lesson 9."""
+
+from . import Checks, on_ranks
+
+
+def sends_bfloat16(torch, ddp_lab, bf16):
+    report = ddp_lab.check_hook(bf16, dtypes=[torch.float32], steps=0, in_flight=1)
+    if report.problems:
+        return f"Not yet: {report.problems[0]}"
+    largest = report.buckets[3]
+    sent = largest.payload_bytes / largest.numel
+    if sent != 2:
+        return f"Not yet: {sent:g} bytes travel for each gradient. Before the all_reduce: .to(torch.bfloat16)."
+    if largest.error < 6e-4:
+        told = f"an error of {largest.error:.0e} is float16's. A bfloat16 is coarser, and reaches further"
+        return f"Not yet: 2 bytes, but {told}."
+    return (
+        f"Right: half of the bytes, an error of {largest.error:.1e}, and no gradient is too large or too small for it."
+    )
+
+
+def error_feedback(torch, dist, ddp_lab, rank, world_size, top_k_later):
+    model, state, steps = ddp_lab.DistributedDataParallel(torch.nn.Linear(60, 50, bias=False)), {}, 6
+    model.register_comm_hook(state, top_k_later)
+    dice, exact, arrived = torch.Generator().manual_seed(rank), 0, 0
+    for _ in range(steps):
+        model.zero_grad()
+        gradient = torch.randn(50, 60, generator=dice)
+        (model(torch.eye(60)) * gradient.T).sum().backward()  # the weight's gradient is `gradient`
+        exact, arrived = exact + gradient / world_size, arrived + model.module.weight.grad
+    sent = int((model.module.weight.grad != 0).sum())
+    kept = sum(rest.view(50, 60) for rest in state.values()) / world_size if state else torch.zeros(50, 60)
+    for tensor in (exact, kept):
+        dist.all_reduce(tensor)
+    missing = float((exact - arrived - kept).norm() / exact.norm())
+    if not state:
+        return "Not yet: the state is empty: nothing is remembered."
+    if set(state) != {0}:
+        told = f"the keys of the state are {list(state)}. A model with several buckets needs a rest of each"
+        return f"Not yet: {told}: bucket.index()."
+    if sent > 6 * world_size:
+        return f"Not yet: {sent} gradients were sent; 0.2 % of 3000 on each rank are {6 * world_size} at most."
+    if missing > 1e-4:
+        return (
+            f"Not yet: what arrived and what is kept differ from all gradients by {missing:.0%}. Is the old rest added "
+            "first? Is a *copy* kept (top_k overwrites the buffer), with zeros where something is sent?"
+        )
+    return (
+        f"Right: after {steps} steps, what arrived and what is kept are all gradients. Nothing is lost, some is late."
+    )
+
+
+check = Checks(on_ranks(sends_bfloat16), on_ranks(error_feedback))
