@@ -168,7 +168,7 @@ def test_no_wait(notebook: Notebook) -> None:
     assert "ranks 0–1 │ begun\n          │ ended" in waited.text
     assert re.search(r"later \[\d+\]: ✓ done in \d\.\d s", waited.text)
     after = notebook.run(
-        "run.status().state, run.values, dict(run.failures), ''.join(o['text'] for o in run.outputs()[1]), "
+        "run.status().state, run.values, dict(run.failures), ''.join(o.get('text', '') for o in run.outputs()[1]), "
         "run.wait().values"
     )
     assert after.text.splitlines()[-1] == "('done', {0: 0, 1: 1}, {}, 'begun\\nended\\n', {0: 0, 1: 1})"
