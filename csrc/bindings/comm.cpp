@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "comm/endable_work.h"
 #include "comm/flight_log.h"
 #include "comm/round_robin.h"
 #include "comm/shared_memory/backend.h"
@@ -143,6 +144,17 @@ void bind_comm(py::module_& module) {
       "Of any backend; Python's Backend has no such method.", py::arg("backend"), py::arg("timeout"));
   module.def("shared_memory_broken", &is_broken, "Whether it is such a backend and of no use any more.",
              py::arg("backend"));
+  module.def("make_gloo_endable", &make_gloo_endable, "From now on works of Gloo can be ended.");
+  const py::call_guard<py::gil_scoped_release> no_gil;
+  module.def(
+      "count_gloo_works", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return count_gloo_works(*group); },
+      "How many collectives of this group are not complete.", py::arg("group"), no_gil);
+  module.def(
+      "end_gloo_works",
+      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& why) {
+        return end_gloo_works(*group, why);
+      },
+      "Ends them, and sends and receives; says how many collectives.", py::arg("group"), py::arg("why"), no_gil);
   module.def("round_robin_backend", &make_round_robin, "The c10d backend that gives collectives to `groups` in turn.",
              py::arg("groups"));
 }

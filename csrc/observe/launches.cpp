@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/endable_work.h"
 #include "record/recorder.h"
 
 namespace ddp_lab {
@@ -71,6 +72,7 @@ AllReduced pass_all_reduce(c10::DispatchKeySet keys, at::TensorList tensors,
   }
   const auto behind = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
   AllReduced made = operation.redispatch(behind, tensors, group, reduction, sparse_indices, asynchronous, timeout);
+  std::get<1>(made) = endable(std::move(std::get<1>(made)), *group);
   if (launch) note_when_complete(std::get<1>(made)->getFuture(), std::move(*launch));
   return made;
 }
@@ -117,8 +119,7 @@ void note_reduced(const SeenLaunch& launch) {
   });
 }
 
-void listen(const Listener& listener) {
-  const std::lock_guard<std::mutex> lock(listeners_mutex);
+void pass_all_reduces() {
   static auto* const kernels = [] {
     auto* const made = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__,
                                           static_cast<std::uint32_t>(__LINE__));
@@ -126,6 +127,11 @@ void listen(const Listener& listener) {
     return made;
   }();
   static_cast<void>(kernels);
+}
+
+void listen(const Listener& listener) {
+  pass_all_reduces();
+  const std::lock_guard<std::mutex> lock(listeners_mutex);
   auto& all = listeners();
   all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
   all.push_back(listener);

@@ -1,16 +1,18 @@
 """Answers for a rank while its cell runs: interrupts it, frees its peers, says where it is.
 
 See [Note: interrupt]. An interrupt signals the main thread and the processes it has started. Python code and sleeps
-end at once. A main thread that waits in a collective notices nothing, so after `_SIGNAL_SECONDS` the agent frees the
-rank's groups: the collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's
+end at once. A main thread that waits in a collective notices nothing, so after `_SIGNAL_SECONDS`, or when nothing moves
+any more on the rank's connections ([Note: what is on its way] in `groups.py`), the agent frees the rank's groups: the
+collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's
 handler keeps quiet where an exception would hit IPython's own code instead of the cell, and does not run at all for a
 signal that comes just before a sleep begins; and Python drops what is raised while it forks a data loader's worker, or
 in a destructor. An exception in `__enter__` or `__exit__` could leave a lock taken, on which Python itself would wait
 for ever later (a data loader's queues); so the first signal that finds one of these lets it pass, and only one that
 still finds the same call, which waits, ends it. So the agent signals until the cell's code has been interrupted once.
-An interrupt names its cells: one that has not begun on this rank is interrupted when it does. A thread that waits in
-the rendezvous store (for a group that not all ranks make) is freed by shutting down the rank's connection to it, if
-nothing else has helped within `_STORE_SECONDS`: the groups are lost by then, and a rejoin makes another store.
+An interrupt names its cells: one that has not begun on this rank is interrupted when it does. Where that has not
+helped within `_REST_SECONDS`, what Gloo has forgotten to end is ended, and who waits in the rendezvous store (for a
+group that not all ranks make) is freed by shutting down the rank's connection to it: the groups are lost by then, and a
+rejoin makes another store.
 
 See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
 is safe but costs a rejoin, and most failures are a slip that all ranks make at the same line. So the agent waits
@@ -51,7 +53,9 @@ _CHILD_SECONDS = 1.0
 _FORK_TIMES = 3
 _NEWS_SECONDS = 0.1
 _GRACE_SECONDS = 0.05
-_STORE_SECONDS = 0.3
+_REST_SECONDS = 0.3
+_STILL_SECONDS = 0.01  # nothing has moved for so long
+_MOVING_SECONDS = 2.0
 _RELEASED = "the cell is to end on this rank"
 _DEPTH = 3  # frames: a generator's, and contextlib's that runs it
 _DOOMED = 256  # ids of interrupted cells that are remembered
@@ -279,7 +283,7 @@ class Agent:
             if asked not in (None, cell_id):
                 self._to_free = (asked, by)
         if cell_id is not None and asked in (None, cell_id):
-            self._free(cell_id, by)
+            _beside(functools.partial(self._free_when_still, by=by), cell_id, "ddp_lab-free")
         return {"state": self._state()}
 
     def _answer_settle(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,8 +335,11 @@ class Agent:
         signal.pthread_kill(self._main or 0, signal.SIGINT)
         told: dict[int, float] = {}
         _interrupt_children(told)
+        moves = _Moves()
         wait = _SIGNAL_SECONDS
         while not self._left.wait(wait) and self._current() == cell_id:
+            if moves.go_on():
+                continue
             self._free(cell_id)
             _interrupt_children(told)
             if not self._raised:
@@ -343,7 +350,14 @@ class Agent:
     def _free_unless_settled(self, cell_id: str) -> None:
         """See [Note: freeing peers]."""
         if not self._settled.wait(_GRACE_SECONDS):
-            self._free(cell_id)
+            self._free_when_still(cell_id)
+
+    def _free_when_still(self, cell_id: str, by: int | None = None) -> None:
+        moves = _Moves()
+        time.sleep(_STILL_SECONDS)
+        while moves.go_on():
+            time.sleep(_STILL_SECONDS)
+        self._free(cell_id, by)
 
     def _settle(self, cell_id: str | None) -> None:
         """From now on no group is shut down for this cell (None: for whichever it was)."""
@@ -364,11 +378,28 @@ class Agent:
             breakpoints.release(_RELEASED)
         self._report()
         if first:
-            _beside(self._free_store, cell_id, "ddp_lab-free-store")
+            _beside(self._free_the_rest, cell_id, "ddp_lab-free-the-rest")
 
-    def _free_store(self, cell_id: str) -> None:
-        if not self._left.wait(_STORE_SECONDS) and cell.running() == cell_id:
+    def _free_the_rest(self, cell_id: str) -> None:
+        time.sleep(_REST_SECONDS)
+        while not self._left.is_set() and cell.running() == cell_id:
+            groups.end_forgotten()
             groups.free_store()
+            self._left.wait(_REST_SECONDS)
+        groups.quiet()
+
+
+class _Moves:
+    """Whether something is on its way on this rank's connections; see [Note: what is on its way] in `groups.py`."""
+
+    def __init__(self) -> None:
+        self._moved = groups.bytes_moved()
+        self._deadline = time.monotonic() + _MOVING_SECONDS
+
+    def go_on(self) -> bool:
+        """Whether more has come or gone since the last call, for some seconds at most."""
+        before, self._moved = self._moved, groups.bytes_moved()
+        return self._moved != before and time.monotonic() < self._deadline
 
 
 def _beside(work: Callable[[str], None], cell_id: str, name: str) -> None:

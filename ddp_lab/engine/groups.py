@@ -8,12 +8,13 @@ See [Note: a reused descriptor]. A group's sockets are remembered as (descriptor
 descriptors are given to other sockets, so `free` first duplicates the descriptor, compares the duplicate's inode, and
 shuts down the duplicate: what it shuts is what it compared.
 
-See [Note: half a shutdown]. Gloo loses an error that it meets while it answers its peer: its own thread has read that
-the peer is ready, takes the waiting send from its list, and the write fails. That send is then in no list of those to
-be told, and whoever waits for it waits until the group's timeout. So a socket is shut down for reading alone: Gloo's
-thread reads what is there, can still answer it, then reads the end, tells everybody who waits, and closes the socket;
-that close is what the peer reads. This does not help always: of some 900 all-reduces that were interrupted right
-after they had begun, two left a rank that waited for its send.
+See [Note: half a shutdown]. A socket is shut down for reading alone: Gloo's thread reads what is there, can still
+answer its peer, then reads the end, tells everybody who waits, and closes the socket; that close is what the peer
+reads. Were it shut down for writing, too, the answer would fail, and Gloo would tell nobody.
+
+See [Note: what is on its way]. Whom Gloo forgets all the same ([Note: a work that Gloo forgets] in
+`csrc/comm/endable_work.h`: what is just being sent or received) is freed by `end_forgotten`. That leaves threads of
+Gloo's behind, so it is better to wait with `free` until nothing moves any more (`bytes_moved`).
 """
 
 from __future__ import annotations
@@ -31,16 +32,20 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
+from .. import native
 from ..comm.shared_memory import is_broken
-from .sockets import Socket, all_sockets, close_beside, connection_ports, seal, shut_down
+from . import sockets
+from .sockets import Socket
 
 __all__ = [
-    *("GroupRecord", "alive", "bound_to", "broken", "exclude_port", "forget", "free", "free_store"),
-    *("install", "seal_store", "sequences", "uninstall"),
+    *("GroupRecord", "alive", "bound_to", "broken", "bytes_moved", "end_forgotten", "exclude_port"),
+    *("forget", "free", "free_store", "install", "quiet", "seal_store", "sequences", "uninstall"),
 ]
 
 _CONNECTED_AT_ONCE = {"gloo", "shm"}  # backends of which nobody connects any more once a group is made ...
 _LAZY = "TORCH_GLOO_LAZY_INIT"  # ... without this
+_LOOK_SECONDS = 0.005
+_C = native.load()
 
 
 @dataclass
@@ -93,6 +98,7 @@ class GroupRecord:
 
 
 _records: list[GroupRecord] = []
+_left_behind: set[Any] = set()  # groups with threads that are still in a collective; c10d's, no record's
 _lock = threading.Lock()
 _original: Callable[..., Any] | None = None
 _store_port: int | None = None
@@ -104,6 +110,7 @@ def install() -> None:
     if _original is None:
         _original = c10d._new_process_group_helper
         c10d._new_process_group_helper = _registering
+        _C.make_gloo_endable()
 
 
 def uninstall() -> None:
@@ -150,7 +157,7 @@ def forget() -> None:
 def seal_store() -> None:
     """Lets nobody connect to the rendezvous store any more: all ranks are. See [Note: a sealed port]."""
     if _store_port is not None:
-        seal(_store_port)
+        sockets.seal(_store_port)
 
 
 def free() -> int:
@@ -165,9 +172,36 @@ def free() -> int:
             record.freed = True
     for record in records:
         for one in record.sockets:
-            shut_down(one, socket.SHUT_RD)  # see [Note: half a shutdown]
+            sockets.shut_down(one, socket.SHUT_RD)  # see [Note: half a shutdown]
         _abort_others(record.group)
     return len(records)
+
+
+def end_forgotten(seconds: float = 0.0) -> None:
+    """Ends what still waits on groups that were freed, after up to this long in which it may end by itself.
+
+    Such a group stays for ever: its end would wait for Gloo's own threads, which go on until their timeout.
+    """
+    freed = [(record, record.group) for record in alive() if record.freed]
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(_C.count_gloo_works(group) for _, group in freed):
+        time.sleep(_LOOK_SECONDS)
+    for record, group in freed:
+        if _C.end_gloo_works(group, "the collective was ended: its process group had been shut down"):
+            _left_behind.add(group)
+            sockets.silence(record.sockets)
+
+
+def quiet() -> None:
+    """Lets Gloo's threads rest that are told again and again of what nobody waits for, on groups that were freed."""
+    with _lock:
+        sockets.silence([one for record in _records if record.freed for one in record.sockets])
+
+
+def bytes_moved() -> int:
+    """How many bytes have gone through all groups' sockets both ways; stands still when nothing is on its way."""
+    with _lock:
+        return sockets.bytes_moved([one for record in _records if not record.freed for one in record.sockets])
 
 
 def free_store() -> int:
@@ -177,9 +211,9 @@ def free_store() -> int:
         How many connections were shut down. The ranks have to rejoin, which makes another store.
     """
     count = 0
-    for one in list(all_sockets()):
-        if connection_ports(one)[1:] == (_store_port,):
-            shut_down(one)
+    for one in list(sockets.all_sockets()):
+        if sockets.connection_ports(one)[1:] == (_store_port,):
+            sockets.shut_down(one)
             count += 1
     return count
 
@@ -197,7 +231,7 @@ def sequences() -> dict[str, int]:
 
 def _registering(*args: Any, **kwargs: Any) -> Any:
     assert _original is not None
-    before, made_ns = {inode for _, inode in all_sockets()}, time.time_ns()
+    before, made_ns = {inode for _, inode in sockets.all_sockets()}, time.time_ns()
     group, store = _original(*args, **kwargs)
     if group is None or group is c10d.GroupMember.NON_GROUP_MEMBER:
         return group, store
@@ -213,20 +247,20 @@ def _registering(*args: Any, **kwargs: Any) -> Any:
             backend=str(kwargs.get("backend", bound.get("backend"))),
             timeout_seconds=timeout.total_seconds() if timeout is not None else 0.0,
             description=str(kwargs.get("group_desc") or "undefined"),
-            sockets=[found for found in all_sockets() if found[1] not in before and _is_connection(found)],
+            sockets=[found for found in sockets.all_sockets() if found[1] not in before and _is_connection(found)],
             reference=weakref.ref(group),
             made_ns=made_ns,
             backends=_backend_names(group),
         )
         _records.append(record)
     if set(record.backends) <= _CONNECTED_AT_ONCE and not os.environ.get(_LAZY):
-        close_beside(record.sockets)
+        sockets.close_beside(record.sockets)
     return group, store
 
 
 def _is_connection(one: Socket) -> bool:
     """Whether it is a connected TCP socket that is not one of the rendezvous store's."""
-    ports = connection_ports(one)
+    ports = sockets.connection_ports(one)
     return bool(ports) and _store_port not in ports
 
 

@@ -25,6 +25,7 @@ from . import groups
 __all__ = ["LostGroup", "broken_backwards", "discard_gradients", "inventory", "note_backwards", "rebuild", "take_down"]
 
 _DEFAULT = "default"
+_FORGOTTEN_SECONDS = 0.3
 _known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # model -> how many it had given up
 
 
@@ -106,6 +107,7 @@ def take_down() -> dict[str, Any]:
     from ..parallel import ddp
 
     groups.free()
+    groups.end_forgotten(_FORGOTTEN_SECONDS)
     old = {record.name if record.ranks else _DEFAULT: record.group for record in groups.alive()}
     model: Any
     for model in ddp.live_models():
@@ -162,8 +164,7 @@ def _let_go(old: dict[str, Any]) -> None:
     What a cell raised while it waited on a group refers to it from its traceback's frames, and often to itself: such a
     group would stay, with four threads and a dozen files, until the garbage collector has its next long turn.
 
-    The end of a group joins its threads, and one may sit in a collective whose error Gloo has lost (see [Note: half a
-    shutdown] in `groups.py`): nobody may wait for that.
+    The end of a group joins its threads, which may take a while: nobody may wait for that.
     """
     given = dict(old)
     old.clear()

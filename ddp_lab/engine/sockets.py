@@ -14,6 +14,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import platform
+import re
+import select
 import socket
 import struct
 import sys
@@ -21,13 +24,17 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["Socket", "all_sockets", "close_beside", "connection_ports", "seal", "shut_down"]
+__all__ = ["Socket", "all_sockets", "bytes_moved", "close_beside", "connection_ports", "seal", "shut_down", "silence"]
 
 Socket = tuple[int, int]  # descriptor, inode
 
 _SO_ATTACH_FILTER = 26  # of Linux; Python does not name it
 _TAKE_NOTHING = struct.pack("=HBBI", 0x06, 0, 0, 0)  # BPF: return 0
 _ESTABLISHED = "01"
+_BYTES_MOVED = struct.Struct("=120xQQ")  # of Linux's struct tcp_info: bytes acknowledged, bytes received
+_EPOLL_CTL_MOD = 3
+_EPOLL_EVENT = struct.Struct("=LQ" if platform.machine() == "x86_64" else "=L4xQ")
+_WATCHED = re.compile(r"tfd: *(\d+) events: *\w+ data: *(\w+) +pos:\w+ ino:(\w+)")
 _ACCEPT_SECONDS = 1.0  # until a connection that stands is a socket of this process
 
 
@@ -57,15 +64,55 @@ def close_beside(connections: Iterable[Socket]) -> None:
     See [Note: a sealed port]. Who came before stays: Gloo does not serve a connection that it does not expect.
     """
     descriptors, beside = {descriptor for descriptor, _ in connections}, set[int]()
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed since it was listed
-            if os.readlink(f"/proc/self/fd/{entry}") == "anon_inode:[eventpoll]":
-                lines = Path(f"/proc/self/fdinfo/{entry}").read_text().splitlines()
-                polled = {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
-                beside |= polled - descriptors if polled & descriptors else set()
+    for _, watched in _watched():
+        beside |= watched.keys() - descriptors if watched.keys() & descriptors else set()
     for one in all_sockets(sorted(beside)):
         if _listening_port(one) is not None:
             _drop_all(one)
+
+
+def bytes_moved(connections: Iterable[Socket]) -> int:
+    """How many bytes have gone through these connections both ways, as far as their peers have acknowledged them."""
+    total = 0
+    for one in connections:
+        with _duplicate(one) as copy:
+            if copy is not None:
+                total += sum(
+                    _BYTES_MOVED.unpack(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_MOVED.size))
+                )
+    return total
+
+
+def silence(connections: Iterable[Socket]) -> int:
+    """Lets the threads that wait for something to come in on these connections be told of nothing any more.
+
+    Gloo's loop, when it has received something for nobody, leaves it in its socket and is told of it again at once.
+    The descriptors stay what they are: Gloo will close them.
+
+    Returns:
+        How many there were.
+    """
+    inodes, count = {inode for _, inode in connections}, 0
+    for poll, watched in _watched():
+        for descriptor, (inode, data) in watched.items():
+            if inode in inodes:
+                event = _EPOLL_EVENT.pack(select.EPOLLET, data)
+                ctypes.CDLL(None).epoll_ctl(poll, _EPOLL_CTL_MOD, descriptor, event)  # fails where it is closed by now
+                count += 1
+    return count
+
+
+def _watched() -> Iterator[tuple[int, dict[int, tuple[int, int]]]]:
+    """Each epoll of this process: a descriptor of our own, and descriptor -> (inode, data) of what it watches."""
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed since it was listed
+            if os.readlink(f"/proc/self/fd/{entry}") == "anon_inode:[eventpoll]":
+                copy = os.dup(int(entry))
+                try:
+                    found = _WATCHED.findall(Path(f"/proc/self/fdinfo/{copy}").read_text())
+                    yield copy, {int(one): (int(inode, 16), int(data, 16)) for one, data, inode in found}
+                finally:
+                    os.close(copy)
 
 
 def _listening_port(one: Socket) -> int | None:

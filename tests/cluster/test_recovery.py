@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 import ipyparallel
+import psutil
 import pytest
 
 from ddp_lab import CellError
@@ -211,6 +212,37 @@ def test_an_interrupt_between_two_sends(steady: Lab) -> None:
     with pytest.raises(KeyboardInterrupt):
         steady.run("dist.all_reduce(torch.ones(4)) if rank == 0 else dist.barrier()\nwhile True: pass")
     assert sys.getprofile() is None
+    assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
+    assert state(steady) == before
+
+
+@pytest.mark.parametrize("call", ["dist.send(large, 1)", "dist.broadcast(large, 0)"])
+def test_an_interrupt_while_a_tensor_is_on_its_way(steady: Lab, call: str) -> None:
+    """Rank 0 ends though its peer is stopped with half of a large tensor: Gloo itself would forget who sends it."""
+    before, pid = state(steady), steady.pids()["rank 1"]
+    receive = "dist.irecv(large, 0)" if "send" in call else "dist.broadcast(large, 0, async_op=True)"
+    run = steady.run(
+        "import os, signal\n"
+        "large = torch.ones(1 << 25)\n"
+        f"work = {receive} if rank == 1 else None\n"
+        "dist.barrier(group=pair)\n"
+        "if rank == 1:\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    work.wait()\n"
+        f"else: {call}",
+        wait=False,
+    )
+    leftovers.wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 20, "rank 1 to be stopped")
+    leftovers.wait_until(in_line(steady, 0, call), 20, "rank 0 in the call")
+    try:
+        run.interrupt()
+        leftovers.wait_until(lambda: run.status().ranks[0] == "interrupted", 20, "the end of rank 0's cell")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    with pytest.raises(CellError) as caught:
+        run.wait()
+    assert {failure.name for failure in caught.value.failures.values()} == {"KeyboardInterrupt"}
+    steady.run("del large, work")
     assert steady.sum_of_ones() == {0: 2.0, 1: 2.0}
     assert state(steady) == before
 

@@ -1,0 +1,37 @@
+// Works of Gloo that another thread can end.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace ddp_lab {
+
+// [Note: a work that Gloo forgets]
+// Gloo tells an error on a connection to whoever waits for it, save for two: a send whose bytes are partly written or
+// could not be written (`Pair::signalException` goes through the queue of what is to be written, but not through the
+// unbound buffers in it, which are all that collectives use), and a receive whose bytes have come in part. Who waits
+// for one of these waits until the timeout of the group, whatever happens to its sockets, and the work has no `abort`.
+// It happens where ranks are interrupted, or die, while large tensors are on their way, and where a send meets a
+// connection that its peer has just closed.
+//
+// So callers get a work of ours in place of Gloo's, made where the call passes the dispatcher. It hands everything on,
+// and can be ended: who waits for it gets an error. Gloo's own thread stays behind until the timeout of its group, with
+// the tensors; whoever destroys such a group before waits for that thread. Its late word on the work reaches nobody:
+// that is why the future has to be ours.
+
+// From now on what collectives and point-to-point calls on Gloo return can be ended. Any thread.
+void make_gloo_endable();
+
+// What the caller of a collective on this group gets in the place of the work that its backend made.
+c10::intrusive_ptr<c10d::Work> endable(c10::intrusive_ptr<c10d::Work> made, const c10d::ProcessGroup& group);
+
+// How many collectives of this group Gloo has not completed; each has a thread of Gloo's. Any thread.
+std::size_t count_gloo_works(const c10d::ProcessGroup& group);
+
+// Ends them, sends and receives, too: their waits and their futures fail with a RuntimeError that says `why`. Any
+// thread. Returns how many collectives there were.
+std::size_t end_gloo_works(const c10d::ProcessGroup& group, const std::string& why);
+
+}  // namespace ddp_lab

@@ -1,0 +1,54 @@
+"""What is asked of the kernel about sockets of this process."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ddp_lab.engine import sockets
+from ddp_lab.engine.sockets import Socket
+from tests.leftovers import wait_until
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            yield one, other
+
+
+def _known(one: socket.socket) -> Socket:
+    return one.fileno(), os.fstat(one.fileno()).st_ino
+
+
+def test_bytes_both_ways_are_counted(pair: Pair) -> None:
+    """What was acknowledged and what came; a descriptor that is another socket by now counts for nothing."""
+    one, other = pair
+    before = sockets.bytes_moved([_known(one)])
+    one.sendall(b"x" * 1000)
+    assert other.recv(1000, socket.MSG_WAITALL)
+    other.sendall(b"y" * 500)
+    wait_until(lambda: sockets.bytes_moved([_known(one)]) == before + 1500, 10, "both ways")
+    assert sockets.bytes_moved([(one.fileno(), _known(one)[1] + 1)]) == 0
+
+
+def test_a_silenced_socket_wakes_nobody(pair: Pair) -> None:
+    """Though something has come in, and though the other end is gone; its neighbour is told of as before."""
+    one, other = pair
+    with select.epoll() as poll:
+        poll.register(one, select.EPOLLIN)
+        poll.register(other, select.EPOLLIN)
+        one.sendall(b"x")
+        other.sendall(b"x")
+        wait_until(lambda: len(poll.poll(0)) == 2, 10, "both")
+        assert sockets.silence([_known(one)]) == 1
+        assert [descriptor for descriptor, _ in poll.poll(0.1)] == [other.fileno()]
+        poll.unregister(one)  # which fails for one that it does not know any more
