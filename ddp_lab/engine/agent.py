@@ -1,18 +1,18 @@
 """Answers for a rank while its cell runs: interrupts it, frees its peers, says where it is.
 
-See [Note: interrupt]. An interrupt signals the main thread and the processes it has started. Python code and sleeps
-end at once. A main thread that waits in a collective notices nothing, so after `_SIGNAL_SECONDS`, or when nothing moves
-any more on the rank's connections ([Note: what is on its way] in `groups.py`), the agent frees the rank's groups: the
-collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's
-handler keeps quiet where an exception would hit IPython's own code instead of the cell, and does not run at all for a
-signal that comes just before a sleep begins; and Python drops what is raised while it forks a data loader's worker, or
-in a destructor. An exception in `__enter__` or `__exit__` could leave a lock taken, on which Python itself would wait
-for ever later (a data loader's queues); so the first signal that finds one of these lets it pass, and only one that
-still finds the same call, which waits, ends it. So the agent signals until the cell's code has been interrupted once.
-An interrupt names its cells: one that has not begun on this rank is interrupted when it does. Where that has not
-helped within `_REST_SECONDS`, what Gloo has forgotten to end is ended, and who waits in the rendezvous store (for a
-group that not all ranks make) is freed by shutting down the rank's connection to it: the groups are lost by then, and a
-rejoin makes another store.
+See [Note: interrupt]. An interrupt signals the main thread and the processes it has started. Python code and sleeps end
+at once. A main thread that waits in a collective notices nothing, so after `_SIGNAL_SECONDS`, or when nothing moves any
+more on the rank's connections ([Note: what is on its way] in `groups.py`), the agent frees the rank's groups: the
+collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's handler keeps quiet
+where an exception would hit IPython's own code instead of the cell, and does not run at all for a signal that comes
+just before a sleep begins; and Python drops what is raised while it forks a data loader's worker, or in a destructor.
+An exception in `__enter__` or `__exit__` could leave a lock taken, on which Python itself would wait for ever later (a
+data loader's queues); so the first signal that finds one of these lets it pass, and only one that still finds the same
+call, which waits, ends it. So the agent signals until the cell's code has been interrupted once. An interrupt names its
+cells: one that has not begun on this rank is interrupted when it does. Where that has not helped within
+`_REST_SECONDS`, what Gloo has forgotten to end is ended, and who waits in the rendezvous store (for a group that not
+all ranks make) is freed by shutting down the rank's connection to it: the groups are lost by then, and a rejoin makes
+another store.
 
 See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
 is safe but costs a rejoin, and most failures are a slip that all ranks make at the same line. So the agent waits
@@ -97,7 +97,8 @@ class Agent:
         self._ended: tuple[str, bool] | None = None  # the last cell whose own code ended here, and whether it failed
         self._reporting = threading.Lock()  # the newest status is sent last: the client may see that one alone
         self._freed_by: int | None = None
-        self._freed: str | None = None  # the cell during which this rank's groups were shut down
+        self._freed: str | None = None  # the cell during which this rank's groups were lost ...
+        self._shut_down_for: str | None = None  # ... and the last one for which they were shut down
         self._began: tuple[str, int] | None = None  # the running cell, and since when (host time in ns)
         self._raised = False  # the running cell's own code has been interrupted
         self._entering: FrameType | None = None  # where the last signal was let pass; the main thread's
@@ -282,8 +283,9 @@ class Agent:
             cell_id = self._current()
             if asked not in (None, cell_id):
                 self._to_free = (asked, by)
-        if cell_id is not None and asked in (None, cell_id):
-            _beside(functools.partial(self._free_when_still, by=by), cell_id, "ddp_lab-free")
+            due = cell_id is not None and asked in (None, cell_id) and self._mark_freed(cell_id, by)
+        if due:
+            _beside(self._free_when_still, str(cell_id), "ddp_lab-free")
         return {"state": self._state()}
 
     def _answer_settle(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,12 +354,12 @@ class Agent:
         if not self._settled.wait(_GRACE_SECONDS):
             self._free_when_still(cell_id)
 
-    def _free_when_still(self, cell_id: str, by: int | None = None) -> None:
+    def _free_when_still(self, cell_id: str) -> None:
         moves = _Moves()
         time.sleep(_STILL_SECONDS)
         while moves.go_on():
             time.sleep(_STILL_SECONDS)
-        self._free(cell_id, by)
+        self._free(cell_id)
 
     def _settle(self, cell_id: str | None) -> None:
         """From now on no group is shut down for this cell (None: for whichever it was)."""
@@ -366,14 +368,20 @@ class Agent:
                 self._at_risk = None
                 self._settled.set()
 
+    def _mark_freed(self, cell_id: str, by: int | None) -> bool:
+        """Notes that this rank's groups are lost to this cell (the gate is held); whether they may be shut down."""
+        if self._at_risk != cell_id:
+            return False
+        if self._freed is None:
+            self._freed, self._freed_by = cell_id, by
+            self._told.set()
+        return True
+
     def _free(self, cell_id: str, by: int | None = None) -> None:
         with self._gate:
-            if self._at_risk != cell_id:
+            if not self._mark_freed(cell_id, by):
                 return
-            first = self._freed is None
-            if first:
-                self._freed, self._freed_by = cell_id, by
-                self._told.set()
+            first, self._shut_down_for = self._shut_down_for != cell_id, cell_id
             groups.free()
             breakpoints.release(_RELEASED)
         self._report()
