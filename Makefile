@@ -117,7 +117,7 @@ batch:
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null; }; } || \
 	  echo "missing slurmctld, slurmd or munged (Debian: apt install slurmctld slurmd slurm-client munge)"
 
-test: build browser hosts mpi $(TEST_PACKAGES)  ## the whole suite (14 minutes on 2 fast cores, 26 on slow ones)
+test: build browser hosts mpi $(TEST_PACKAGES)  ## the whole suite (12 minutes on 2 fast cores, 26 on slow ones)
 	$(PYTEST) $(PYTEST_ARGS)
 
 # Trainers that the soak alone tries.
