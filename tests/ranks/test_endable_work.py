@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -108,7 +107,8 @@ def _forgotten(rank: int, size: int, call: str) -> str:
                 assert work is not None
                 wait = work.wait
             else:
-                wait = dist.broadcast(large, 0, group=group, async_op=True).get_future().wait
+                work = dist.broadcast(large, 0, group=group, async_op=True)
+                wait = work.get_future().wait
         thread, ends = _waits(wait)
         groups.free()
         if rank == 0:
@@ -116,7 +116,8 @@ def _forgotten(rank: int, size: int, call: str) -> str:
         while thread.is_alive():
             groups.end_forgotten()
             thread.join(0.1)
-        time.sleep(1.5 * _TIMEOUT.total_seconds())  # in which Gloo's threads give up, and say so to nobody
+        del work, wait, thread
+        wait_until(lambda: large._use_count() == 1, 20, "Gloo's own threads to give up, and to say so to nobody")
         dist.barrier()
         return ends[0]
     finally:
