@@ -292,7 +292,11 @@ def run_agent(given: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except SignalException as stopped:
+    except (SignalException, UnboundLocalError) as error:
+        # A signal that comes just as torch begins to time one of its functions: its timer raises that it has no start.
+        stopped = error.__context__ if isinstance(error, UnboundLocalError) else error
+        if not isinstance(stopped, SignalException):
+            raise
         return _INTERRUPTED if stopped.sigval.name == "SIGINT" else _TERMINATED
     except (RendezvousError, ValueError, RuntimeError, AssertionError, OSError) as error:
         raise DdpLabError(f"torch's agent could not run the ranks: {error}") from error

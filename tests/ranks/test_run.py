@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -12,13 +13,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from torch.distributed.elastic.metrics import api as metrics
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 import ddp_lab
 from ddp_lab import cli, journal
 from ddp_lab.client.recorded_runs import read_run
+from ddp_lab.launch.agent import run_agent
 from tests.disks import small_disk
 from tests.ranks.harness import ROOT
 
@@ -280,6 +285,17 @@ def test_a_running_job_can_be_followed_and_interrupted(running: subprocess.Popen
     assert (tmp_path / "run" / "report.html").is_file()
     timeline = ddp_lab.Timeline.load(tmp_path / "run" / "timeline.npz")
     assert min(_steps(timeline).values()) > 10
+
+
+def test_an_interrupt_in_torchs_own_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes just as torch begins to time its agent's function is a Ctrl-C all the same."""
+
+    def interrupted() -> float:
+        raise SignalException("interrupted", signal.SIGINT)
+
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(time=interrupted))
+    monkeypatch.setattr("torch.distributed.run.run", metrics.prof(lambda given: None))
+    assert run_agent(argparse.Namespace()) == 130
 
 
 LONG = pytest.mark.soak
