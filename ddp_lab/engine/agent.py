@@ -1,18 +1,18 @@
 """Answers for a rank while its cell runs: interrupts it, frees its peers, says where it is.
 
 See [Note: interrupt]. An interrupt signals the main thread and the processes it has started. Python code and sleeps end
-at once. A main thread that waits in a collective notices nothing, so after `_SIGNAL_SECONDS`, or when nothing moves any
-more on the rank's connections ([Note: what is on its way] in `groups.py`), the agent frees the rank's groups: the
-collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The signal's handler keeps quiet
-where an exception would hit IPython's own code instead of the cell, and does not run at all for a signal that comes
-just before a sleep begins; and Python drops what is raised while it forks a data loader's worker, or in a destructor.
-An exception in `__enter__` or `__exit__` could leave a lock taken, on which Python itself would wait for ever later (a
-data loader's queues); so the first signal that finds one of these lets it pass, and only one that still finds the same
-call, which waits, ends it. So the agent signals until the cell's code has been interrupted once. An interrupt names its
-cells: one that has not begun on this rank is interrupted when it does. Where that has not helped within
-`_REST_SECONDS`, what Gloo has forgotten to end is ended, and who waits in the rendezvous store (for a group that not
-all ranks make) is freed by shutting down the rank's connection to it: the groups are lost by then, and a rejoin makes
-another store.
+at once. A main thread that waits in a collective notices nothing, so when nothing has moved on the rank's connections
+for `_SIGNAL_SECONDS` ([Note: what is on its way] in `groups.py`), at the latest after `_MOVING_SECONDS`, the agent
+frees the rank's groups: the collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The
+signal's handler keeps quiet where an exception would hit IPython's own code instead of the cell, and does not run at
+all for a signal that comes just before a sleep begins; and Python drops what is raised while it forks a data loader's
+worker, or in a destructor. An exception in `__enter__` or `__exit__` could leave a lock taken, on which Python itself
+would wait for ever later (a data loader's queues); so the first signal that finds one of these lets it pass, and only
+one that still finds the same call, which waits, ends it. So the agent signals until the cell's code has been
+interrupted once. An interrupt names its cells: one that has not begun on this rank is interrupted when it does. Where
+that has not helped within `_REST_SECONDS`, what Gloo has forgotten to end is ended, and who waits in the rendezvous
+store (for a group that not all ranks make) is freed by shutting down the rank's connection to it: the groups are lost
+by then, and a rejoin makes another store.
 
 See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
 is safe but costs a rejoin, and most failures are a slip that all ranks make at the same line. So the agent waits
