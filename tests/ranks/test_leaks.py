@@ -184,11 +184,12 @@ def test_many_constructions_leak_nothing(ranks: Ranks, mode: str) -> None:
         assert grown["objects"] < 100
 
 
-# For each line on stdin, ``FOLDER HOW [OPTION]``, two ranks are forked, which come to the end of this script as any
-# other program does; their exit codes are a line on stdout.
+# Says "ready" once torch is imported. Then, for each line on stdin, ``FOLDER HOW [OPTION]``, two ranks are forked, which
+# come to the end of this script as any other program does; their exit codes are a line on stdout.
 _SCRIPT = """
 import json, os, sys, torch, torch.distributed as dist, ddp_lab
 ddp_lab.DistributedDataParallel  # imports it
+print("ready", flush=True)
 def fork(size):
     children = []
     for rank in range(size):
@@ -244,6 +245,8 @@ def fork_server() -> Iterator[subprocess.Popen[str]]:
     )
     with process:
         try:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
             yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)
