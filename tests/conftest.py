@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import leftovers
+
+# Machines differ in speed: an example may take as long as it takes.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 os.environ[leftovers.MARK] = str(os.getpid())
 # Some machines keep no bytecode: each of hundreds of processes would compile torch's source anew.

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -35,10 +34,6 @@ VARIANTS = {
     "address": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-O1", "-fsanitize=thread"],
 }
-
-# Machines differ in speed: an example may take as long as it takes.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 
 @pytest.fixture(params=[pytest.param("plain", marks=pytest.mark.soak), "address", "thread"])

@@ -10,9 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
 import select
-import signal
 import subprocess
 import sys
 import weakref
@@ -184,8 +182,8 @@ def test_many_constructions_leak_nothing(ranks: Ranks, mode: str) -> None:
         assert grown["objects"] < 100
 
 
-# Says "ready" once torch is imported. Then, for each line on stdin, ``FOLDER HOW [OPTION]``, two ranks are forked, which
-# come to the end of this script as any other program does; their exit codes are a line on stdout.
+# Says "ready" once torch is imported. Then, for each line on stdin, ``FOLDER HOW [OPTION]``, two ranks are forked,
+# which come to the end of this script as any other program does; their exit codes are a line on stdout.
 _SCRIPT = """
 import json, os, sys, torch, torch.distributed as dist, ddp_lab
 ddp_lab.DistributedDataParallel  # imports it
@@ -234,22 +232,17 @@ print("trained", flush=True)
 
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[subprocess.Popen[str]]:
-    """`_SCRIPT`, running in a session of its own."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        start_new_session=True,
-    )
+    """`_SCRIPT`, running; what it has forked ends with it."""
+    command = [sys.executable, "-c", _SCRIPT]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
     with process:
         try:
             assert process.stdout
             assert process.stdout.readline() == "ready\n"
             yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            for one in [*psutil.Process(process.pid).children(), process]:
+                one.kill()
 
 
 def _ends() -> list[Any]:
@@ -271,7 +264,7 @@ def test_a_process_that_has_trained_ends(
     assert fork_server.stdin
     assert fork_server.stdout
     fork_server.stdin.write(f"{tmp_path} {how} {options}\n")
-    assert select.select([fork_server.stdout], [], [], 120)[0], "a process does not end"
+    assert select.select([fork_server.stdout], [], [], 240)[0], "a process does not end"
     codes = json.loads(fork_server.stdout.readline())
     for rank, code in enumerate(codes):
         out, errors = ((tmp_path / f"{rank}.{stream}").read_text() for stream in (1, 2))

@@ -59,7 +59,7 @@ def many(test: Callable[..., None]) -> Callable[..., None]:
 
 def _settings(examples: int) -> settings:
     shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=shared)
+    return settings(max_examples=examples, database=None, suppress_health_check=shared)
 
 
 def _said(read: Callable[[], Any]) -> str:

@@ -14,7 +14,7 @@ models = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), min_si
 caps = st.lists(st.integers(0, 400), min_size=1, max_size=3)
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=150, print_blob=True)
 @given(model=models, caps=caps, data=st.data())
 def test_buckets_are_torchs(model: list[tuple[int, str]], caps: list[int], data: st.DataObject) -> None:
     """For the same sizes, caps and order, the same parameters share a bucket as in torch's DDP."""
@@ -39,7 +39,7 @@ def test_buckets_are_torchs(model: list[tuple[int, str]], caps: list[int], data:
         assert ours == ordered  # with several keys torch's order of the last buckets is that of a hash map
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=150, print_blob=True)
 @given(model=models, caps=caps, data=st.data())
 def test_launch_order_follows_readiness(model: list[tuple[int, str]], caps: list[int], data: st.DataObject) -> None:
     """Each parameter is in one bucket, buckets hold one key, and are ordered by when they are complete."""

@@ -223,7 +223,7 @@ def test_minus_one_is_the_cpu_and_warns() -> None:
         assert gather([torch.ones(1), torch.ones(1)], -1).tolist() == [1, 1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     structure=st.recursive(
         st.lists(st.integers(1, 3), min_size=0, max_size=2),  # the shape after the batch's dimension

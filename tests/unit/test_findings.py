@@ -322,7 +322,7 @@ def test_the_line_through_collectives() -> None:
     assert alike.time_ns(1e6) == pytest.approx(2e6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.floats(0.05, 3.0), min_size=2, max_size=12),
     st.floats(0.0, 2.0),

@@ -113,7 +113,7 @@ def test_a_late_device_span_of_a_forgotten_step_is_ignored() -> None:
     assert sorted(before) == [8, *range(13, 21)]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 1_000), st.integers(4, 60), st.integers(1, 300))
 def test_old_steps_are_thinned(steps: int, most: int, at_once: int) -> None:
     """Behind the newest steps lie evenly spaced ones of the whole past, and each knows when the one before ended."""

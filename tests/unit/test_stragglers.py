@@ -180,7 +180,7 @@ def test_slow_everywhere() -> None:
     assert late.delay_ns == pytest.approx(2.4 * MS, rel=0.1)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(2, 9), st.integers(0, 2**32 - 1), st.floats(0, 0.9))
 def test_excess_is_over_the_median_of_the_others(ranks: int, seed: int, missing: float) -> None:
     """Each rank is compared with the median of the others' known times, however many of them are missing."""

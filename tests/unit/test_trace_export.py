@@ -162,7 +162,7 @@ def test_compressed_and_some_steps(tmp_path: Path) -> None:
     assert {e["args"]["step"] for e in document["traceEvents"] if e["ph"] == "X"} == {STEPS - 2, STEPS - 1}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(-3, 2**52), st.integers(0, 10**15), st.integers(0, 10**9)), max_size=30),
     st.integers(0, 2),

@@ -40,7 +40,10 @@ class TwoRanks(MultiProcessTestCase):
             cls(torch.nn.Linear(2, 2))
 
     def test_fails_on_rank_1(self) -> None:
+        store = dist.FileStore(self.file_name, self.world_size)
         print(f"rank {self.rank} was here", flush=True)
+        store.set(f"{self.rank} has said it", "")
+        store.wait(["0 has said it"])  # a rank that is still silent when its peer fails is ended
         assert self.rank == 0, "what rank 1 has to say"
 
     def test_hangs(self) -> None:
