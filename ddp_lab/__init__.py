@@ -9,35 +9,35 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ._version import __version__
 
 # public name -> module that defines it
 _PUBLIC = {
     "CellError": "errors",
-    "CellResult": "client.cell_run",
-    "Cluster": "client.cluster",
+    "CellResult": "cluster.cells.run",
+    "Cluster": "cluster.cluster",
     "ClusterError": "errors",
     "DataParallel": "parallel.data_parallel",
     "DdpLabError": "errors",
-    "DistributedDataParallel": "parallel.ddp",
+    "DistributedDataParallel": "parallel.distributed",
     "ExtensionError": "errors",
-    "LinkModel": "insight.link_model",
+    "LinkModel": "simulation.link_model",
     "RankFailure": "errors",
     "ScheduleError": "errors",
-    "Timeline": "client.timeline",
-    "attach": "client.attached",
-    "check_drift": "parallel.replica_drift",
+    "Timeline": "timeline.timeline",
+    "attach": "cluster.attached",
+    "check_drift": "parallel.monitoring.drift",
     "check_hook": "parallel.hook_check",
-    "compare": "client.compare",
-    "current_cluster": "client.cluster",
+    "compare": "timeline.comparison",
+    "current_cluster": "cluster.cluster",
     "data_parallel": "parallel.data_parallel",
     "install": "parallel.install",
     "observe": "parallel.observe",
     "restore_from": "engine.restore",
 }
-_MODULES = {"faults": "faults", "recording": "parallel.recording", "rehearsal": "parallel.live.rehearsal"}
+_MODULES = {"faults": "faults", "recording": "recording", "rehearsal": "parallel.live.rehearsal"}
 
-__all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the rest)
+__all__ = [  # noqa: RUF022 (classes, modules, the rest)
     "CellError",
     "CellResult",
     "Cluster",
@@ -68,23 +68,22 @@ __all__ = [  # noqa: RUF022 (the order of ARCHITECTURE.md: classes, modules, the
 ]
 
 if TYPE_CHECKING:
-    from . import faults
-    from .client.attached import attach
-    from .client.cell_run import CellResult
-    from .client.cluster import Cluster, current_cluster
-    from .client.compare import compare
-    from .client.timeline import Timeline
+    from . import faults, recording
+    from .cluster.attached import attach
+    from .cluster.cells.run import CellResult
+    from .cluster.cluster import Cluster, current_cluster
     from .engine.restore import restore_from
     from .errors import CellError, ClusterError, DdpLabError, ExtensionError, RankFailure, ScheduleError
-    from .insight.link_model import LinkModel
-    from .parallel import recording
     from .parallel.data_parallel import DataParallel, data_parallel
-    from .parallel.ddp import DistributedDataParallel
+    from .parallel.distributed import DistributedDataParallel
     from .parallel.hook_check import check_hook
     from .parallel.install import install
     from .parallel.live import rehearsal
+    from .parallel.monitoring.drift import check_drift
     from .parallel.observe import observe
-    from .parallel.replica_drift import check_drift
+    from .simulation.link_model import LinkModel
+    from .timeline.comparison import compare
+    from .timeline.timeline import Timeline
 
 
 def __getattr__(name: str) -> Any:
@@ -101,9 +100,9 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Registers the magics: called by `%load_ext ddp_lab`."""
-    importlib.import_module(".client.magics", __name__).load(shell)
+    importlib.import_module(".notebook.magics", __name__).load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Stops the current cluster and removes the magics: called by `%unload_ext ddp_lab`."""
-    importlib.import_module(".client.magics", __name__).unload(shell)
+    importlib.import_module(".notebook.magics", __name__).unload(shell)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_lab import events, journal
+from ddp_lab.protocol import events, journal
 
 __all__ = ["batch", "opening", "written"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import DTYPE, Batch, Kind
+from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.timeline.timeline import Timeline
 
 
 @dataclass

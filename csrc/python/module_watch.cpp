@@ -85,7 +85,7 @@ class ModuleWatch {
 }  // namespace
 
 void bind_module_watch(py::module_& module) {
-  py::class_<ModuleWatch>(module, "ModuleWatch", "See ddp_lab/parallel/structure.py.")
+  py::class_<ModuleWatch>(module, "ModuleWatch", "See ddp_lab/parallel/core/parameters.py.")
       .def(py::init<const py::tuple&>(), py::arg("seen"))
       .def("unchanged", &ModuleWatch::unchanged);
 }

@@ -1,6 +1,6 @@
 // One timestamped fact about a backward: fixed size, plain data, the unit of the recorder and of the wire.
 //
-// Python reads the same bytes as a numpy array of `ddp_lab.events.DTYPE`; a test compares both layouts.
+// Python reads the same bytes as a numpy array of `ddp_lab.protocol.events.DTYPE`; a test compares both layouts.
 #pragma once
 
 #include <cstdint>

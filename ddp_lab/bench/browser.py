@@ -19,7 +19,7 @@ import psutil
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from ..errors import DdpLabError
-from ..shipped import lab_command
+from ..lesson_files import lab_command
 
 __all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "printed", "until"]
 

@@ -31,7 +31,7 @@ if {threads}: _ = lab.run('torch.set_num_threads({threads})')
 """
 _SHOW = "{name} = lab.dashboard({view})\n{name}"
 _TRAIN = """
-from ddp_lab.client.outputs import SilentBoard
+from ddp_lab.output.board import SilentBoard
 found = lab.run("recording_cost.paired({model!r}, {rounds})", board=SilentBoard()).values[0]
 print(json.dumps(found))
 """

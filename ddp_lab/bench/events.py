@@ -23,8 +23,8 @@ from ..command_line import count
 from .command import new_parser, show
 
 if TYPE_CHECKING:
-    from ..client.cluster import Cluster
-    from ..events import Batch
+    from ..cluster.cluster import Cluster
+    from ..protocol.events import Batch
 
 __all__ = ["main", "measure", "own_threads", "train"]
 

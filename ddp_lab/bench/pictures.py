@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from ..widgets.theme import PHASES, RANK_COLOURS
+from ..views.paint.palette import PHASES, RANK_COLOURS
 from . import noise
 from .drawing import GREY, about, dress, error_bars, write
 from .operations import LIMITS, SHARED, sides_of

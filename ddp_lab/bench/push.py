@@ -19,9 +19,9 @@ from typing import Any
 import numpy
 import psutil
 
-from ..client.cluster import Cluster
-from ..client.outputs import SilentBoard
+from ..cluster.cluster import Cluster
 from ..command_line import count, positive
+from ..output.board import SilentBoard
 from .command import new_parser, show
 
 __all__ = ["main", "measure"]

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..client.cluster import Cluster
-from ..client.outputs import SilentBoard
+from ..cluster.cluster import Cluster
 from ..command_line import count
 from ..errors import CellError, DdpLabError
+from ..output.board import SilentBoard
 from .command import new_parser, show
 
 __all__ = ["SETUP", "STATES", "State", "interrupted", "main", "measure"]

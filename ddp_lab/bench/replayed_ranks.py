@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from .. import events
-from ..client import timeline_files
-from ..client.timeline import Timeline
-from ..client.wire import Wire
+from ..control.wire import Wire
 from ..engine.telemetry import connect, interval_of
 from ..errors import DdpLabError
+from ..protocol import events
+from ..timeline.recorded import saved as timeline_files
+from ..timeline.timeline import Timeline
 
 __all__ = ["ReplayedRanks", "main"]
 
@@ -49,7 +49,7 @@ class ReplayedRanks:
         self._wire = Wire()
         self._wire.on_batch(self.timeline.extend)
         self._wire.on_description(self.timeline.describe)
-        command = [sys.executable, "-m", "ddp_lab.bench.replayed_ranks", str(file), str(senders)]
+        command = [sys.executable, "-m", __name__, str(file), str(senders)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(self._wire.endpoint()) + "\n")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DdpLabError
+from . import delaying_relay
 from .delaying_relay import INTERFACE, MTU, address, enter
 
 __all__ = ["Enter", "ShapedLink"]
@@ -75,7 +76,7 @@ class ShapedLink:
             self._in(self._hub, f"ip link set {port} master bridge0 up")
 
     def _join_by_relay(self) -> None:
-        command = [sys.executable, "-m", "ddp_lab.bench.delaying_relay", str(self._delay), *self.enter.namespaces]
+        command = [sys.executable, "-m", delaying_relay.__name__, str(self._delay), *self.enter.namespaces]
         self._relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._relay.stdout is not None
         if self._relay.stdout.readline() != "ready\n":

@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ..insight.link_model import LinkModel
-from ..insight.simulate import Configuration, simulate_many
-from ..insight.workload import Workload
+from ..simulation.link_model import LinkModel
+from ..simulation.simulator import Configuration, simulate_many
+from ..simulation.workload import Workload
 
 __all__ = ["measure", "words"]
 

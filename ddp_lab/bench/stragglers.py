@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from ..client.timeline import LatePlace, Timeline
 from ..command_line import count, number_from
-from ..events import Batch
+from ..protocol.events import Batch
+from ..timeline.timeline import LatePlace, Timeline
 from . import command, fresh_ranks
 
 __all__ = ["Delay", "Judged", "judge", "main", "measure", "plan", "train"]

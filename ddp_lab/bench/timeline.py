@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..client.timeline import Timeline
 from ..command_line import count
-from ..events import Batch, Kind
+from ..protocol.events import Batch, Kind
+from ..timeline.timeline import Timeline
 from . import command
 from .trace import describe, one_step
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..client.timeline import Timeline
 from ..command_line import count
-from ..events import DTYPE, Batch, Kind
+from ..protocol.events import DTYPE, Batch, Kind
+from ..timeline.timeline import Timeline
 from . import command
 
 __all__ = ["describe", "main", "make_timeline", "measure", "one_step"]

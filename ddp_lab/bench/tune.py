@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from ..client.tune import tune_live
-from ..client.tune_turns import LiveTurns
 from ..command_line import count, positive, seconds
+from ..control.training import TrainingControl
+from ..control.tuning import tune_live
+from ..control.turns import LiveTurns
 from ..errors import ClusterError, DdpLabError
-from ..insight.settings import Setting
 from ..launch.tune import Job
+from ..simulation.settings import Setting
 from . import fresh_ranks, tune_ranks
 from .command import new_parser, show
 from .second_look import NOT_NEEDED, second_look, words
@@ -110,7 +111,7 @@ class _Training:
         """Has the ranks stop, and waits for them."""
         if self._thread.is_alive() and job.timeline.reducers():
             try:
-                job.reconfigure(bucket_cap_mb=tune_ranks.END_MB)
+                TrainingControl(job).reconfigure(bucket_cap_mb=tune_ranks.END_MB)
             except ClusterError:  # they end as soon as they have it, maybe before they say so
                 self._thread.join(_END_SECONDS)
                 if self._thread.is_alive():
@@ -133,9 +134,10 @@ def _tuned_and_compared(
         if time.monotonic() > deadline:
             raise DdpLabError(f"no model trains after {_START_SECONDS:.0f} s")
         time.sleep(0.05)
-    tuned = tune_live(job, steps=steps, seconds=seconds, tell=tell)
+    control = TrainingControl(job)
+    tuned = tune_live(control, steps=steps, seconds=seconds, tell=tell)
     tell(tuned.verdict)
-    turns = LiveTurns(job, job.timeline.reducers()[-1].reducer, steps)
+    turns = LiveTurns(control, job.timeline.reducers()[-1].reducer, steps)
     chosen = tuned.best or _DEFAULT
     grid = [Setting((cap,)) for cap in caps_mb] + [Setting((1.0, cap)) for cap in caps_mb if cap > 1]
     settings = list(dict.fromkeys([_DEFAULT, chosen, *grid]))

@@ -26,10 +26,9 @@ def train(model: str, endpoint: Mapping[str, str]) -> int:
     """
     import torch.distributed as dist
 
-    from .. import DistributedDataParallel
-    from ..engine import live
+    from .. import DistributedDataParallel, recording
+    from ..engine import model_control as live
     from ..engine.telemetry import Telemetry
-    from ..parallel import recording
 
     recording.enable()
     telemetry = Telemetry(endpoint, dist.get_rank(), dist.get_world_size())

@@ -3,11 +3,11 @@
 Real Gloo ranks train each model with each bucket cap, in turns; the link between them is measured while they are idle.
 What the simulator gets of all this: the link's times for the smallest and the largest world; the workload of each model
 and world as recorded with one cap, `--base`, and how long the steps with it took ([Note: the anchor] in
-`ddp_lab.insight.anchor`); and, to calibrate contention, the measured steps of the caps `--fit` for all models but the
-last and for those two worlds. It then predicts every other step: caps, a model and a world of which no other measured
-step was used. Contention differs with the number of ranks (they share the cores): it is calibrated for each of the two
-worlds, and interpolated for those in between. A round's workload predicts that round's steps; the median over the
-rounds counts, so that a machine that changes its speed from round to round does less harm. What the cap that is
+`ddp_lab.simulation.anchor`); and, to calibrate contention, the measured steps of the caps `--fit` for all models but
+the last and for those two worlds. It then predicts every other step: caps, a model and a world of which no other
+measured step was used. Contention differs with the number of ranks (they share the cores): it is calibrated for each of
+the two worlds, and interpolated for those in between. A round's workload predicts that round's steps; the median over
+the rounds counts, so that a machine that changes its speed from round to round does less harm. What the cap that is
 predicted to be the best costs beside the one that was measured to be the best says [Note: the second look]. `--mbit`
 trains over a link shaped to so many megabits a second (needs root). Run it on a quiet machine.
 """
@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from ..client import workloads
-from ..client.timeline import Timeline
 from ..command_line import count, positive
-from ..insight.anchor import anchored
-from ..insight.calibrate import Measured, calibrated
-from ..insight.link_model import LinkModel, Point
-from ..insight.simulate import Configuration, simulate_many
-from ..insight.workload import Workload
+from ..simulation.anchor import anchored
+from ..simulation.calibration import Measured, calibrated
+from ..simulation.link_model import LinkModel, Point
+from ..simulation.simulator import Configuration, simulate_many
+from ..simulation.workload import Workload
+from ..timeline import workloads
+from ..timeline.timeline import Timeline
 from . import fresh_ranks, simulator_speed, what_if_ranks
 from .command import new_parser, show
 from .second_look import NOT_NEEDED, second_look, words

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from ..client.timeline import Timeline
-from ..events import Batch
+from ..protocol.events import Batch
+from ..timeline.timeline import Timeline
 from .workloads import WORKLOADS, training_step
 
 __all__ = ["WARM_UP", "load", "measure_link", "train"]
@@ -23,8 +23,8 @@ _UNLIMITED_MB = 1e9  # for a cap of infinity
 
 
 def measure_link(repeats: int) -> dict[str, Any]:
-    """All-reduces of an idle group, see `ddp_lab.parallel.link_measurement.measure`."""
-    from ..parallel import link_measurement
+    """All-reduces of an idle group, see `ddp_lab.parallel.monitoring.link.measure`."""
+    from ..parallel.monitoring import link as link_measurement
 
     return link_measurement.measure(repeats=repeats)
 
@@ -42,8 +42,7 @@ def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: s
     Returns:
         Generation of the buckets (as text, for JSON) -> the cap that made them.
     """
-    from .. import DistributedDataParallel
-    from ..parallel import recording
+    from .. import DistributedDataParallel, recording
 
     recording.enable()
     torch.manual_seed(0)
@@ -69,7 +68,7 @@ def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: s
 
 
 def _drained(cursor: int) -> tuple[list[npt.NDArray[np.void]], int]:
-    from ..parallel import recording
+    from .. import recording
 
     parts = []
     while cursor < recording.statistics().recorded:

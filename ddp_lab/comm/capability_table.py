@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..protocol.entry_points import CAPABILITY_TRIAL
 from . import mpi
 from .capability_trial import BACKENDS
 
@@ -215,7 +216,7 @@ def _start(folder: Path, number: int, command: Sequence[str]) -> subprocess.Pope
     own = {name: value for name, value in os.environ.items() if not name.startswith(mpi.LAUNCHED)}
     environment = {**own, **_MPI_ON_ONE_HOST, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment.pop("TORCH_DISTRIBUTED_DEBUG", None)
-    trial = [sys.executable, "-m", "ddp_lab.comm.capability_trial", str(folder)]
+    trial = [sys.executable, "-m", CAPABILITY_TRIAL, str(folder)]
     words = [word for given in command for word in (trial if given == _PYTHON else [given])]
     with (folder / f"log {number}").open("wb") as log:
         return subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

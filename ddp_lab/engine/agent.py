@@ -2,13 +2,13 @@
 
 See [Note: interrupt]. An interrupt signals the main thread and the processes it has started. Python code and sleeps end
 at once. A main thread that waits in a collective notices nothing, so when nothing has moved on the rank's connections
-for `_SIGNAL_SECONDS` ([Note: what is on its way] in `groups.py`), at the latest after `_MOVING_SECONDS`, the agent
-frees the rank's groups: the collective fails, and what the user sees is KeyboardInterrupt at the line that waited. The
-signal's handler keeps quiet where an exception would hit IPython's own code instead of the cell, and does not run at
-all for a signal that comes just before a sleep begins; and Python drops what is raised while it forks a data loader's
-worker, or in a destructor. An exception in `__enter__` or `__exit__` could leave a lock taken, on which Python itself
-would wait for ever later (a data loader's queues); so the first signal that finds one of these lets it pass, and only
-one that still finds the same call, which waits, ends it. So the agent signals until the cell's code has been
+for `_SIGNAL_SECONDS` ([Note: what is on its way] in `groups/registry.py`), at the latest after `_MOVING_SECONDS`, the
+agent frees the rank's groups: the collective fails, and what the user sees is KeyboardInterrupt at the line that
+waited. The signal's handler keeps quiet where an exception would hit IPython's own code instead of the cell, and does
+not run at all for a signal that comes just before a sleep begins; and Python drops what is raised while it forks a data
+loader's worker, or in a destructor. An exception in `__enter__` or `__exit__` could leave a lock taken, on which Python
+itself would wait for ever later (a data loader's queues); so the first signal that finds one of these lets it pass, and
+only one that still finds the same call, which waits, ends it. So the agent signals until the cell's code has been
 interrupted once. An interrupt names its cells: one that has not begun on this rank is interrupted when it does. Where
 that has not helped within `_REST_SECONDS`, what Gloo has forgotten to end is ended, and who waits in the rendezvous
 store (for a group that not all ranks make) is freed by shutting down the rank's connection to it: the groups are lost
@@ -41,8 +41,11 @@ import torch.distributed as dist
 from IPython.core import interactiveshell
 
 from ..parallel.live import breakpoints
-from . import await_runner, cell, examine, flights, groups, regroup, tracebacks
-from .asking import Asking
+from .cells import await_runner, cell, tracebacks
+from .cells.stdin import Asking
+from .groups import registry as groups
+from .groups import rejoin as regroup
+from .status import examine, flights
 
 __all__ = ["Agent"]
 
@@ -398,7 +401,8 @@ class Agent:
 
 
 class _Moves:
-    """Whether something is on its way on this rank's connections; see [Note: what is on its way] in `groups.py`."""
+    """Whether something is on its way on this rank's connections; see [Note: what is on its way] in
+    `groups/registry.py`."""
 
     def __init__(self) -> None:
         self._moved = groups.bytes_moved()

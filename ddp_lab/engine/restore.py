@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DistributedSampler
 
-from .. import by_value
-from ..parallel.ddp import DistributedDataParallel
+from ..parallel.distributed import DistributedDataParallel
+from ..serialization import by_value
 
 __all__ = ["restore_from"]
 
@@ -243,7 +243,7 @@ def _take_states(namespace: dict[str, Any], offer: Mapping[str, Any], *, named: 
 
 def _find(namespace: dict[str, Any], history: Mapping[str, Any], name: str) -> Any:
     """This rank's model that is the source's: by number, for torch's class by the variable's name."""
-    from ..parallel.ddp import live_models
+    from ..parallel.distributed import live_models
 
     for model in live_models():
         if model.reducer_id == history.get("reducer_id"):

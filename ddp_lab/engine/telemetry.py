@@ -25,9 +25,9 @@ from typing import Any
 
 import zmq
 
-from .. import events
+from .. import recording
 from ..dropped import Dropped
-from ..parallel import recording
+from ..protocol import events
 
 __all__ = ["Telemetry", "connect", "interval_of", "process_session"]
 

@@ -19,9 +19,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .. import journal
 from ..command_line import Parser, file_to_write, folder_to_write
 from ..errors import DdpLabError
+from ..protocol import journal
+from ..protocol.entry_points import WORKER
 from . import reports
 from .telling import tell
 
@@ -227,7 +228,7 @@ def put_worker_between(given: argparse.Namespace, *ours: str) -> None:
     options = ["--module"] if given.module else []
     agent = ("--agent", str(os.getpid()))
     given.training_script_args = [*ours, *agent, *options, given.training_script, *given.training_script_args]
-    given.training_script = "ddp_lab.launch.worker"
+    given.training_script = WORKER
     given.module = True
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import events, journal
+from .. import recording
 from ..machine import host_clock
-from ..parallel import recording
+from ..protocol import events, journal
 from .telling import tell
 
 __all__ = ["JournalWriter"]

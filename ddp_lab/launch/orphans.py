@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 
-from ..engine.watch import on_parent_exit
+from ..engine.processes.parent_watch import on_parent_exit
 from .telling import tell
 
 __all__ = ["end_with_agent"]

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..client.recorded_runs import RecordedRun, read_run
 from ..printable import printable_lines
+from ..timeline.runs import RecordedRun, read_run
 
 __all__ = ["read", "write_pages"]
 

@@ -22,7 +22,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from .. import journal
+from ..protocol import journal
 
 __all__ = ["JournalServer"]
 

@@ -15,14 +15,15 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ..client.live_control import LiveControl
-from ..client.timeline import Timeline
-from ..client.tune import tune_live
-from ..client.wire import Wire
 from ..command_line import Parser, count, file_to_write, seconds, write_json
+from ..control.training import TrainingControl
+from ..control.tuning import tune_live
+from ..control.wire import Wire
 from ..errors import ClusterError, DdpLabError
-from ..insight.tuned import Tuned
+from ..simulation.tuned import Tuned
+from ..timeline.timeline import Timeline
 from . import agent
 
 __all__ = ["Job", "main"]
@@ -32,12 +33,14 @@ _LOOK_SECONDS = 0.1
 _ENDING_SECONDS = 5.0
 
 
-class Job(LiveControl):
+class Job:
     """The ranks of a program that torch's agent runs.
 
     Args:
         folder: for the sockets; only this user may open it.
     """
+
+    takes_cells = False
 
     def __init__(self, folder: Path) -> None:
         self.timeline = Timeline()
@@ -52,6 +55,14 @@ class Job(LiveControl):
     def wire(self) -> Wire:
         """The channel to the ranks."""
         return self._wire
+
+    def busy_ranks(self) -> set[int]:
+        """None that runs a cell: a program runs."""
+        return set()
+
+    def run(self, code: Any, *args: Any, **options: Any) -> Any:
+        """Refused: no cell can be run where a program runs."""
+        raise ClusterError("the ranks run a program: no cell can be run on them")
 
 
 class _Tuner:
@@ -83,7 +94,12 @@ class _Tuner:
                     return
             given = self._given
             self.found = tune_live(
-                self._job, steps=given.steps, lossy=given.lossy, seconds=given.seconds, tell=_tell, first_seconds=3600.0
+                TrainingControl(self._job),
+                steps=given.steps,
+                lossy=given.lossy,
+                seconds=given.seconds,
+                tell=_tell,
+                first_seconds=3600.0,
             )
         except ClusterError as error:
             if not self._ended.wait(_ENDING_SECONDS):  # else nobody answers because the program has ended

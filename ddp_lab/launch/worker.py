@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .. import journal
+from ..protocol import journal
 from .journal_writer import KEEP_EVENTS, JournalWriter
 from .orphans import end_with_agent
 
@@ -67,7 +67,7 @@ def _begin_journal(folder: Path, script: str) -> Callable[[str], None]:
 
 def _let_control(invitation: Path) -> Callable[[str], None]:
     """Lets who has made this file see the models of this rank and change them, as a cluster's client does."""
-    from ..engine import live
+    from ..engine import model_control as live
     from ..engine.telemetry import Telemetry
 
     telemetry = Telemetry(json.loads(invitation.read_text()), _number("RANK"), _number("WORLD_SIZE", 1))

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from .ddp import DistributedDataParallel
+from .distributed import DistributedDataParallel
 
 __all__ = ["Installation", "install"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .model_state import ModelState
+from .core.model_state import ModelState
 
 __all__ = ["ManualEnd"]
 

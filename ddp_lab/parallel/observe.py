@@ -21,10 +21,12 @@ import torch.distributed as dist
 from torch._C._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from .. import native
-from . import inspection, recording, records, verify
-from .ddp import DistributedDataParallel
-from .outputs import find_tensors
+from .. import native, recording
+from .core import agreement as verify
+from .core import buckets as records
+from .core.outputs import find_tensors
+from .distributed import DistributedDataParallel
+from .monitoring import inspection
 
 __all__ = ["EveryModel", "Observation", "observe", "observe_every_model"]
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import arguments, structure
-from .model_state import ModelState
+from .core import arguments
+from .core import parameters as structure
+from .core.model_state import ModelState
 
 __all__ = ["Pickling"]
 

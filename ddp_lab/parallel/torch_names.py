@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from . import arguments, verify
+from .core import agreement as verify
+from .core import arguments
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.join import JoinHook
 
-from .model_state import ModelState
+from .core.model_state import ModelState
 
 __all__ = ["TorchNames"]
 
@@ -155,7 +156,7 @@ class TorchNames(ModelState):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What a rank without inputs does in the others' iterations; see `torch.distributed.algorithms.join`."""
-        from . import join
+        from .features import join
 
         return join.make_join_hook(self, kwargs.get("divide_by_initial_world_size", True))
 
@@ -175,6 +176,6 @@ class TorchNames(ModelState):
         self, optim: type[torch.optim.Optimizer], *args: Any, optim_params: Any = None, **kwargs: Any
     ) -> None:
         """Steps an optimizer on each bucket as soon as it is averaged, while the backward goes on."""
-        from . import optimizer_in_backward
+        from .features import optimizer_in_backward
 
         optimizer_in_backward.register_fused_optim(self, optim, *args, optim_params=optim_params, **kwargs)

@@ -11,12 +11,12 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ..client.cell_run import CellRun
-from ..client.displays import KernelDisplay, kernel_shell
-from ..client.lines import plain
-from ..client.timeline import Timeline
-from . import esm
-from .live import receive_while_busy
+from ..output.display import KernelDisplay, kernel_shell
+from ..output.run_view import FollowedCell
+from ..output.terminal import plain
+from ..timeline.timeline import Timeline
+from . import bundle
+from .refresher import receive_while_busy
 from .saved_picture import SavedTable
 
 __all__ = ["BackgroundCell"]
@@ -27,7 +27,7 @@ _ENDED = ("done", "failed", "interrupted", "not run")
 
 
 class BackgroundCell(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
-    """A line above the outputs of a cell that nobody waits for: see `ddp_lab.client.cell_options.RunView`.
+    """A line above the outputs of a cell that nobody waits for: see `ddp_lab.output.run_view.RunView`.
 
     A page that was opened or reloaded while the cell ran gets nothing of what the cell prints: there the widget shows
     the end of the text, too. A saved notebook keeps the line as it was last; see [Note: two outputs].
@@ -44,8 +44,8 @@ class BackgroundCell(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         waited: whether the cell is waited for.
     """
 
-    _esm = esm.module_text(esm.BACKGROUND_MODULES)
-    _css = esm.style_text("dashboard.css", "background_cell.css")
+    _esm = bundle.module_text("app/background_cell.js")
+    _css = bundle.style_text("dashboard", "background_cell")
     token = traitlets.Unicode().tag(sync=True)
     label = traitlets.Unicode().tag(sync=True)
     began = traitlets.Float().tag(sync=True)  # seconds since the epoch
@@ -59,14 +59,14 @@ class BackgroundCell(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         receive_while_busy(self)
         self._timeline = timeline
         self._events = self._recorded()
-        self._run: CellRun | None = None
+        self._run: FollowedCell | None = None
         self._saved = SavedTable(self.token)
         self._display = KernelDisplay(kernel_shell())
         self._lock = threading.Lock()  # the follower shows it again while the main thread may, too
         self._saved_at = 0.0
         self.on_msg(self._receive)
 
-    def show(self, run: CellRun) -> None:
+    def show(self, run: FollowedCell) -> None:
         """See `RunView`."""
         with self._lock:
             first, self._run = self._run is None, run

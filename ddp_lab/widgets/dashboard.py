@@ -13,30 +13,31 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
-from ..client.timeline import Timeline
 from ..errors import DdpLabError
-from . import collective_picture, esm, pictures, what_if_picture
-from .collectives import CollectiveStage, no_ranks
-from .commands import Commands
-from .controls import Controls
-from .displayed import Displayed, nothing_yet
-from .inspections import Comparison
+from ..timeline.timeline import Timeline
+from ..views import collective_picture, pictures, what_if_picture
+from ..views.paint.svg import empty_svg
+from ..views.step_store import StepStore
+from . import bundle
+from .cluster_panel.rank_rows import rank_rows
+from .controls.collectives import CollectiveStage, no_ranks
+from .controls.commands import Commands
+from .controls.controls import Controls
+from .controls.inspection import Comparison
+from .controls.what_if import WhatIfStage
+from .display import Displayed, nothing_yet
 from .life import life_of, name_of, successor_of
-from .live import Refresher, receive_while_busy
 from .overhead import Overhead
 from .pages import Pages
-from .rank_rows import rank_rows
+from .refresher import Refresher, receive_while_busy
 from .saved_picture import SavedPicture
 from .slow_facts import SlowFacts, bucket_gradients
 from .step_feed import StepFeed
-from .step_store import StepStore
-from .svg import empty_svg
-from .what_if import WhatIfStage
 
 if TYPE_CHECKING:
-    from ..client.looking import Looking
-    from ..client.player import Player
-    from ..insight.link_model import LinkModel
+    from ..control.ranks import Ranks
+    from ..simulation.link_model import LinkModel
+    from ..timeline.recorded.player import Player
 
 __all__ = ["VIEWS", "Dashboard", "DashboardStatistics", "of_recording"]
 
@@ -110,8 +111,8 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         ValueError: there is no such view.
     """
 
-    _esm = esm.module_text()
-    _css = esm.style_text()
+    _esm = bundle.module_text("app/dashboard.js")
+    _css = bundle.style_text("dashboard")
     token = traitlets.Unicode().tag(sync=True)
     assignments = traitlets.Dict().tag(sync=True)
     ranks: Any = traitlets.List().tag(sync=True)
@@ -143,7 +144,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         timeline: Timeline,
         *,
         views: Sequence[str] | None = None,
-        player: Player | None = None,
+        player: Player[Timeline] | None = None,
         **means: Any,
     ) -> None:
         if views is None:
@@ -179,7 +180,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         event_cost: Callable[[], float | None] | None = None,
         lost: Callable[[], Mapping[int, str]] | None = None,
         collectives: CollectiveStage | None = None,
-        cluster: Looking | None = None,
+        cluster: Ranks | None = None,
     ) -> None:
         """From now on shows this timeline, and asks these ranks."""
         self._timeline, self._cluster = timeline, cluster
@@ -203,8 +204,9 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._nothing = nothing_yet(timeline, cluster, self.player)
         means = {"compare": request_inspection, "link": link, "control": cluster}
         self.means = {**{name: one is not None for name, one in means.items()}, "nothing": self._nothing}
+        training = None if cluster is None else cluster.training
         self._controls = Controls(timeline, cluster, self._refresher.wake)
-        self._what_if = WhatIfStage(timeline, link, cluster, self._refresher.wake)
+        self._what_if = WhatIfStage(timeline, link, training, self._refresher.wake)
 
     # ---- for the user -----------------------------------------------------------------------------------
 
@@ -406,7 +408,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         if cluster is None:
             return
         self._controls.stop()
-        self._attach(cluster.timeline, **cluster._means())
+        self._attach(cluster.timeline, **cluster.dashboard_means())
         nothing: dict[str, Any] = {name: {} for name in (*_OF_STEPS, "assignments", "links", "inspection", "overhead")}
         self._show({**nothing, "life": {}})
         self.send({"type": "reset"})  # the page says again what it looks at
@@ -448,7 +450,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self.notice = f"The dashboard stopped refreshing: {type(error).__name__}: {error}"
 
 
-def of_recording(timeline: Timeline, views: Sequence[str] = (), player: Player | None = None) -> Dashboard:
+def of_recording(timeline: Timeline, views: Sequence[str] = (), player: Player[Timeline] | None = None) -> Dashboard:
     """Returns a dashboard of a timeline whose ranks can't be asked for anything: recorded, or of a job of its own.
 
     Args:

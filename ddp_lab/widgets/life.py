@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ..client.rank_sets import label_of
+from ..formatting import label_of
 
 if TYPE_CHECKING:
-    from ..client.cluster import Cluster
+    from ..control.ranks import Ranks
 
 __all__ = ["life_of", "name_of", "successor_of"]
 
@@ -19,9 +19,9 @@ def name_of(cluster: Any) -> str:
     return getattr(cluster, "name", None) or ""
 
 
-def successor_of(cluster: Any) -> Cluster | None:
+def successor_of(cluster: Any) -> Ranks | None:
     """The cluster of this notebook that took the place of one that does not run; None if there is none."""
-    return None if cluster is None else cast("Cluster | None", cluster.successor())
+    return None if cluster is None else cast("Ranks | None", cluster.successor())
 
 
 def life_of(cluster: Any, lost: Mapping[int, str]) -> dict[str, Any]:

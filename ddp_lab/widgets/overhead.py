@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..client.timeline import Timeline
-from .step_store import BEGIN, END, PREVIOUS_END, StepFrame
+from ..timeline.timeline import Timeline
+from ..views.step_store import BEGIN, END, PREVIOUS_END, StepFrame
 
 __all__ = ["Overhead"]
 

@@ -14,22 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..client import diagnosis
-from ..client.span_columns import TableView
-from ..client.step_table import STEP_FIELDS
-from ..client.timeline import LatePlace, Timeline
-from ..insight import findings
-from ..insight.facts import Facts
-from ..insight.findings_ranks import varying_rank
-from ..insight.words import counted, ms, step_range
-from .gradients import gradient_facts
+from ..analysis import findings
+from ..analysis.findings.facts import Facts
+from ..analysis.findings.ranks import varying_rank
+from ..formatting import counted, ms, step_range
+from ..timeline.judgement import diagnosis
+from ..timeline.tables.step_table import STEP_FIELDS
+from ..timeline.timeline import LatePlace, Timeline
+from ..views.gradients import gradient_facts
+from ..views.view_data import readiness
 
-__all__ = ["SlowFacts", "bucket_gradients", "late_places", "late_text", "readiness", "unused"]
+__all__ = ["SlowFacts", "bucket_gradients", "late_places", "late_text"]
 
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
 _VIEWS = {"findings", "stragglers", "buckets", "gradients"}
-_READINESS_STEPS = 20
 _BEGIN, _END = STEP_FIELDS.index("backward_begin"), STEP_FIELDS.index("backward_end")
 
 
@@ -167,50 +166,6 @@ def _where(one: LatePlace) -> str:
     if one.where == "varying":
         return "at places that vary"
     return "before its backward (input data, forward, what the program does between the steps)"
-
-
-def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]:
-    """Returns when each parameter's gradient was ready: medians over ranks and steps, and in what share of them it was.
-
-    Args:
-        views: tables of the ranks of one model; its newest steps under the newest assignment count, if they have ended.
-        parameters: how many the model has: a table ends with the last one that ever got a gradient.
-
-    Returns:
-        ``generation``, -1 if no step has ended: then nothing is known; ``ready``: ms since the rank's backward began,
-        None for none; ``used``: 0 to 1.
-    """
-    ended = [one.steps[:, _END] > 0 for one in views]
-    known = [int(one.generation[done].max()) for one, done in zip(views, ended, strict=True) if done.any()]
-    newest = max(known, default=-1)
-    parts = []
-    for one, done in zip(views, ended, strict=True):
-        rows = np.flatnonzero((one.generation == newest) & done)[-_READINESS_STEPS:]
-        since = one.gradients[rows] - one.steps[rows, _BEGIN][:, None]
-        parts.append(np.where(one.gradients[rows] > 0, since / 1e6, np.nan))
-    most = max((part.shape[1] for part in parts), default=0)
-    most = max(most, parameters) if parts else 0
-    filled = [np.pad(part, ((0, 0), (0, most - part.shape[1])), constant_values=np.nan) for part in parts]
-    values = np.concatenate(filled) if filled else np.zeros((0, 0))
-    used = np.isfinite(values).mean(axis=0) if len(values) else np.zeros(most)
-    ready: list[float | None] = [
-        float(np.nanmedian(column)) if share > 0 else None for column, share in zip(values.T, used, strict=True)
-    ]
-    return {"generation": newest, "ready": ready, "used": used.tolist()}
-
-
-def unused(timeline: Timeline, assignment: dict[str, Any]) -> set[int]:
-    """Returns the indices of the parameters without a gradient in the newest steps that have ended.
-
-    Args:
-        timeline: where the steps are.
-        assignment: the one that is shown; of steps under another one nothing is told.
-    """
-    parameters = len(assignment["parameters"])
-    found = readiness(timeline.views(assignment["reducer"], _STEPS), parameters)
-    if found["generation"] != assignment["generation"]:
-        return set()
-    return {index for index, share in enumerate(found["used"]) if share == 0}
 
 
 def bucket_gradients(timeline: Timeline, reducer: int, step: int, bucket: int) -> dict[str, Any]:

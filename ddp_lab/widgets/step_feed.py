@@ -7,12 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from ..client.timeline import Timeline
-from ..events import Kind
 from ..faults import mark_kind
-from ..insight.carried import carried
-from .messages import encode_steps
-from .step_store import StepFrame, StepStore
+from ..protocol.events import Kind
+from ..simulation.bytes_on_wire import carried
+from ..timeline.timeline import Timeline
+from ..views.step_store import StepFrame, StepStore
+from .step_messages import encode_steps
 
 __all__ = ["StepFeed"]
 

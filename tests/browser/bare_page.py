@@ -6,8 +6,8 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from ddp_lab.bench.browser import until
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.widgets import esm
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.widgets import bundle
 from ddp_lab.widgets.dashboard import Dashboard
 
 if TYPE_CHECKING:
@@ -69,7 +69,11 @@ class BarePage:
         self._told: dict[str, Any] = {}
         self._asked: list[dict[str, Any]] = []
         page.expose_function("toKernel", lambda message: self._asked.append(message))
-        source = {"source": esm.module_text(), "style": esm.style_text(), "theme": theme}
+        source = {
+            "source": bundle.module_text("app/dashboard.js"),
+            "style": bundle.style_text("dashboard"),
+            "theme": theme,
+        }
         page.evaluate(_BOOT, {**source, "traits": self._changed()})
 
     def pump(self) -> None:

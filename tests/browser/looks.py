@@ -13,9 +13,9 @@ from typing import Any
 
 from ddp_lab import CellError, Cluster
 from ddp_lab.bench.browser import until
-from ddp_lab.client.outputs import SilentBoard
-from ddp_lab.client.player import Player
-from ddp_lab.client.timeline import Timeline
+from ddp_lab.output.board import SilentBoard
+from ddp_lab.timeline.recorded.player import Player
+from ddp_lab.timeline.timeline import Timeline
 
 __all__ = ["STATES", "Stage", "State"]
 
@@ -113,7 +113,7 @@ class Stage:
 
 
 def _of_cluster(stage: Stage) -> tuple[Timeline, dict[str, Any]]:
-    return stage.lab.timeline, stage.lab._means()
+    return stage.lab.timeline, stage.lab.dashboard_means()
 
 
 def _of_replay(stage: Stage) -> tuple[Timeline, dict[str, Any]]:

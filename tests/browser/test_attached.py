@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab import journal
 from ddp_lab.bench.browser import NotebookPage, until
+from ddp_lab.protocol import journal
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

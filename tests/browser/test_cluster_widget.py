@@ -36,7 +36,7 @@ SLIDERS = """
 lab.run('import ipywidgets; slider = ipywidgets.IntSlider(description=f"of rank {rank}", value=rank); slider')
 """
 VALUES = """
-from ddp_lab.client.outputs import SilentBoard
+from ddp_lab.output.board import SilentBoard
 print(json.dumps(list(lab.run("slider.value", board=SilentBoard()).values.values())))
 """
 STEPS = """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddp_lab.bench.browser import NotebookPage, until
-from ddp_lab.client.timeline import Timeline
+from ddp_lab.timeline.timeline import Timeline
 from tests.browser.bare_page import BarePage
 from tests.browser.test_views import training_of
 from tests.browser.waiting import says

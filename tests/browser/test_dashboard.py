@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FEED = """
 import threading, time
 from tests.training_events import Training
-from ddp_lab.client.timeline import Timeline
+from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.dashboard import Dashboard
 timeline, training, steps = Timeline(), Training({training}), iter(range(10**9))
 asked = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddp_lab.bench.browser import until
-from ddp_lab.insight.lessons import HANGS
+from ddp_lab.diagnostics.lessons import HANGS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddp_lab.bench.browser import Lab, NotebookPage
 
 FAILED = """
-from ddp_lab.client.failures import cell_error, failure_of
+from ddp_lab.cluster.cells.failures import cell_error, failure_of
 try:
     text = f"a {'text'!r}"  # a comment
     None + len(text)
@@ -39,8 +39,8 @@ mine()
 STOPPED = 'ddp_lab.Cluster(2, backend="gloo").inject(ddp_lab.faults.SlowRank(1, 0.002))'
 MAGIC = "%cluster use nobody"
 DOCTOR = """
-from ddp_lab.client.doctor import Report
-from ddp_lab.insight.calls import Diagnosis
+from ddp_lab.cluster.cells.doctor import Report
+from ddp_lab.diagnostics.calls import Diagnosis
 Report(Diagnosis("busy", "rank 0 is in `time.sleep(600)`", "`%cluster interrupt` ends <that>"), ())
 """
 # The smallest contrast of a text of the output of a cell, over all that lies behind it.
@@ -112,7 +112,7 @@ def test_a_call_that_is_refused_shows_no_frame_of_ours(notebook: NotebookPage) -
     text = notebook.page.locator(OUTPUT.format(3)).inner_text()
     assert "SlowRank(1, 0.002)" in text
     assert "ClusterError: no rank has a model yet" in text
-    assert "live_control.py" not in text
+    assert "models.py" not in text
     text = notebook.page.locator(OUTPUT.format(4)).inner_text()
     assert text.strip().startswith("ClusterError: no cluster 'nobody' runs in this notebook")
 

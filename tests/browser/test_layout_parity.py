@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import ddp_lab.widgets
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Kind
-from ddp_lab.widgets.gradient_sync import gradient_sync
-from ddp_lab.widgets.layout import Size, lay_out
-from ddp_lab.widgets.messages import encode_steps
-from ddp_lab.widgets.step_store import StepFrame, StepStore
+from ddp_lab.protocol.events import Kind
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.gradient_sync import gradient_sync
+from ddp_lab.views.step_store import StepFrame, StepStore
+from ddp_lab.views.timeline_layout import Size, lay_out
+from ddp_lab.widgets.step_messages import encode_steps
 from tests.training_events import Training
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _frame(training: Training, until_kind: Kind | None = None) -> StepFrame:
 
 
 def _source(name: str) -> str:
-    return (Path(ddp_lab.widgets.__file__).parent / f"{name}.js").read_text()
+    return (Path(ddp_lab.widgets.__file__).parent / f"static/steps/{name}.js").read_text()
 
 
 _FRAMES = {
@@ -73,10 +73,10 @@ _FRAMES = {
 
 @pytest.mark.parametrize("name", _FRAMES)
 def test_the_canvas_is_laid_out_as_the_svg(page: Page, name: str) -> None:
-    """decode.js and layout.js place every bar, band and tick where layout.py does, to a hundredth of a pixel."""
+    """decode.js and lanes.js place every bar, band and tick where layout.py does, to a hundredth of a pixel."""
     frame = _FRAMES[name]()
     header, body = encode_steps([frame])
-    sources = {"decode": _source("decode"), "layout": _source("layout")}
+    sources = {"decode": _source("decode"), "layout": _source("lanes")}
     arguments = {"sources": sources, "header": header, "body": base64.b64encode(body).decode(), "sizes": _SIZES}
     (drawn,) = page.evaluate(_RUN, arguments)
     sync = gradient_sync(frame)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddp_lab import Cluster, ClusterError
-from ddp_lab.client.outputs import SilentBoard
+from ddp_lab.output.board import SilentBoard
 from tests.browser.bare_page import BarePage
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def cluster() -> Iterator[Cluster]:
 def shown(browser: Browser, cluster: Cluster) -> Iterator[Shown]:
     """The collectives of the cluster, in a page 600 pixels wide."""
     context = browser.new_context(viewport={"width": 600, "height": 800})
-    made = Shown(context.new_page(), cluster.timeline, views=["collectives"], **cluster._means())
+    made = Shown(context.new_page(), cluster.timeline, views=["collectives"], **cluster.dashboard_means())
     made.cluster = cluster
     made.pump()
     yield made
@@ -204,7 +204,7 @@ def gradients(browser: Browser, cluster: Cluster, tmp_path_factory: pytest.TempP
     """The gradients of a model that trains until the page has seen watched steps, switched on there."""
     end = tmp_path_factory.mktemp("gradients") / "end"
     context = browser.new_context(viewport={"width": 600, "height": 900})
-    made = BarePage(context.new_page(), cluster.timeline, views=["gradients"], **cluster._means())
+    made = BarePage(context.new_page(), cluster.timeline, views=["gradients"], **cluster.dashboard_means())
     made.says(".ddp-gradients", "No model yet")
     cluster.run(TRAINING.replace("{path!r}", repr(str(end))), board=SilentBoard())
     made.says(".ddp-gradients", "No step has been watched")

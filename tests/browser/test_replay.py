@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab.client.player import Player
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Batch
+from ddp_lab.protocol.events import Batch
+from ddp_lab.timeline.recorded.player import Player
+from ddp_lab.timeline.timeline import Timeline
 from tests.browser.bare_page import BarePage
 from tests.training_events import Training
 

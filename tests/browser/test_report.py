@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Batch
+from ddp_lab.protocol.events import Batch
+from ddp_lab.timeline.timeline import Timeline
 from tests.training_events import Training
 from tests.unit.test_gradients_view import watched
 

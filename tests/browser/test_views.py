@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import ddp_lab.widgets
 from ddp_lab.bench.browser import until
-from ddp_lab.client.collectives import DEFAULT_BYTES, choices
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import DTYPE, Batch, Kind
-from ddp_lab.insight.link_model import LinkModel
-from ddp_lab.widgets import esm, view_data
-from ddp_lab.widgets.collectives import CollectiveStage, no_ranks
-from ddp_lab.widgets.model_map import map_cells
-from ddp_lab.widgets.theme import PHASES
+from ddp_lab.control.collectives import DEFAULT_BYTES, choices
+from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views import view_data
+from ddp_lab.views.model_map import map_cells
+from ddp_lab.views.paint.palette import PHASES
+from ddp_lab.widgets import bundle
+from ddp_lab.widgets.controls.collectives import CollectiveStage, no_ranks
 from tests.browser.bare_page import DARK, BarePage
 from tests.training_events import Training
 
@@ -494,7 +494,7 @@ def _deep() -> dict[str, Any]:
 def test_the_map_is_laid_out_as_the_svg(page: Page, name: str, equal: bool) -> None:
     """model_map.js makes the cells that model_map.py makes."""
     assignment = _ASSIGNMENTS[name]()
-    text = (Path(ddp_lab.widgets.__file__).parent / "model_map.js").read_text()
+    text = (Path(bundle.__file__).parent / "static/charts/model_map.js").read_text()
     run = """async ([text, assignment, equal]) => {
       const {mapCells} = await import(URL.createObjectURL(new Blob([text], {type: "text/javascript"})));
       return JSON.stringify(mapCells(assignment, {equal}));
@@ -510,8 +510,8 @@ def test_the_map_is_laid_out_as_the_svg(page: Page, name: str, equal: bool) -> N
 
 def test_narrow_bars_are_joined(page: Page) -> None:
     """Bars narrower than a pixel become one per pixel column, of the part that fills most of it; wide ones stay."""
-    assert "many_steps.js" in esm.MODULES
-    text = (Path(ddp_lab.widgets.__file__).parent / "many_steps.js").read_text()
+    assert "steps/many_steps.js" in bundle.modules_of("app/dashboard.js")
+    text = (Path(bundle.__file__).parent / "static/steps/many_steps.js").read_text()
     run = """async (text) => {
       const {joinNarrow} = await import(URL.createObjectURL(new Blob([text], {type: "text/javascript"})));
       const bar = (part, x, width) => ({part, x, width, row: 0, bucket: 0, y: 0, height: 5});

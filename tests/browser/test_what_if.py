@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddp_lab import Cluster
-from ddp_lab.client.outputs import SilentBoard
-from ddp_lab.client.timeline import Timeline
+from ddp_lab.output.board import SilentBoard
+from ddp_lab.timeline.timeline import Timeline
 from tests.browser.bare_page import DARK, BarePage
 from tests.unit.step_model import History, StepModel
 
@@ -51,7 +51,7 @@ def lab() -> Iterator[Cluster]:
 def shown(browser: Browser, lab: Cluster) -> Iterator[BarePage]:
     """The sliders of that cluster."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
-    made = BarePage(context.new_page(), lab.timeline, views=["what_if"], **lab._means())
+    made = BarePage(context.new_page(), lab.timeline, views=["what_if"], **lab.dashboard_means())
     made.until(lambda: "Recorded:" in _summary(made), "the first answer")
     yield made
     made.close()

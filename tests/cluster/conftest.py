@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import Cluster
-from ddp_lab.client.outputs import SilentBoard
+from ddp_lab.output.board import SilentBoard
 from tests.conftest import nothing_more_than_before
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.client.doctor import Report
-from ddp_lab.client.outputs import SilentBoard
+from ddp_lab.cluster.cells.doctor import Report
+from ddp_lab.output.board import SilentBoard
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from ddp_lab.client.lines import plain
+from ddp_lab.output.terminal import plain
 
 LIMIT_S = 120.0
 

@@ -228,7 +228,7 @@ class Soak:
                 why = f"the doctor failed: {error!r}"
             faulthandler.dump_traceback(all_threads=True)
             self._hang = f"{self._doing} did not end in {HANG_SECONDS:.0f} s; {why}; before: {self.log[-5:]}"
-            server = self.lab._up().fork_server
+            server = self.lab.session.processes.fork_server
             self._hang += f"\nprocesses: {_states(self.lab.pids())}; exits: {server.exits}, pids: {server.pids}"
             print(self._hang, flush=True)
             for name, pid in self.lab.pids().items():
@@ -331,7 +331,7 @@ class Soak:
             assert rank in failed
         else:
             os.kill(pid, signal.SIGKILL)
-            while rank not in self.lab._joined().lost():
+            while rank not in self.lab.session.members.lost():
                 time.sleep(0.001)
         self._begin_anew({rank})
 

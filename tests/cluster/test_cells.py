@@ -13,9 +13,9 @@ import numpy
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.client.lines import plain
-from ddp_lab.client.outputs import OutputBoard
-from ddp_lab.client.results import RemoteValue
+from ddp_lab.cluster.cells.results import RemoteValue
+from ddp_lab.output.board import OutputBoard
+from ddp_lab.output.terminal import plain
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import Announced
 from tests.cluster.pages import Page
@@ -186,7 +186,7 @@ def test_functions(lab: Lab) -> None:
     assert lab.run(scaled, 10, plus=1).values == {0: 1, 1: 11}
     error = failure(lab, failing)
     assert 'raise LookupError("from the function")' in plain(error.report)
-    assert "engine/cell.py" not in error.report
+    assert "engine/cells/cell.py" not in error.report
 
 
 def test_error_shows_the_cells_own_line(lab: Lab) -> None:

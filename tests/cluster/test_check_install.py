@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab import check_install
+from ddp_lab.cli import check_install
 
 _COMMAND = (sys.executable, "-m", "ddp_lab", "check-install", "--json")
 

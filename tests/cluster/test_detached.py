@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab import CellError, ClusterError, registry
-from ddp_lab.client import commands
-from ddp_lab.client.cluster import running_clusters
-from ddp_lab.widgets.cluster_panel import ClusterPanel
+from ddp_lab import CellError, ClusterError
+from ddp_lab.cluster.cluster import running_clusters
+from ddp_lab.notebook import commands
+from ddp_lab.protocol import registry
+from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests import leftovers
 from tests.cluster.conftest import Lab
 
@@ -41,9 +42,7 @@ def nothing_left_by_test() -> None:
 
 def client(code: str) -> subprocess.Popen[str]:
     """Another client: a Python process that runs `code` and whose output is read a line at a time."""
-    head = (
-        "import os, time\nfrom ddp_lab import Cluster, ClusterError\nfrom ddp_lab.client.outputs import SilentBoard\n"
-    )
+    head = "import os, time\nfrom ddp_lab import Cluster, ClusterError\nfrom ddp_lab.output.board import SilentBoard\n"
     return subprocess.Popen(
         [sys.executable, "-u", "-c", head + textwrap.dedent(code)],
         stdout=subprocess.PIPE,
@@ -146,7 +145,7 @@ def test_nonsense_ends_nobody(abandoned: Callable[[], Lab]) -> None:
     ]
     lines += [b'{"op": "fork", "connection": {}, "ranks": [7]}', b'{"op": "signal", "rank": "x"}', b'{"op": "so"}']
     with abandoned() as lab:
-        keeper = lab._processes.keeper  # type: ignore[union-attr]
+        keeper = lab.session.processes.keeper
         assert keeper is not None
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(keeper.run_dir / "keeper"))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import CellError, ClusterError
-from ddp_lab.client.doctor import Report
-from ddp_lab.insight.examined import Examined, Place
+from ddp_lab.cluster.cells.doctor import Report
+from ddp_lab.diagnostics.rank_state import Examined, Place
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import APART, HANGS, MODEL, Announced, diagnosed, running, settled, told_apart
 from tests.leftovers import wait_until
@@ -60,7 +60,7 @@ def test_the_doctor_loads_no_compiler(lab: Lab) -> None:
 def test_frames_in_shared_memory_load_no_compiler() -> None:
     """The same of our own backend, whose collectives have frames of the same kind."""
     ask = (
-        "import sys; from ddp_lab.engine import flights\n"
+        "import sys; from ddp_lab.engine.status import flights\n"
         "frames = [one for number in range(9) for one in flights.frames_of(dist.group.WORLD.group_name, number)]\n"
         "([line for file, line in frames if 'cell' in file], 'torch._inductor' in sys.modules)"
     )
@@ -89,7 +89,7 @@ def test_a_stopped_rank(lab: Lab) -> None:
             assert report.diagnosis.sentence.startswith("rank 1 is stopped (SIGSTOP). rank 0 waits in barrier")
             assert report.diagnosis.remedy == f"`kill -CONT {pid}` continues it; nothing is lost."
             assert f"rank 1 is stopped (SIGSTOP); `kill -CONT {pid}` continues it" in str(report)
-            lab._joined().end_silent([1])
+            lab.session.members.end_silent([1])
             with pytest.raises(ClusterError, match=rf"rank 1 is stopped \(SIGSTOP\): `kill -CONT {pid}`"):
                 lab.rejoin()
         finally:

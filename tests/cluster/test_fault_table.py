@@ -23,7 +23,8 @@ from typing import Any
 
 import pytest
 
-from ddp_lab import CellError, ClusterError, machine, registry
+from ddp_lab import CellError, ClusterError, machine
+from ddp_lab.protocol import registry
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import Announced

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError, faults
-from ddp_lab.insight.carried import shares
-from ddp_lab.widgets.controls import Controls
+from ddp_lab.simulation.bytes_on_wire import shares
+from ddp_lab.widgets.controls.controls import Controls
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
 
@@ -187,8 +187,8 @@ def test_a_cell_that_fails_meanwhile(lab: Lab) -> None:
     """A change that is pending when the groups break is gone with them; the next one takes."""
     lab.run(MODEL + "for _ in range(3): step()")
     prepare = (
-        "from ddp_lab.parallel.live import state\nfrom ddp_lab.parallel.live.change import Change\n"
-        "state.prepare(model, 'broken', Change(bucket_cap_mb=0.01), decides=rank == 0)\nstep()\n"
+        "from ddp_lab.parallel.live import requests\nfrom ddp_lab.parallel.live.change import Change\n"
+        "requests.prepare(model, 'broken', Change(bucket_cap_mb=0.01), decides=rank == 0)\nstep()\n"
     )
     with pytest.raises(CellError, match="on purpose"):
         lab.run(prepare + "if rank == 1: raise ValueError('on purpose')\nstep()")
@@ -260,7 +260,8 @@ def test_step_through(lab: Lab, tmp_path: Path) -> None:
         _wait_steps(lab, 5)
         assert not running.done
     assert lab.values("step()\nmodel.reducer.in_flight()") == {0: False, 1: False}
-    held = "ddp_lab.parallel.timeouts.timeout_of(model.process_group._get_backend(torch.device('cpu'))).total_seconds()"
+    backend = "model.process_group._get_backend(torch.device('cpu'))"
+    held = f"ddp_lab.parallel.core.timeouts.timeout_of({backend}).total_seconds()"
     assert lab.values(held) == {0: 1800.0, 1: 1800.0}
 
 

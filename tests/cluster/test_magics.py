@@ -11,7 +11,7 @@ import nbformat
 import papermill
 import pytest
 
-from ddp_lab.client.lines import plain
+from ddp_lab.output.terminal import plain
 from tests.cluster.pages import Notebook
 
 
@@ -88,7 +88,7 @@ def test_failed_cell(notebook: Notebook) -> None:
     assert "----> 4     raise ValueError('bad batch')" in traceback  # the magic's line is the first
     assert "rank 0 waited for rank 1 in all_reduce #" in traceback
     assert "of 4 B (float32 [1]) and was freed" in traceback
-    assert "cell_run.py" not in traceback
+    assert "cells/run.py" not in traceback
     assert notebook.run("%%distributed\nt = torch.ones(1); dist.all_reduce(t); t.item()").text == "ranks 0–1 → 2.0"
 
 
@@ -234,7 +234,7 @@ def test_syntax_errors(notebook: Notebook, cell: str, line: int, name: str) -> N
     shown = notebook.run(f"%%distributed\n{cell}")
     assert (shown.status, shown.error[0]) == ("error", name)
     assert shown.error[1].endswith(f"line {line})")
-    assert "cell_syntax.py" not in shown.error[2]
+    assert "notebook/syntax.py" not in shown.error[2]
     assert notebook.run("%%distributed\nsent").text == "ranks 0–1 → 0"
 
 

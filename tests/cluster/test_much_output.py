@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.client.outputs import OutputBoard
+from ddp_lab.output.board import OutputBoard
 from tests.cluster.conftest import Lab
 from tests.cluster.pages import Page
 
@@ -69,12 +69,12 @@ def test_logs_go_with_the_cluster_and_results_stay() -> None:
 def test_a_log_that_cannot_be_written_costs_nothing(lab: Lab, tmp_path: Path) -> None:
     """Where the folder for logs can't be made, outputs stay in memory, and the page says why there is no log."""
     (tmp_path / "file").touch()
-    logs, lab._processes.logs = lab._processes.logs, tmp_path / "file" / "outputs"
+    logs, lab.session.processes.logs = lab.session.processes.logs, tmp_path / "file" / "outputs"
     try:
         page = Page()
         result = lab.run("for i in range(3_000): print(i)", board=OutputBoard(page))
     finally:
-        lab._processes.logs = logs
+        lab.session.processes.logs = logs
     assert result.logs == {}
     assert "the cell's result has them all (no log: " in page.text
     assert result.text(1) == "".join(f"{i}\n" for i in range(3_000))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError
-from ddp_lab.client.cell_run import CellRun
-from ddp_lab.client.lines import plain
-from ddp_lab.client.outputs import LineBoard
+from ddp_lab.cluster.cells.run import CellRun
+from ddp_lab.output.board import LineBoard
+from ddp_lab.output.terminal import plain
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
 

@@ -19,7 +19,7 @@ import pytest
 
 from ddp_lab import CellError
 from ddp_lab.bench.recovery import SETUP, STATES, State, interrupted
-from ddp_lab.client.outputs import LineBoard
+from ddp_lab.output.board import LineBoard
 from tests import leftovers
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import Announced
@@ -416,7 +416,7 @@ def test_groups_that_take_turns_are_rebuilt(steady: Lab) -> None:
         assert steady.values("model.process_group is turns") == {0: True, 1: True}
         for group in ("mixed", "turns"):
             assert steady.values(f"g = torch.ones(1); dist.all_reduce(g, group={group}); g.item()") == {0: 2.0, 1: 2.0}
-        counted = steady.values("from ddp_lab.engine import groups as g_; g_.sequences()[turns.group_name]")
+        counted = steady.values("from ddp_lab.engine.groups import registry as g_; g_.sequences()[turns.group_name]")
         assert counted[0] == counted[1] >= 3  # two buckets and a tensor
     steady.run("dist.destroy_process_group(inner[0])\ndel inner")
     raise_while_peers_wait(steady)
@@ -449,7 +449,7 @@ def test_sockets_of_others_are_left_alone(steady: Lab) -> None:
     """A descriptor that was closed and now belongs to another socket is not shut down."""
     code = (
         "import os, socket\n"
-        "from ddp_lab.engine import sockets\n"
+        "from ddp_lab.engine.groups import sockets\n"
         "a, b = socket.socketpair()\n"
         "number, inode = a.fileno(), os.fstat(a.fileno()).st_ino\n"
         "c, d = socket.socketpair()\n"
@@ -465,7 +465,7 @@ def test_sockets_of_others_are_left_alone(steady: Lab) -> None:
 
 def test_group_that_cannot_be_rebuilt_is_named(steady: Lab) -> None:
     """A group that can't be built again is replaced by one that raises by name when it is used."""
-    steady.run("from ddp_lab.engine import groups; lost = dist.new_group([0, 1])")
+    steady.run("from ddp_lab.engine.groups import registry as groups; lost = dist.new_group([0, 1])")
     steady.run("next(g for g in groups.alive() if g.group is lost).backend = 'mpi'")
     steady.rejoin()
     with pytest.raises(CellError) as caught:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from ddp_lab import ClusterError, current_cluster
-from ddp_lab.client import commands, rank_completion
-from ddp_lab.client.results import CellText
+from ddp_lab.control.records import CellText
+from ddp_lab.notebook import commands
+from ddp_lab.notebook import completion as rank_completion
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
 

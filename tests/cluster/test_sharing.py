@@ -19,7 +19,7 @@ import pytest
 from ddp_lab import CellError, ClusterError
 from ddp_lab.bench import push
 from ddp_lab.errors import FallbackWarning
-from ddp_lab.segments import Segments
+from ddp_lab.serialization.shared_memory import Segments
 from tests.cluster.conftest import Lab
 
 LARGE = 1 << 17  # float64 numbers: 1 MiB

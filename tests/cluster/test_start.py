@@ -60,7 +60,7 @@ def test_everything_listens_on_loopback_only(lab: Lab) -> None:
 
 def test_default_timeout_is_torchs(lab: Lab) -> None:
     """The default group has torch's own time-out: a pause must kill nothing."""
-    code = "from ddp_lab.engine import groups; groups.alive()[0].timeout_seconds"
+    code = "from ddp_lab.engine.groups import registry as groups; groups.alive()[0].timeout_seconds"
     default = "torch.distributed.constants.default_pg_timeout.total_seconds()"
     assert lab.values(code) == lab.values(default)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError
-from ddp_lab.client import tune_turns
+from ddp_lab.control import turns as tune_turns
 from tests.cluster.conftest import Lab
 from tests.cluster.test_live_control import LOOP
 from tests.leftovers import wait_until
@@ -117,7 +117,7 @@ def test_training_that_ends_too_early(lab: Lab, tmp_path: Path, how: str, monkey
 def test_a_cell_that_has_not_begun_counts(lab: Lab) -> None:
     """Ranks that were given a cell count as training before they begin it: here they are stopped."""
     lab.run(MODEL)
-    turns = tune_turns.LiveTurns(lab, lab.timeline.reducers()[-1].reducer, 4)
+    turns = tune_turns.LiveTurns(lab.training, lab.timeline.reducers()[-1].reducer, 4)
     assert not turns.training
     ranks = [pid for name, pid in lab.pids().items() if name.startswith("rank")]
     for pid in ranks:

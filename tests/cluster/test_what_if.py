@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.client.timeline import Timeline
 from ddp_lab.errors import CellError
-from ddp_lab.insight.link_model import LinkModel
-from ddp_lab.widgets.control_buckets import compared
+from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.widgets.controls.buckets import compared
+from ddp_lab.widgets.controls.what_if import WhatIfStage
 from ddp_lab.widgets.slow_facts import SlowFacts
-from ddp_lab.widgets.what_if import WhatIfStage
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
 

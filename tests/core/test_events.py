@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_lab.events import DTYPE, SCHEMA_VERSION, Kind
+from ddp_lab.protocol.events import DTYPE, SCHEMA_VERSION, Kind
 
 HEADER = (Path(__file__).parents[2] / "csrc/record/event.h").read_text()
 

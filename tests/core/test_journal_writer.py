@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab import journal, recording
-from ddp_lab.client import journal_messages
-from ddp_lab.client.recorded_runs import read_run
-from ddp_lab.events import Batch
+from ddp_lab import recording
 from ddp_lab.launch.journal_writer import JournalWriter
+from ddp_lab.protocol import journal
+from ddp_lab.protocol.events import Batch
+from ddp_lab.timeline.recorded import journal_messages
+from ddp_lab.timeline.runs import read_run
 from tests.disks import full
 from tests.leftovers import wait_until
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ddp_lab import native, recording
-from ddp_lab.events import DTYPE, SCHEMA_VERSION, Kind
+from ddp_lab.protocol.events import DTYPE, SCHEMA_VERSION, Kind
 
 _C = native.load()
 

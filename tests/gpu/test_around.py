@@ -16,7 +16,7 @@ from torch import nn
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-from ddp_lab.engine.groups import bound_to
+from ddp_lab.engine.groups.registry import bound_to
 from tests.ranks.compare import assert_same, assert_same_on_all_ranks, mlp, same_as_torch, samples, state_of
 
 pytestmark = [

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-from ddp_lab.engine.groups import bound_to
+from ddp_lab.engine.groups.registry import bound_to
 
 pytestmark = [
     pytest.mark.gpu,

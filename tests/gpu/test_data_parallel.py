@@ -14,8 +14,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.parallel import comm
 
 from ddp_lab import DataParallel, data_parallel
-from ddp_lab.parallel import device_copies
-from ddp_lab.parallel.device_functions import Broadcast, Gather, ReduceAddCoalesced, Scatter
+from ddp_lab.parallel.data_parallel import copies as device_copies
+from ddp_lab.parallel.data_parallel.functions import Broadcast, Gather, ReduceAddCoalesced, Scatter
 
 pytestmark = [
     pytest.mark.gpu,

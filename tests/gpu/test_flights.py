@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from torch.multiprocessing.spawn import spawn
 
 from ddp_lab import Cluster
-from ddp_lab.client.outputs import SilentBoard
+from ddp_lab.output.board import SilentBoard
 from tests.leftovers import wait_until
 
 pytestmark = [
@@ -41,7 +41,8 @@ def _on_rank(rank: int, size: int, folder: str, built: str) -> None:
     os.environ["NCCL_HOSTID"] = f"host-{rank}"  # ranks that share one GPU
     device = torch.device("cuda:0")
     torch.cuda.set_device(device)
-    from ddp_lab.engine import flights, groups
+    from ddp_lab.engine.groups import registry as groups
+    from ddp_lab.engine.status import flights
 
     groups.install()
     flights.install(Path(folder))

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
 from torch.multiprocessing.spawn import spawn
 
-from ddp_lab.engine.groups import bound_to
+from ddp_lab.engine.groups.registry import bound_to
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,8 +16,8 @@ from torch import nn
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-from ddp_lab.engine.groups import bound_to
-from ddp_lab.events import Kind
+from ddp_lab.engine.groups.registry import bound_to
+from ddp_lab.protocol.events import Kind
 
 pytestmark = [
     pytest.mark.gpu,

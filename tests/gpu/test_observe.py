@@ -16,8 +16,8 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddp_lab
-from ddp_lab.engine.groups import bound_to
-from ddp_lab.events import Kind
+from ddp_lab.engine.groups.registry import bound_to
+from ddp_lab.protocol.events import Kind
 from tests.ranks.compare import assert_same, mlp, samples, state_of
 
 pytestmark = [

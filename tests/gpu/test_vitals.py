@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ddp_lab import Cluster
-from ddp_lab.client.outputs import SilentBoard
-from ddp_lab.engine.vitals import Gpu
+from ddp_lab.engine.status.vitals import Gpu
+from ddp_lab.output.board import SilentBoard
 from tests.leftovers import wait_until
 
 pytestmark = [

@@ -155,7 +155,7 @@ def _hexadecimal(address: str) -> str:
 
 def test_what_is_written_there(lab: Lab, network: Network) -> None:
     """Only this user can read what lies on a host, and no key is in it, nor in arguments or variables."""
-    keys = [lab.wire.endpoint()["client_secret"].encode(), lab._up()._connection["engine"]["key"].encode()]
+    keys = [lab.wire.endpoint()["client_secret"].encode(), lab.session.processes._connection["engine"]["key"].encode()]
     for host in network.hosts.values():
         folders = host.folders()
         assert folders

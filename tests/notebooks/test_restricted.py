@@ -138,7 +138,9 @@ def hosted(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
         shutil.copy(wheel, made.work)
         made.call(PYTHON, "-m", "pip", "install", "--quiet", f"./{wheel.name}[notebooks]")
         made.call(
-            PYTHON, "-c", "from ddp_lab import shipped; from pathlib import Path; shipped.working_copy(Path.cwd())"
+            PYTHON,
+            "-c",
+            "from ddp_lab import lesson_files; from pathlib import Path; lesson_files.working_copy(Path.cwd())",
         )
         yield made
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp_lab.bench import fresh_ranks, stragglers
 from ddp_lab.bench.stragglers import Delay
-from ddp_lab.client.timeline import Timeline
+from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.slow_facts import SlowFacts
 
 RANKS, CORES, LAYER, MS, BATCH = 3, 2, 5, 4.0, 256

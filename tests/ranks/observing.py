@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
 import ddp_lab
-from ddp_lab.events import Kind
+from ddp_lab.protocol.events import Kind
 from tests.ranks.compare import mlp, samples, state_of
 
 __all__ = [

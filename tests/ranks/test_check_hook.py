@@ -259,7 +259,7 @@ def test_bytes_are_what_collectives_were_given(ranks: Ranks) -> None:
 
 
 def _errors(rank: int, size: int) -> Any:
-    from ddp_lab.parallel.hook_cases import Case
+    from ddp_lab.parallel.hook_check.cases import Case
 
     case = Case(torch.float32, ((7,), (3, 5)))
     report = _report(rank, size, _not_divided, steps=0, dtypes=[torch.float32], in_flight=1)

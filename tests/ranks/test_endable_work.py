@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_lab.engine import groups
+from ddp_lab.engine.groups import registry as groups
 from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 

@@ -267,7 +267,7 @@ def test_other_shape(ranks: Ranks) -> None:
 
 def _reducer(parameters: list[torch.Tensor], assignment: list[list[int]], **arguments: Any) -> Any:
     from ddp_lab import native
-    from ddp_lab.parallel import verify
+    from ddp_lab.parallel.core import agreement as verify
 
     return native.load().Reducer(
         parameters=parameters,

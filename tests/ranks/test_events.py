@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_lab.events import Kind
+from ddp_lab.protocol.events import Kind
 from tests.ranks.conftest import Ranks
 
 
@@ -71,7 +71,7 @@ def _check_step(events: np.ndarray, buckets: int, parameters: int) -> None:
 
 def _steps_on_rank(rank: int, size: int) -> list[Any]:
     from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel.verify import process_group_index
+    from ddp_lab.parallel.core.agreement import process_group_index
 
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
     x = torch.randn(4, 24)
@@ -213,7 +213,7 @@ def test_recording_can_be_off(ranks: Ranks) -> None:
 
 def _ids_on_rank(rank: int, size: int) -> dict[str, list[int]]:
     from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel.ddp import live_models
+    from ddp_lab.parallel.distributed import live_models
 
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     first = DistributedDataParallel(nn.Linear(2, 2))
@@ -240,7 +240,7 @@ def _inspection_on_rank(rank: int, size: int) -> list[Any]:
     import time
 
     from ddp_lab import DistributedDataParallel, recording
-    from ddp_lab.parallel.ddp import request_inspection
+    from ddp_lab.parallel.distributed import request_inspection
 
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
     x = torch.randn(4, 24, generator=torch.Generator().manual_seed(rank))

@@ -17,9 +17,10 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 from torch.distributed import distributed_c10d
 
-from ddp_lab.engine import flights, groups
-from ddp_lab.engine.gpu_flights import GpuFlights
-from ddp_lab.insight.flight_recorder import Entry, entries_of
+from ddp_lab.diagnostics.flight_recorder import Entry, entries_of
+from ddp_lab.engine.groups import registry as groups
+from ddp_lab.engine.status import flights
+from ddp_lab.engine.status.gpu_flights import GpuFlights
 from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 

@@ -129,7 +129,7 @@ def test_nan_and_inf_are_traced_to_parameter_and_rank(
 
 
 def _other_rhythm(rank: int, size: int) -> list[int]:
-    from ddp_lab.parallel import watching
+    from ddp_lab.parallel.monitoring import watching
 
     model = wrap(_Poisoned())
     model.watch_gradients(7, nonfinite="raise")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from ddp_lab.engine import groups
+from ddp_lab.engine.groups import registry as groups
 
 
 def test_the_port_of_an_earlier_store_is_an_ordinary_port() -> None:

@@ -32,7 +32,7 @@ def _install_on_rank(rank: int, size: int) -> None:
         with ddp_lab.install():
             assert holder.DDP is torch.nn.parallel.DistributedDataParallel is ddp_lab.DistributedDataParallel
             assert torch.nn.parallel.distributed.DistributedDataParallel is ddp_lab.DistributedDataParallel
-            assert ddp_lab.parallel.ddp.TorchDDP is torchs
+            assert ddp_lab.parallel.distributed.TorchDDP is torchs
             model = holder.DDP(nn.Linear(10, 2))
             model(samples(rank, 0)).sum().backward()
             assert isinstance(model, torchs)

@@ -57,7 +57,7 @@ def _averaged(gradients: dict[str, torch.Tensor], dtype: torch.dtype, size: int)
 
 def _exact_on_rank(rank: int, size: int, reduce_dtype: torch.dtype | None, as_view: bool, to_none: bool) -> None:
     from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel import records
+    from ddp_lab.parallel.core import buckets as records
 
     config = _MixedPrecision(param_dtype=LOW, reduce_dtype=reduce_dtype, buffer_dtype=LOW)
     net = Net()

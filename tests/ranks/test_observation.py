@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddp_lab
-from ddp_lab.events import Kind
+from ddp_lab.protocol.events import Kind
 from tests.ranks.compare import mlp, samples
 from tests.ranks.conftest import Ranks
 from tests.ranks.observing import CAP_MB, check_backwards, recorded, train
@@ -31,7 +31,7 @@ def _timeline(rank: int, size: int) -> Any:
 
 def test_a_timeline_tells_as_much_as_of_our_class(ranks: Ranks) -> None:
     """From observed ranks a timeline makes complete spans with hidden and exposed times, and a summary."""
-    from ddp_lab.events import Batch
+    from ddp_lab.protocol.events import Batch
 
     timeline = ddp_lab.Timeline()
     found = ranks(2, _timeline)
@@ -188,7 +188,7 @@ def test_other_models_are_refused(ranks: Ranks) -> None:
 
 
 def _inspected(rank: int, size: int) -> Any:
-    from ddp_lab.parallel.ddp import request_inspection
+    from ddp_lab.parallel.distributed import request_inspection
 
     model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
     observation = ddp_lab.observe(model)

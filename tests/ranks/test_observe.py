@@ -11,7 +11,7 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import ddp_lab
-from ddp_lab.events import Kind
+from ddp_lab.protocol.events import Kind
 from tests.ranks.compare import assert_same, mlp
 from tests.ranks.conftest import Ranks
 from tests.ranks.observing import (

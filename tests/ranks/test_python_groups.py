@@ -226,7 +226,7 @@ def test_logging_data(ranks: Ranks) -> None:
 
 def _described(rank: int, size: int) -> tuple[list[int], int]:
     from ddp_lab import DistributedDataParallel as Ours
-    from ddp_lab.parallel import process_groups
+    from ddp_lab.parallel.core import process_groups
 
     halves = [dist.new_group(members) for members in ([0, 2], [1, 3])]
     group = PythonGroup(halves[rank % 2])
@@ -282,7 +282,7 @@ def test_a_model_that_changes(ranks: Ranks) -> None:
 def _without_store(rank: int, size: int) -> list[str]:
     from ddp_lab import DistributedDataParallel as Ours
     from ddp_lab import check_hook
-    from ddp_lab.parallel.live import state
+    from ddp_lab.parallel.live import requests as state
     from ddp_lab.parallel.live.change import Change
 
     group = PythonGroup()

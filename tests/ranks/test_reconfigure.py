@@ -156,7 +156,7 @@ def test_what_can_not_be_is_refused(ranks: Ranks) -> None:
 
 
 def _tell(model: Any, rank: int, name: str, **what: Any) -> None:
-    from ddp_lab.parallel.live import state
+    from ddp_lab.parallel.live import requests as state
     from ddp_lab.parallel.live.change import Change
 
     state.prepare(model, name, Change(**what), decides=dist.get_rank(model.process_group) == 0)
@@ -322,7 +322,7 @@ def test_a_model_of_some_ranks(ranks: Ranks) -> None:
 
 
 def _withdrawn_on_rank(rank: int, size: int) -> tuple[bool, bool]:
-    from ddp_lab.parallel.live import state
+    from ddp_lab.parallel.live import requests as state
 
     model = _model()
     _tell(model, rank, "first", bucket_cap_mb=SMALL)

@@ -21,9 +21,10 @@ from torch.distributed.elastic.metrics import api as metrics
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 import ddp_lab
-from ddp_lab import cli, journal
-from ddp_lab.client.recorded_runs import read_run
+from ddp_lab.cli import main as cli
 from ddp_lab.launch.agent import run_agent
+from ddp_lab.protocol import journal
+from ddp_lab.timeline.runs import read_run
 from tests.disks import small_disk
 from tests.ranks.harness import ROOT
 

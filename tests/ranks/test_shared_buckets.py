@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 import ddp_lab.comm
 from ddp_lab import DistributedDataParallel, native
-from ddp_lab.parallel import records
+from ddp_lab.parallel.core import buckets as records
 from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 

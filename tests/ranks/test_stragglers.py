@@ -8,7 +8,7 @@ import pytest
 
 from ddp_lab.bench import stragglers
 from ddp_lab.bench.stragglers import Delay
-from ddp_lab.client.timeline_records import LatePlace
+from ddp_lab.timeline.records import LatePlace
 from tests.ranks import busy_stragglers
 from tests.ranks.conftest import Ranks
 

@@ -230,7 +230,7 @@ def test_one_rank_that_changes_alone(ranks: Ranks) -> None:
 
 def _hint_on_rank(rank: int, size: int) -> None:
     from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel import structure
+    from ddp_lab.parallel.core import parameters as structure
 
     group = dist.new_group(timeout=timedelta(seconds=2))
     model = DistributedDataParallel(_net(), process_group=group)

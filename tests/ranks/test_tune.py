@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab import cli
 from ddp_lab.bench import tune
+from ddp_lab.cli import main as cli
 from tests.ranks.test_run import ENVIRONMENT, PROGRAMS, SCRIPT, TWO
 
 SLOW = str(PROGRAMS / "train_slow_hook.py")

@@ -13,15 +13,15 @@ import pytest
 
 from ddp_lab.bench import fresh_ranks, what_if
 from ddp_lab.bench.shaped_link import ShapedLink
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.insight.link_model import LinkModel
+from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.conftest import Ranks
 
 CAPS = [0.0, 0.05, 0.3, 1.0, 1000.0]
 
 
 def _measure(rank: int, size: int) -> dict[str, Any]:
-    from ddp_lab.parallel.link_measurement import measure
+    from ddp_lab.parallel.monitoring.link import measure
 
     return measure(sizes=[1 << 12, 1 << 16, 1 << 20], repeats=3)
 
@@ -47,7 +47,7 @@ def _train(rank: int, size: int, cap: float, path: str) -> list[list[int]]:
     import torch.distributed as dist
 
     from ddp_lab import DistributedDataParallel, recording
-    from ddp_lab.events import Batch
+    from ddp_lab.protocol.events import Batch
 
     torch.manual_seed(0)
     first, described = recording.statistics().recorded, recording.descriptions(0)[1]

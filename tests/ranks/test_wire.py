@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import zmq
 
-from ddp_lab import events
-from ddp_lab.client.wire import Wire
+from ddp_lab.control.wire import Wire
 from ddp_lab.errors import ClusterError
+from ddp_lab.protocol import events
 from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 
@@ -55,8 +55,8 @@ def wire() -> Iterator[Wire]:
 
 def _telemetry(endpoint: dict[str, str], rank: int) -> Any:
     """A Telemetry that begins after what this process has recorded before."""
+    from ddp_lab import recording
     from ddp_lab.engine.telemetry import Telemetry
-    from ddp_lab.parallel import recording
 
     made = Telemetry(endpoint, rank, session=time.time_ns())
     made._cursor = recording.statistics().recorded
@@ -110,7 +110,7 @@ def _threads(rank: int, size: int) -> int:
 
 
 def _overflow(rank: int, size: int, endpoint: dict[str, str]) -> tuple[int, int]:
-    from ddp_lab.parallel import recording
+    from ddp_lab import recording
 
     telemetry = _telemetry(endpoint, rank)
     count = 2 * recording.statistics().capacity + 123
@@ -334,7 +334,7 @@ def test_a_successor_takes_over(wire: Wire, ranks: Ranks) -> None:
 
 
 def _describe_and_mark(rank: int, size: int, endpoint: dict[str, str]) -> None:
-    from ddp_lab.parallel import recording
+    from ddp_lab import recording
 
     telemetry = _telemetry(endpoint, rank)
     telemetry.start()

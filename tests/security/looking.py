@@ -48,7 +48,7 @@ def listening(pid: int) -> dict[int, str]:
 
 def run_folder(lab: Lab) -> Path:
     """Where a cluster keeps its files."""
-    return lab._processes._run_dir  # type: ignore[union-attr]
+    return lab.session.processes._run_dir
 
 
 def everything_in(folder: Path) -> Iterator[Path]:

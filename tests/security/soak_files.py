@@ -27,10 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from ddp_lab import attach, events, journal
-from ddp_lab.client.compare import compare
-from ddp_lab.client.recorded_runs import read_run
-from ddp_lab.client.timeline import Timeline
+from ddp_lab import attach
+from ddp_lab.protocol import events, journal
+from ddp_lab.timeline.comparison import compare
+from ddp_lab.timeline.runs import read_run
+from ddp_lab.timeline.timeline import Timeline
 from tests import journals
 from tests.security import hostile
 from tests.training_events import Training

@@ -25,16 +25,18 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_lab import attach, cli, events, journal
-from ddp_lab.client import wire_sockets
-from ddp_lab.client.attached import _Connection
-from ddp_lab.client.compare import compare
-from ddp_lab.client.recorded_runs import read_run
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.client.wire import JSON_FRAME, Wire
+from ddp_lab import attach
+from ddp_lab.cli import main as cli
+from ddp_lab.cluster.attached import _Connection
+from ddp_lab.control import wire_sockets
+from ddp_lab.control.wire import JSON_FRAME, Wire
 from ddp_lab.launch.serve import JournalServer
-from ddp_lab.widgets import pictures
-from ddp_lab.widgets.figures import find_step
+from ddp_lab.protocol import events, journal
+from ddp_lab.timeline.comparison import compare
+from ddp_lab.timeline.runs import read_run
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views import pictures
+from ddp_lab.views.timeline_figure import find_step
 from tests import journals
 from tests.leftovers import wait_until
 from tests.security import hostile
@@ -567,7 +569,7 @@ def test_a_flood_is_counted_and_not_logged(rank: tuple[Wire, Any, Any], caplog: 
         data.send_multipart([JSON_FRAME, b"[]"])
     _still_serves(wire, data, control)
     assert wire.malformed == before + 1_000
-    assert len([one for one in caplog.records if one.name == "ddp_lab.client.wire"]) <= 4
+    assert len([one for one in caplog.records if one.name == "ddp_lab.control.wire"]) <= 4
 
 
 def test_who_says_nothing_is_not_kept(rank: tuple[Wire, Any, Any], mute: list[socket.socket]) -> None:

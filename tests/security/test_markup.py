@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.client import doctor, status_table
-from ddp_lab.client.compare import compare
-from ddp_lab.client.displays import kernel_shell
-from ddp_lab.client.outputs import OutputBoard
-from ddp_lab.insight.examined import Call, Examined, Place
-from ddp_lab.widgets import pictures, view_figures
-from ddp_lab.widgets.figures import find_step
+from ddp_lab.cluster.cells import doctor
+from ddp_lab.diagnostics.rank_state import Call, Examined, Place
+from ddp_lab.output import status_table
+from ddp_lab.output.board import OutputBoard
+from ddp_lab.output.display import kernel_shell
+from ddp_lab.timeline.comparison import compare
+from ddp_lab.views import figures as view_figures
+from ddp_lab.views import pictures
+from ddp_lab.views.timeline_figure import find_step
 from ddp_lab.widgets.saved_picture import SavedPicture
 from tests.cluster.conftest import Lab
 from tests.security.markup import FLAG, NAME, TEXT, assert_text_alone, training

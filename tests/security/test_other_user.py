@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.engine import sockets
+from ddp_lab.engine.groups.registry import sockets
 from tests.cluster.conftest import Lab
 from tests.ranks.harness import ROOT
 from tests.security.looking import everything_in, listening, process_ids, run_folder

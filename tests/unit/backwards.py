@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_lab.events import DTYPE, Batch, Kind
+from ddp_lab.protocol.events import DTYPE, Batch, Kind
 
 MS = 1_000_000
 

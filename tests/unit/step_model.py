@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Kind
+from ddp_lab.protocol.events import Kind
+from ddp_lab.timeline.timeline import Timeline
 from tests.unit.backwards import MS, Recorder
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.engine import cell
 from ddp_lab.engine.agent import Agent
-from ddp_lab.engine.cell import CellEnd
+from ddp_lab.engine.cells import cell
+from ddp_lab.engine.cells.cell import CellEnd
 
 
 class _Kept:

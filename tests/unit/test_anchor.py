@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_lab.insight.anchor import anchored, as_recorded
-from ddp_lab.insight.link_model import LinkModel
-from ddp_lab.insight.simulate import Configuration, simulate
-from ddp_lab.insight.workload import Workload
+from ddp_lab.simulation.anchor import anchored, as_recorded
+from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.simulator import Configuration, simulate
+from ddp_lab.simulation.workload import Workload
 
 MS, MIB = 1e6, 1 << 20
 LINK = LinkModel(0, 15 * MS / MIB)

@@ -21,7 +21,7 @@ def test_buckets_are_torchs(model: list[tuple[int, str]], caps: list[int], data:
     import torch
     import torch.distributed as dist
 
-    from ddp_lab.parallel.bucketing import assign_buckets
+    from ddp_lab.bucketing import assign_buckets
 
     tensors = [torch.empty(numel, dtype=getattr(torch, dtype)) for numel, dtype in model]
     sizes = [tensor.nbytes for tensor in tensors]
@@ -43,7 +43,7 @@ def test_buckets_are_torchs(model: list[tuple[int, str]], caps: list[int], data:
 @given(model=models, caps=caps, data=st.data())
 def test_launch_order_follows_readiness(model: list[tuple[int, str]], caps: list[int], data: st.DataObject) -> None:
     """Each parameter is in one bucket, buckets hold one key, and are ordered by when they are complete."""
-    from ddp_lab.parallel.bucketing import assign_buckets
+    from ddp_lab.bucketing import assign_buckets
 
     order = data.draw(st.permutations(range(len(model))))
     buckets = assign_buckets([size for size, _ in model], [key for _, key in model], caps, order)
@@ -55,7 +55,7 @@ def test_launch_order_follows_readiness(model: list[tuple[int, str]], caps: list
 
 def test_one_bucket_for_each_key_without_a_cap() -> None:
     """A cap that is never reached gives one bucket for each dtype and device, last registered first."""
-    from ddp_lab.parallel.bucketing import assign_buckets
+    from ddp_lab.bucketing import assign_buckets
 
     assert assign_buckets([4, 8, 4], ["a", "b", "a"], [sys.maxsize]) == [[1], [0, 2]]
 
@@ -70,7 +70,7 @@ def test_one_bucket_for_each_key_without_a_cap() -> None:
 )
 def test_mistakes_are_named(arguments: tuple, message: str) -> None:
     """A call that makes no sense raises ValueError saying why."""
-    from ddp_lab.parallel.bucketing import assign_buckets
+    from ddp_lab.bucketing import assign_buckets
 
     with pytest.raises(ValueError, match=message):
         assign_buckets(*arguments)

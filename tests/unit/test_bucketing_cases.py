@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_lab.parallel.bucketing import assign_buckets
+from ddp_lab.bucketing import assign_buckets
 
 F32, F64 = "float32", "float64"
 ALTERNATING = [(200, F32), (200, F64)] * 3  # 50 float32, 25 float64, ...

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_lab.client.cell_outputs import LINES_IN_MEMORY, CellOutputs
+from ddp_lab.output.logs import LINES_IN_MEMORY, CellOutputs
 
 FIGURE = {"output_type": "display_data", "data": {"image/png": "AAAA", "text/plain": "<Figure>"}, "metadata": {}}
 

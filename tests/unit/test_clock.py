@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_lab import events
-from ddp_lab.client.clock import ClockLine, HostClocks, clocks_of
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.insight.clocks import MOST_DRIFT, Questions
+from ddp_lab.analysis.clocks import MOST_DRIFT, Questions
+from ddp_lab.protocol import events
+from ddp_lab.timeline.clocks import ClockLine, HostClocks, clocks_of
+from ddp_lab.timeline.timeline import Timeline
 
 NOW = 10**15
 OFFSET = -123_456_789_012_345

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from ddp_lab.client.collectives import ShownCollective, choices
+from ddp_lab.analysis.collective_runs import CollectiveStep, Holds
+from ddp_lab.analysis.collective_schedules import ALGORITHMS, schedule
+from ddp_lab.control.collectives import ShownCollective, choices
 from ddp_lab.errors import ClusterError
-from ddp_lab.insight.collective_runs import CollectiveStep, Holds
-from ddp_lab.insight.collective_schedules import ALGORITHMS, schedule
-from ddp_lab.widgets import collective_picture
-from ddp_lab.widgets.collectives import CollectiveStage
+from ddp_lab.views import collective_picture
+from ddp_lab.widgets.controls.collectives import CollectiveStage
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
 

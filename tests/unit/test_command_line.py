@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab import cli
+from ddp_lab.cli import main as cli
 
 # Each with a word that tells what is wrong.
 WRONG = [

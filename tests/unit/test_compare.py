@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import ddp_lab
-from ddp_lab import cli
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.insight.comparison import compare_series
+from ddp_lab.analysis.comparison import compare_series
+from ddp_lab.cli import main as cli
+from ddp_lab.timeline.timeline import Timeline
 from tests.unit.step_model import StepModel
 
 MB = 1_000_000

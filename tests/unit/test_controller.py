@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import machine
-from ddp_lab.client.launchers import Controller
-from ddp_lab.engine import host_server
-from ddp_lab.engine.controller import hold_ports
+from ddp_lab.cluster.processes.launchers import Controller
+from ddp_lab.engine.processes import host_server
+from ddp_lab.engine.processes.controller import hold_ports
 from tests.leftovers import wait_until
 from tests.security.looking import listening
 
@@ -39,7 +39,7 @@ def test_a_folder_that_is_still_written_to_is_removed(tmp_path: Path) -> None:
     (folder / "some").mkdir(parents=True)
     code = f"""if True:
         import itertools, pathlib, threading
-        from ddp_lab.engine import watch
+        from ddp_lab.engine.processes import parent_watch as watch
         threading.Timer(0.1, watch.end_and_remove, ["{folder}"]).start()
         for number in itertools.count():
             pathlib.Path("{folder}/some", str(number)).parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def test_a_long_path_for_files(tmp_path: Path) -> None:
     """Where the temporary folder's path leaves no room for sockets, a cluster's folder is in /tmp."""
     long = tmp_path / ("x" * 90)
     long.mkdir()
-    code = "from ddp_lab.client.launchers import make_run_dir; print(made := make_run_dir()); made.rmdir()"
+    code = "from ddp_lab.cluster.processes.launchers import make_run_dir; print(made := make_run_dir()); made.rmdir()"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "TMPDIR": str(long)},

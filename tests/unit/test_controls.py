@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from ddp_lab import faults
-from ddp_lab.client.changes import last_change
-from ddp_lab.client.live_records import BucketStage, StepState
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Batch
-from ddp_lab.widgets.control_buckets import BucketControl, change_back, compared, described
-from ddp_lab.widgets.control_faults import FaultControl, fault_rows
-from ddp_lab.widgets.control_step import StepControl, machine
-from ddp_lab.widgets.controls import Controls
+from ddp_lab.control.live_records import BucketStage, StepState
+from ddp_lab.protocol.events import Batch
+from ddp_lab.timeline.judgement.changes import last_change
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.widgets.controls.buckets import BucketControl, change_back, compared, described
+from ddp_lab.widgets.controls.controls import Controls
+from ddp_lab.widgets.controls.faults import FaultControl, fault_rows
+from ddp_lab.widgets.controls.standings import standings
+from ddp_lab.widgets.controls.stepping import StepControl, machine
 from ddp_lab.widgets.dashboard import Dashboard
-from ddp_lab.widgets.standings import standings
 from tests.training_events import Training
 from tests.unit.step_model import History, StepModel
 

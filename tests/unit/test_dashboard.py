@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 from ipywidgets.widgets.widget import _instances
 
-from ddp_lab.client.attached import attach
-from ddp_lab.client.cluster import Cluster
-from ddp_lab.client.timeline import Timeline
+from ddp_lab.cluster.attached import attach
+from ddp_lab.cluster.cluster import Cluster
 from ddp_lab.engine.telemetry import interval_of
-from ddp_lab.events import DTYPE, Batch, Kind
-from ddp_lab.insight.link_model import LinkModel
-from ddp_lab.widgets import esm, views
+from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.widgets import bundle
+from ddp_lab.widgets import view_widgets as views
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.life import life_of
-from ddp_lab.widgets.live import Refresher, receive_while_busy
-from ddp_lab.widgets.messages import BLOCKS
+from ddp_lab.widgets.refresher import Refresher, receive_while_busy
 from ddp_lab.widgets.step_feed import StepFeed
+from ddp_lab.widgets.step_messages import BLOCKS
 from tests.leftovers import wait_until
 from tests.training_events import Training
 
@@ -339,11 +340,16 @@ def test_the_workaround_is_guarded() -> None:
 
 
 def test_the_module_has_no_imports_left() -> None:
-    """The joined module is self-contained: every file of the package is in it, none imports another."""
-    text = esm.module_text()
-    assert "import {" not in text
-    assert text.count("export ") == 1
-    assert "export default" in text
+    """Each joined module is self-contained, and no file belongs to none of them."""
+    entries = ["app/dashboard.js", "app/cluster_panel.js", "app/background_cell.js"]
+    for entry in entries:
+        text = bundle.module_text(entry)
+        assert "import {" not in text
+        assert text.count("export ") == 1
+        assert "export default" in text
+    static = Path(bundle.__file__).parent / "static"
+    there = {path.relative_to(static).as_posix() for path in static.rglob("*.js")}
+    assert there == {path for entry in entries for path in bundle.modules_of(entry)}
 
 
 def test_views_alone(make: Made) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddp_lab import DataParallel
-from ddp_lab.parallel.parallel_apply import parallel_apply
-from ddp_lab.parallel.scatter_gather import gather, scatter, scatter_kwargs
+from ddp_lab.parallel.data_parallel.parallel_apply import parallel_apply
+from ddp_lab.parallel.data_parallel.scatter_gather import gather, scatter, scatter_kwargs
 
 TWO = ["cpu:0", "cpu:1"]
 Pair = collections.namedtuple("Pair", "first second")

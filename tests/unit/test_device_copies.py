@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from ddp_lab.parallel.device_copies import (
+from ddp_lab.parallel.data_parallel.copies import (
     broadcast,
     broadcast_coalesced,
     gather,
@@ -19,8 +19,8 @@ from ddp_lab.parallel.device_copies import (
     reduce_add_coalesced,
     scatter,
 )
-from ddp_lab.parallel.device_functions import Broadcast, Gather, ReduceAddCoalesced, Scatter
-from ddp_lab.parallel.replicate import replicate
+from ddp_lab.parallel.data_parallel.functions import Broadcast, Gather, ReduceAddCoalesced, Scatter
+from ddp_lab.parallel.data_parallel.replicate import replicate
 
 TWO = ["cpu:0", "cpu:1"]
 

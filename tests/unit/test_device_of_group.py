@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
-from ddp_lab.engine.groups import bound_to
+from ddp_lab.engine.groups.registry import bound_to
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddp_lab.client.devices import place, visible_gpus
+from ddp_lab.cluster.processes.devices import place, visible_gpus
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ddp_lab.client.failures import (
+from ddp_lab.cluster.cells.failures import (
     cell_error,
     end_of,
     ending,
@@ -18,8 +18,8 @@ from ddp_lab.client.failures import (
     timed_out,
     timeout_error,
 )
-from ddp_lab.client.lines import plain
 from ddp_lab.errors import RankFailure
+from ddp_lab.output.terminal import plain
 
 CLOSED = "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36248. This is typical"
 HERE = (

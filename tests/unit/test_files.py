@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab import cli, files
-from ddp_lab.client.timeline import Timeline
+from ddp_lab import files
+from ddp_lab.cli import main as cli
+from ddp_lab.timeline.timeline import Timeline
 from tests.disks import full, small_disk
 from tests.training_events import Training
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddp_lab.parallel.outputs import find_tensors
+from ddp_lab.parallel.core.outputs import find_tensors
 
 
 class Pair(NamedTuple):

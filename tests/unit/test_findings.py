@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddp_lab.analysis.counterfactuals import fit
+from ddp_lab.analysis.findings.facts import Finding
 from ddp_lab.bucketing import assign_buckets
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Batch
-from ddp_lab.insight.facts import Finding
-from ddp_lab.insight.replay import fit
+from ddp_lab.protocol.events import Batch
+from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.unit.step_model import StepModel
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.insight.flight_recorder import Entry, entries_of, numbered
-from ddp_lab.insight.flights import Collective, Distances, Flight, GroupFlights, find_mismatch, in_flight_words
+from ddp_lab.diagnostics.flight_recorder import Entry, entries_of, numbered
+from ddp_lab.diagnostics.flights import Collective, Distances, Flight, GroupFlights, find_mismatch, in_flight_words
 
 ONE = Entry(0, "0", "gloo", 0, 1, "all_reduce", ("Float",), ((4,),), 100, "scheduled", True, False)
 SUM, COPY = Collective("all_reduce", "float32 [4]", 16), Collective("broadcast", "float32 [4]", 16)

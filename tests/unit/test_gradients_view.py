@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.client.timeline import Timeline
 from ddp_lab.errors import ClusterError
-from ddp_lab.widgets.gradient_pictures import gradients_figure, gradients_svg
-from ddp_lab.widgets.gradients import WatchControl, gradient_facts
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.gradients import gradient_facts, gradients_figure, gradients_svg
+from ddp_lab.widgets.controls.gradients import WatchControl
 from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.training_events import Training
 

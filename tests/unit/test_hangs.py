@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.insight import calls, hangs
-from ddp_lab.insight.examined import BucketStage, Call, Examined, Model, Place
-from ddp_lab.insight.flights import GroupFlights
-from ddp_lab.insight.hangs import diagnose
-from ddp_lab.insight.lessons import HANGS, hang_lesson
+from ddp_lab.diagnostics import calls, hangs
+from ddp_lab.diagnostics.flights import GroupFlights
+from ddp_lab.diagnostics.hangs import diagnose
+from ddp_lab.diagnostics.lessons import HANGS, hang_lesson
+from ddp_lab.diagnostics.rank_state import BucketStage, Call, Examined, Model, Place
 
 LINE = Place("<cell %%distributed [3]>", 4, "<module>", "dist.all_reduce(t)", users=True)
 CALL = Call("all_reduce", "collective", "0", (0, 1), "float32 [8]", 32, None, 18)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_lab.insight.drift_report import DriftReport
-from ddp_lab.insight.gradient_noise import noise_scale, signal_and_noise
-from ddp_lab.insight.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
-from ddp_lab.parallel.hook_cases import Case, Shapes
+from ddp_lab.analysis.drift_report import DriftReport
+from ddp_lab.analysis.gradient_noise import noise_scale, signal_and_noise
+from ddp_lab.analysis.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
+from ddp_lab.parallel.hook_check.cases import Case, Shapes
 
 
 def report(*problems: HookProblem) -> HookReport:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ddp_lab import Cluster
-from ddp_lab.client import magics
-from ddp_lab.client.host_commands import host_command
-from ddp_lab.client.hosts import address_of, check_versions, parse_hosts, spread
+from ddp_lab.cluster.processes.host_commands import host_command
+from ddp_lab.cluster.processes.hosts import address_of, check_versions, parse_hosts, spread
 from ddp_lab.errors import ClusterError
+from ddp_lab.notebook import magics
 
 VERSIONS = {"Python": "3.11", "torch": "2.13.0", "ddp_lab": "0.1.0", "ddp_lab's files": "abc"}
 
@@ -118,7 +118,7 @@ def test_address(ssh: list[str], addresses: list[tuple[str, str]], expected: str
 def test_ssh_can_ask_nothing() -> None:
     """The command line holds no secret, takes no terminal, forwards nothing and quotes the Python's path."""
     command = host_command("ssh", "user@a", "/opt/my python/bin/python", 30)
-    assert command[-2:] == ["user@a", "exec '/opt/my python/bin/python' -m ddp_lab.engine.host_server"]
+    assert command[-2:] == ["user@a", "exec '/opt/my python/bin/python' -m ddp_lab.engine.processes.host_server"]
     assert {"-T", "BatchMode=yes", "ClearAllForwardings=yes", "ForwardAgent=no"} <= set(command)
     assert command[-3] == "--"
 
@@ -127,7 +127,7 @@ def test_an_ssh_of_ones_own() -> None:
     """The other host's shell reads what ssh is given: the Python's path is quoted there, too."""
     words = ["/usr/bin/ssh", "-p", "2222", "{host}"]
     command = host_command(words, "a", "/opt/my python/bin/python", 30)
-    assert command[-2:] == ["a", "exec '/opt/my python/bin/python' -m ddp_lab.engine.host_server"]
+    assert command[-2:] == ["a", "exec '/opt/my python/bin/python' -m ddp_lab.engine.processes.host_server"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_an_ssh_of_ones_own() -> None:
 )
 def test_commands_of_batch_systems(engines: Any, command: str) -> None:
     """Each starts the fork server on the host that is meant, with the Python that is meant."""
-    words = [*command.split(), "/p/python", "-m", "ddp_lab.engine.host_server"]
+    words = [*command.split(), "/p/python", "-m", "ddp_lab.engine.processes.host_server"]
     assert host_command(engines, "a", "/p/python", 30) == words
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ddp_lab.client.interrupts import held_back, let_through
+from ddp_lab.control.interrupts import held_back, let_through
 
 
 @pytest.fixture(autouse=True)

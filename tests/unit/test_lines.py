@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_lab.client.lines import TerminalText, plain
+from ddp_lab.output.terminal import TerminalText, plain
 
 
 def shown(*chunks: str) -> list[str]:

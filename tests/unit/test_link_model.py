@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_lab.insight.link_model import LinkModel, Point, hops, traffic
+from ddp_lab.simulation.link_model import LinkModel, Point, hops, traffic
 
 SIZES = [2**power for power in range(10, 27, 2)]
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from ddp_lab.client.floods import thinned
-from ddp_lab.client.lines import plain
-from ddp_lab.client.outputs import LineBoard, OutputBoard
+from ddp_lab.output.board import LineBoard, OutputBoard
+from ddp_lab.output.terminal import plain
+from ddp_lab.output.throttle import thinned
 
 
 class Page:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_lab.insight import overlap
+from ddp_lab.analysis import overlap
 
 TIMES = st.integers(0, 10**12)
 INTERVALS = st.lists(st.tuples(TIMES, st.integers(0, 10**9), st.booleans()), min_size=1, max_size=8)

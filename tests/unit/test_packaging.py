@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab import shipped
+from ddp_lab import lesson_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,7 @@ CLUSTER = """
 import sys
 from pathlib import Path
 import ddp_lab
-from ddp_lab import shipped
+from ddp_lab import lesson_files
 
 TRAIN = "model = ddp_lab.DistributedDataParallel(torch.nn.Linear(3, 2))\\n"
 TRAIN += "model(torch.ones(1, 3) * (rank + 1)).sum().backward()\\n"
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     with ddp_lab.Cluster(2) as lab:
         assert lab.run(TRAIN).values == {0: 1.5, 1: 1.5}
     assert not (Path(ddp_lab.__file__).parents[1] / "csrc").exists()
-    assert (shipped.working_copy(Path.cwd()) / "tutorials" / "01_ranks_and_cells.ipynb").exists()
+    assert (lesson_files.working_copy(Path.cwd()) / "tutorials" / "01_ranks_and_cells.ipynb").exists()
     assert (Path(sys.prefix) / "share/jupyter/labextensions/ddp_lab/package.json").exists()
     print("averaged on two ranks")
 """
@@ -116,8 +116,8 @@ def test_only_our_notebooks_are_installed(tmp_path: Path) -> None:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
     ours = {Path(name) for name in listed if name.endswith(".ipynb")}
-    for folder in shipped.FOLDERS:
-        shutil.copy(tree / shipped.QUICKSTART, tree / folder / "Untitled.ipynb")
+    for folder in lesson_files.FOLDERS:
+        shutil.copy(tree / lesson_files.QUICKSTART, tree / folder / "Untitled.ipynb")
     call(sys.executable, "setup.py", "--quiet", "install_data", "--install-dir", installed, cwd=tree)
     share = installed / "share" / "ddp_lab"
     assert {path.relative_to(share) for path in share.glob("*/*.ipynb")} == ours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_lab.insight import paper_hardware
+from ddp_lab.bench.paper import hardware as paper_hardware
 
 CAPS_MB = [0, 1, 2, 5, 10, 25, 50, 100, 200, 5000]
 

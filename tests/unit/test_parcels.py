@@ -8,11 +8,11 @@ import threading
 import numpy
 import pytest
 
-from ddp_lab.client.packing import pickled_for_ranks
-from ddp_lab.culprits import culprit
-from ddp_lab.engine import variables
-from ddp_lab.parcels import LARGE, unpack
-from ddp_lab.segments import Segments, allot, fill, mapped, opened
+from ddp_lab.cluster.cells.packing import pickled_for_ranks
+from ddp_lab.engine.cells import variables
+from ddp_lab.serialization.parcels import LARGE, unpack
+from ddp_lab.serialization.shared_memory import Segments, allot, fill, mapped, opened
+from ddp_lab.serialization.unpicklable import culprit
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 32])

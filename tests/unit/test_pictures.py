@@ -7,12 +7,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Kind
-from ddp_lab.widgets.figures import timeline_figure
-from ddp_lab.widgets.layout import LABEL_WIDTH, RIGHT_MARGIN, Part, Size, lay_out, ticks
-from ddp_lab.widgets.step_store import StepFrame, StepStore
-from ddp_lab.widgets.svg import empty_svg, step_svg
+from ddp_lab.protocol.events import Kind
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.paint.svg import empty_svg, step_svg
+from ddp_lab.views.step_store import StepFrame, StepStore
+from ddp_lab.views.timeline_figure import timeline_figure
+from ddp_lab.views.timeline_layout import LABEL_WIDTH, RIGHT_MARGIN, Part, Size, lay_out, ticks
 from tests.training_events import Training
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_lab.client.player import Player
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import DTYPE, Batch
+from ddp_lab.protocol.events import DTYPE, Batch
+from ddp_lab.timeline.recorded.player import Player
+from ddp_lab.timeline.timeline import Timeline
 from tests.training_events import Training
 
 STEPS, APART_MS = 10, 30

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from ddp_lab.client.lines import TerminalText
-from ddp_lab.client.progress_bars import Bar, bar_of, began_as, merged, parse
+from ddp_lab.output.progress_bars import Bar, bar_of, began_as, merged, parse
+from ddp_lab.output.terminal import TerminalText
 
 
 def drawn(n: float, total: float | None, seconds: float = 2.0, **options: Any) -> str:

@@ -78,14 +78,14 @@ def test_every_public_name_resolves() -> None:
 
 def test_client_side_loads_no_torch() -> None:
     """Importing the package, the cluster, the magics and the widgets leaves torch out."""
-    modules = "ddp_lab, ddp_lab.client.cluster, ddp_lab.client.magics, ddp_lab.widgets.dashboard, ddp_lab.cli"
+    modules = "ddp_lab, ddp_lab.cluster.cluster, ddp_lab.notebook.magics, ddp_lab.widgets.dashboard, ddp_lab.cli.main"
     assert run(f"import sys, {modules}; print('torch' in sys.modules)") == "False"
 
 
 def test_rank_side_loads_no_widgets() -> None:
     """Importing the DDP class and the rank's bootstrap leaves ipywidgets, anywidget and plotly out."""
     code = (
-        "import sys, ddp_lab.parallel.ddp, ddp_lab.engine.bootstrap;"
+        "import sys, ddp_lab.parallel.distributed, ddp_lab.engine.rank;"
         "print({'ipywidgets', 'anywidget', 'plotly'} & set(sys.modules))"
     )
     assert run(code) == "set()"

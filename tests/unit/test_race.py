@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_lab.insight.race import Confirmation, Race, student_t
+from ddp_lab.simulation.race import Confirmation, Race, student_t
 
 
 class _Machine:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_lab.client.rank_sets import label_of, parse_ranks
+from ddp_lab.formatting import label_of, parse_ranks
 
 
 @pytest.mark.parametrize(

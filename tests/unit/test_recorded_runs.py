@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_lab import attach, cli, events, journal
-from ddp_lab.client.recorded_files import find_files
-from ddp_lab.client.recorded_runs import read_run
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Batch
+from ddp_lab import attach
+from ddp_lab.cli import main as cli
+from ddp_lab.protocol import events, journal
+from ddp_lab.protocol.events import Batch
+from ddp_lab.timeline.recorded.files import find_files
+from ddp_lab.timeline.runs import read_run
+from ddp_lab.timeline.timeline import Timeline
 from tests import journals
 from tests.leftovers import wait_until
 from tests.training_events import Training

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_lab.client.recorded_runs import read_run
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Batch
-from ddp_lab.widgets import charts, report
-from ddp_lab.widgets.charts import Series
+from ddp_lab.protocol.events import Batch
+from ddp_lab.report import page as report
+from ddp_lab.timeline.runs import read_run
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.paint import charts
+from ddp_lab.views.paint.charts import Series
 from tests.training_events import Training
 from tests.unit.test_recorded_runs import write_journals
 
@@ -117,7 +118,7 @@ def test_pandas_and_plotly_are_not_loaded(tmp_path: Path) -> None:
     """Writing a report loads neither pandas nor plotly, nor torch."""
     timeline_of(Training()).save(tmp_path / "run.npz")
     code = (
-        "import sys; from ddp_lab.client.timeline import Timeline; "
+        "import sys; from ddp_lab.timeline.timeline import Timeline; "
         "Timeline.load('run.npz').report('run.html'); "
         "print(sorted({'pandas', 'plotly', 'torch'} & set(sys.modules)))"
     )

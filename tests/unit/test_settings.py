@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_lab.insight.configuration import Assignment
-from ddp_lab.insight.link_model import LinkModel
-from ddp_lab.insight.settings import HOOKS, Setting, candidates, grid, spread
-from ddp_lab.insight.simulate import simulate
-from ddp_lab.insight.workload import Workload
+from ddp_lab.simulation.configuration import Assignment
+from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.settings import HOOKS, Setting, candidates, grid, spread
+from ddp_lab.simulation.simulator import simulate
+from ddp_lab.simulation.workload import Workload
 
 MEBIBYTE = 1 << 20
 DEFAULT = Setting((1.0, 25.0))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ddp_lab import _schedule
 from ddp_lab.bucketing import assign_buckets
-from ddp_lab.insight.link_model import LinkModel
-from ddp_lab.insight.simulate import Configuration, Hook, caps_of, simulate, simulate_many
-from ddp_lab.insight.workload import Workload
+from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.simulator import Configuration, Hook, caps_of, simulate, simulate_many
+from ddp_lab.simulation.workload import Workload
 
 MS = 1e6
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddp_lab.engine import sockets
-from ddp_lab.engine.sockets import Socket
+from ddp_lab.engine.groups.registry import sockets
+from ddp_lab.engine.groups.sockets import Socket
 from tests.leftovers import wait_until
 
 Pair = tuple[socket.socket, socket.socket]

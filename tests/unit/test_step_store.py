@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import DTYPE, Kind
-from ddp_lab.widgets.gradient_sync import gradient_sync
-from ddp_lab.widgets.step_store import BEGIN, END, FIRST_READY, LAUNCHED, READY, REDUCED, StepFrame, StepStore
+from ddp_lab.protocol.events import DTYPE, Kind
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views.gradient_sync import gradient_sync
+from ddp_lab.views.step_store import BEGIN, END, FIRST_READY, LAUNCHED, READY, REDUCED, StepFrame, StepStore
 from tests.training_events import Training
 
 

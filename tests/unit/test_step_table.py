@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_lab.client import step_table
-from ddp_lab.client.event_store import EventStore
-from ddp_lab.client.span_columns import previous_ends
-from ddp_lab.client.step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
-from ddp_lab.events import DTYPE, MOST_BUCKETS, MOST_PARAMETERS, Kind
+from ddp_lab.protocol.events import DTYPE, MOST_BUCKETS, MOST_PARAMETERS, Kind
+from ddp_lab.timeline.store import EventStore
+from ddp_lab.timeline.tables import step_table
+from ddp_lab.timeline.tables.span_columns import previous_ends
+from ddp_lab.timeline.tables.step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 _STEP_KINDS = (
     *(Kind.FORWARD_BEGIN, Kind.FORWARD_END, Kind.BACKWARD_BEGIN),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_lab.insight import stragglers
+from ddp_lab.analysis import stragglers
 
 MS = 1_000_000
 RANKS, STEPS, BUCKETS = 4, 20, 6

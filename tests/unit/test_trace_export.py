@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_lab.bench import trace
-from ddp_lab.client.gradient_columns import GRADIENT_COLUMNS, gradient_columns
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Batch, Kind
-from ddp_lab.insight import trace_export
-from ddp_lab.insight.trace_text import JsonRows, Number
+from ddp_lab.protocol.events import Batch, Kind
+from ddp_lab.timeline.recorded import chrome_trace as trace_export
+from ddp_lab.timeline.recorded.json_rows import JsonRows, Number
+from ddp_lab.timeline.tables.gradient_columns import GRADIENT_COLUMNS, gradient_columns
+from ddp_lab.timeline.timeline import Timeline
 from tests import trace_format
 from tests.training_events import Training
 from tests.unit.backwards import MS, Bucket, Recorder, assignment

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import DTYPE, Batch, Kind
-from ddp_lab.insight.words import rate
-from ddp_lab.widgets import pictures, view_data
-from ddp_lab.widgets.figures import find_step
-from ddp_lab.widgets.model_map import map_cells
+from ddp_lab.formatting import rate
+from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.timeline.tables.span_columns import Columns
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views import pictures, view_data
+from ddp_lab.views.figures import figure
+from ddp_lab.views.model_map import map_cells
+from ddp_lab.views.step_store import END, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepStore
+from ddp_lab.views.timeline_figure import find_step
+from ddp_lab.views.view_data import readiness
+from ddp_lab.views.whole_step import phases
 from ddp_lab.widgets.overhead import Overhead
-from ddp_lab.widgets.slow_facts import SlowFacts, bucket_gradients, readiness
-from ddp_lab.widgets.step_store import END, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepStore
-from ddp_lab.widgets.view_figures import figure
-from ddp_lab.widgets.whole_step import phases
+from ddp_lab.widgets.slow_facts import SlowFacts, bucket_gradients
 from tests.training_events import Training
 
 VIEWS = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
@@ -54,6 +56,24 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     np.testing.assert_allclose(found.alone + found.hidden, steps["compute_ms"], rtol=1e-6)
     np.testing.assert_allclose(found.forward, 2.5, atol=0.01)
     assert ((found.efficiency > 0) & (found.efficiency < 1)).all()
+
+
+def test_hidden_communication_is_each_ranks_own() -> None:
+    """A rank hides no more than it computes; the median over the ranks comes after that, not before."""
+
+    class Unequal(Timeline):
+        def step_columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
+            columns = super().step_columns(reducer, last_steps)
+            rank = columns["rank"]
+            columns["compute_ms"] = np.choose(rank, [10.0, 2.0, 4.0])
+            columns["hidden_ms"] = np.choose(rank, [3.0, 8.0, 5.0])
+            return columns
+
+    made = Unequal()
+    Training(3).feed(made, 0, 10**12)
+    found = view_data.breakdown(made)
+    assert found.hidden.tolist() == [3.0]  # of 3, 2 and 4; the medians of both are 5 and 4
+    assert found.alone.tolist() == [1.0]
 
 
 def test_waiting_is_for_the_late_rank() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.insight.configuration import Configuration
-from ddp_lab.insight.link_model import LinkModel
-from ddp_lab.insight.simulate import simulate
-from ddp_lab.insight.workload import Workload
-from ddp_lab.widgets import what_if_picture
-from ddp_lab.widgets.what_if import NOTHING, WhatIfStage
-from ddp_lab.widgets.what_if_frame import frame_of, parts_ms
+from ddp_lab.simulation.configuration import Configuration
+from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.simulator import simulate
+from ddp_lab.simulation.workload import Workload
+from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.views import what_if_picture
+from ddp_lab.views.what_if_frame import frame_of, parts_ms
+from ddp_lab.widgets.controls.what_if import NOTHING, WhatIfStage
 from tests.training_events import Training
 
 LINK = LinkModel(latency_ns=1e5, ns_per_byte=0.4)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddp_lab.client import what_if, workloads
-from ddp_lab.client.timeline import Timeline
-from ddp_lab.events import Kind
-from ddp_lab.insight.calibrate import Measured, calibrated, errors
-from ddp_lab.insight.link_model import LinkModel
-from ddp_lab.insight.simulate import Configuration, simulate
-from ddp_lab.insight.workload import Workload
+from ddp_lab.protocol.events import Kind
+from ddp_lab.simulation.calibration import Measured, calibrated, errors
+from ddp_lab.simulation.link_model import LinkModel
+from ddp_lab.simulation.simulator import Configuration, simulate
+from ddp_lab.simulation.workload import Workload
+from ddp_lab.timeline import what_if, workloads
+from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.step_feed import StepFeed
 from tests.unit.backwards import MS, Bucket, Recorder
 

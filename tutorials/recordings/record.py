@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import ddp_lab
-from ddp_lab.events import Batch
+from ddp_lab.protocol.events import Batch
 
 RANKS, STEPS, WARM_UP = 4, 28, 3
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(_HERE))
 
 import outputs  # noqa: E402
 
-_PACKAGE = ast.parse((_HERE.parents[1] / "ddp_lab" / "__init__.py").read_text(encoding="utf-8"))
+_PACKAGE = ast.parse((_HERE.parents[1] / "ddp_lab" / "_version.py").read_text(encoding="utf-8"))
 
 project = "ddp_lab"
 copyright = "the authors of ddp_lab, BSD-3-Clause"
@@ -55,8 +55,9 @@ toc_object_entries_show_parents = "hide"
 # What has no page here: other packages (their documentation is on the network), and our classes behind the public ones.
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|dist|nn|numpy|np|npt|pandas|pd|go|plotly|ipywidgets|anywidget|IPython|ipyparallel)(\..*)?"),
-    (r"py:.*", r"ddp_lab\.(bench|client|engine|insight|parallel|widgets)\..*"),
-    (r"py:class", "ModelState|Dashboard|ClusterPanel|Collectives|WhatIfSliders"),
+    (r"py:.*", r"ddp_lab\.(analysis|bench|cluster|control|diagnostics|engine|notebook|output)\..*"),
+    (r"py:.*", r"ddp_lab\.(parallel|protocol|report|serialization|simulation|timeline|views|widgets)\..*"),
+    (r"py:class", "ModelState|Dashboard|ClusterPanel|Collectives|WhatIfSliders|DOMWidget"),
     (r"py:.*", r"(os|collections|contextlib|pathlib|types|datetime)\..*|Path|PathLike"),
 ]
 

@@ -91,7 +91,7 @@ def main(folder):
     """Runs what has changed. An error in a cell ends it, and names notebook and cell."""
     import nbformat
 
-    from ddp_lab.cli import run_notebook
+    from ddp_lab.cli.main import run_notebook
 
     for path in sorted(path.relative_to(_ROOT) for pattern in PAGES for path in _ROOT.glob(pattern)):
         run = folder / path

@@ -19,8 +19,8 @@ from sphinx import addnodes
 from sphinx.roles import XRefRole
 from sphinx.transforms import SphinxTransform
 
-from ddp_lab import cli
-from ddp_lab.client import magics
+from ddp_lab.cli import main as cli
+from ddp_lab.notebook import magics
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SOURCE = re.compile(r"(?:ddp_lab|csrc|tests)/[\w./-]+\.(?:py|h|cpp|js|css)")

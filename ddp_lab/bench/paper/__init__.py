@@ -1,7 +1,7 @@
 """`ddp-lab bench paper --figure N`: the evaluation of the DDP paper (Li et al., VLDB 2020), on this machine.
 
 Each figure of the paper has three kinds of points, which are kept apart and marked wherever they are shown: *measured*
-for the ranks at hand, *simulated* for the paper's cluster (`ddp_lab.insight.paper_hardware`), and *published* ones
+for the ranks at hand, *simulated* for the paper's cluster (`ddp_lab.bench.paper.hardware`), and *published* ones
 (`published`).
 
 - 2: all-reducing as many parameters in calls of different sizes, and when gradients become ready in a backward.
@@ -23,7 +23,7 @@ This package imports torch on the ranks alone, so that a notebook's kernel can u
 
 from __future__ import annotations
 
-from ...insight import paper_hardware as hardware
+from . import hardware
 from .figures import FIGURES, on_ranks, picture, result, table
 from .measuring import main, measure
 from .settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...widgets.theme import PHASES
+from ...views.paint.palette import PHASES
 from ..drawing import GREY
 from .panels import COLOURS, Panels, of_model, points
 from .settings import PARTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...insight.paper_hardware import GAINS
+from .hardware import GAINS
 
 __all__ = ["PAPER", "POINTS", "Point", "of_figure"]
 

@@ -1,6 +1,6 @@
 """What the simulator makes of the paper's cluster, figure by figure; rows of numbers, JSON-able.
 
-Where a figure needs more than `ddp_lab.insight.paper_hardware` holds, it is assumed here and named as such:
+Where a figure needs more than `ddp_lab.bench.paper.hardware` holds, it is assumed here and named as such:
 
 - *outliers* (figures 7 and 8): in each step each GPU is late with a probability of `LATE`, by an exponentially
   distributed time of `LATE_BY` of the step on average. All wait for the latest, so with twice as many GPUs there are
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ...insight import paper_hardware
-from ...insight.simulate import Configuration, simulate
+from ...simulation.simulator import Configuration, simulate
+from . import hardware as paper_hardware
 from .series import EVERY, GROUPS
 from .settings import PARTS
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from ..inspection import live_models
-from ..timeouts import set_timeout, timeout_of
-from . import naps
-from .happening import index_of
+from ..core.timeouts import set_timeout, timeout_of
+from ..monitoring.inspection import live_models
+from . import interruptible_sleep as naps
+from .fault_injection import index_of
 
 if TYPE_CHECKING:
-    from ..model_state import ModelState
+    from ..core.model_state import ModelState
 
 __all__ = ["POINTS", "clear", "go_on", "hold_timeouts", "release", "restore_timeouts", "set_breakpoints", "stage"]
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import MEBIBYTE, BucketCaps
-from ..bucketing import assign_buckets
+from ...bucketing import assign_buckets
+from ..core.arguments import MEBIBYTE, BucketCaps
 from . import hooks
 
 if TYPE_CHECKING:
-    from ..model_state import ModelState
+    from ..core.model_state import ModelState
 
 __all__ = ["Change", "Decision", "apply", "check", "decide", "held_order", "may_still_rebuild"]
 

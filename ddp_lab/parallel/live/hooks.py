@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 
-from .. import comm_hooks, process_groups, records
+from ..core import buckets as records
+from ..core import comm_hooks, process_groups
 
 if TYPE_CHECKING:
-    from ..model_state import ModelState
+    from ..core.model_state import ModelState
 
 __all__ = ["check", "check_buckets", "define", "forget_buckets", "known", "make", "name_of", "replace"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..model_state import ModelState
+from ..core.model_state import ModelState
 from . import change as changes
 from . import hooks
 from .change import Change

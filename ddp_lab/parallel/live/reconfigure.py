@@ -33,12 +33,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from .. import process_groups, recording
+from ... import recording
+from ..core import process_groups
 from . import change as changes
 from .change import Change, Decision
 
 if TYPE_CHECKING:
-    from ..model_state import ModelState
+    from ..core.model_state import ModelState
 
 __all__ = ["Applied", "Pending", "apply_now", "settle"]
 

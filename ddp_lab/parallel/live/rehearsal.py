@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from ... import faults
-from . import state
+from . import requests as state
 
 if TYPE_CHECKING:
-    from ..model_state import ModelState
+    from ..core.model_state import ModelState
 
 __all__ = ["active", "die", "drop_gradient", "end", "inject", "slow_layer", "slow_link", "slow_rank"]
 

@@ -22,11 +22,12 @@ import torch
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 
 from ...faults import SlowLink
-from .. import comm_hooks, join
-from . import naps
+from ..core import comm_hooks
+from ..features import join
+from . import interruptible_sleep as naps
 
 if TYPE_CHECKING:
-    from ..model_state import ModelState
+    from ..core.model_state import ModelState
 
 __all__ = ["Link"]
 

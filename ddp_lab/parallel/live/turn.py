@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..inspection import live_models
+from ..monitoring.inspection import live_models
 
 __all__ = ["apply"]
 

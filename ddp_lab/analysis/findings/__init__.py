@@ -1,0 +1,79 @@
+"""What to change, ranked: each finding with its evidence and what it would gain, in percent of the step.
+
+What a gain means, [Note: gains] says (`facts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from ...formatting import counted, step_range
+from . import buckets as findings_buckets
+from . import options as findings_options
+from . import ranks as findings_ranks
+from .facts import Facts, Finding
+
+__all__ = ["Facts", "Finding", "findings", "headline"]
+
+_Rule = Callable[[Facts], list[Finding]]
+
+_BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
+    findings_ranks.stragglers,
+    findings_ranks.disturbances,
+    findings_buckets.sizes,
+    findings_buckets.first_bucket,
+    findings_buckets.order,
+    findings_buckets.last_parameter,
+    findings_options.communication,
+)
+_OF_A_RANK: Final[tuple[_Rule, ...]] = (
+    findings_options.unused_parameters,
+    findings_options.search_of_unused,
+    findings_options.copies,
+    findings_options.small_tensors,
+)
+_OF_COLLECTIVES: Final = ("communication-bound", "bucket-too-small")
+"""Kinds that start from how long collectives take, which is not known where ranks that share cores disturb them."""
+
+
+def findings(facts: Facts, minimum_percent: float = 0.5) -> list[Finding]:
+    """All findings, the largest gain first.
+
+    Args:
+        facts: of one model.
+        minimum_percent: what would gain less is left out, but for what is asked for and brings nothing
+            (`findings_options.ALWAYS`).
+    """
+    if not len(facts.steps) or not facts.buckets or facts.step_ns <= 0:
+        return []
+    rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if facts.together else _OF_A_RANK
+    judged = (int(facts.steps.step[0]), int(facts.steps.step[-1]))
+    found = [replace(one, steps=judged) for rule in rules for one in rule(facts)]
+    least = findings_ranks.least_of_collectives(facts)
+    found = [one for one in found if one.kind not in _OF_COLLECTIVES or one.gain_percent > least]
+    shown = [one for one in found if one.gain_percent >= minimum_percent or one.kind in findings_options.ALWAYS]
+    return sorted(shown, key=lambda one: -one.gain_percent)
+
+
+def headline(facts: Facts | None, found: Sequence[Finding]) -> str:
+    """What `findings` came to, in a sentence or two that say which steps were judged.
+
+    Args:
+        facts: None if no step has ended on every rank.
+        found: in them.
+    """
+    if facts is None or not len(facts.steps):
+        return "No step has ended yet on every rank."
+    judged = f"{counted(len(facts.steps), 'step')} ({step_range(facts.steps.step.tolist())})"
+    if facts.newer:
+        judged += (
+            f"; {counted(facts.newer, 'newer step')} with other buckets {'is' if facts.newer == 1 else 'are'} too few"
+        )
+    if found:
+        return f"{'One thing' if len(found) == 1 else f'{len(found)} things'} to change, judged by {judged}."
+    if not facts.buckets:
+        return f"No rank has said what its buckets hold: nothing could be judged in {judged}."
+    looked = "buckets, ranks, options, copies and communication" if facts.together else "options and copies"
+    return f"Nothing that would gain half a percent of a step, judged by {judged}: {looked} were looked at."

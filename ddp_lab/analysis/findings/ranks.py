@@ -1,0 +1,136 @@
+"""Findings about ranks that are late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...formatting import ms
+from .. import stragglers as late_ranks
+from ..stragglers import ARRIVAL, DATA_DEPENDENT, EVERYWHERE, PERSISTENT, VARYING, Late
+from .facts import Facts, Finding
+
+__all__ = ["cost_ns", "disturbances", "least_of_collectives", "stragglers", "varying_rank", "with_varying"]
+
+_TWICE = 2.0  # what a rank's whole delay has to be of what late places explain
+_DISTURBED_PERCENT, _FEWEST_STEPS = 10.0, 15
+_MOSTLY = 0.75  # of the steps in which one rank is the one that is waited for
+_LONGEST = 3.0  # times the median delay: longer ones, at the begin of a cell say, are none of this rank's habit
+
+_REMEDIES = {
+    PERSISTENT: "Look at what that rank does there that the others don't, and at its device and host (clock, other "
+    "processes, memory).",
+    DATA_DEPENDENT: "Give the ranks batches of like cost: sort or bucket samples by length, pad less.",
+    "random": "It comes and goes without the data: look for other processes on its host, garbage collection, I/O.",
+}
+_AFTERWARDS = "What communication costs can be told when that is gone."
+
+
+def stragglers(facts: Facts) -> list[Finding]:
+    """One finding for each place at which a rank falls behind."""
+    return [_finding(facts, one) for one in facts.late]
+
+
+def disturbances(facts: Facts) -> list[Finding]:
+    """Ranks that wait for each other for long, and for no one in particular, or too briefly for a straggler."""
+    if facts.late or len(facts.steps) < _FEWEST_STEPS:
+        return []
+    waited = facts.replay.waited
+    gained = facts.percent(float(waited.sum(axis=0).mean()))
+    if gained < _DISTURBED_PERCENT:
+        return []
+    was = np.bincount(waited.argmax(axis=0)[waited.max(axis=0) > 0], minlength=len(waited))
+    most, steps = int(was.argmax()), len(facts.steps)
+    rank, share = facts.steps.ranks[most], float(was[most]) / steps
+    whom = f"mostly for rank {rank}" if share >= _MOSTLY else "now for one, now for another"
+    return [
+        Finding(
+            kind="ranks-disturbed",
+            title=f"The ranks wait for each other, {whom}.",
+            evidence=f"In each step all others wait for one rank, {ms(float(waited.sum(axis=0).mean()) / 1e6)} (mean); "
+            f"most often for rank {rank}, in {100 * share:.0f} % of {steps} steps.",
+            remedy="Look for what disturbs them: more ranks than cores, other processes on the hosts, batches of "
+            f"different cost. {_AFTERWARDS}",
+            gain_percent=gained,
+        )
+    ]
+
+
+def least_of_collectives(facts: Facts) -> float:
+    """What a finding on the time of collectives has to gain (percent of the step) to be told beside disturbed ranks.
+
+    Where ranks disturb each other their collectives take long for the same reason. So advice on communication stands
+    back behind ranks that wait for each other longer, and behind a rank without a place that costs half as much.
+    """
+    varying = [2 * facts.percent(cost_ns(facts, one)) for one in facts.late if one.place == VARYING]
+    return max([0.0, *varying, *(one.gain_percent for one in disturbances(facts))]) if facts.together else 0.0
+
+
+def cost_ns(facts: Facts, one: Late) -> float:
+    """What the steps had saved if the rank had not been late there; 0 or more. A single long delay is an accident."""
+    longest = _LONGEST * one.delay_ns
+    if one.place == VARYING:
+        return float(np.minimum(facts.replay.waited[one.rank], longest).mean())
+    excess = late_ranks.excess_times(facts.steps.begin, facts.steps.places())[one.rank]
+    at_place = np.nansum(excess[:, 1:], axis=1) if one.place == EVERYWHERE else excess[:, one.place + 1]
+    delay = np.where(one.late, np.clip(np.nan_to_num(at_place), 0.0, longest), 0.0)
+    place = ARRIVAL if one.place < 0 else one.place
+    return max(0.0, facts.replay.mean_saved_without(one.rank, place, delay))
+
+
+def with_varying(facts: Facts, minimum_ns: float) -> Facts:
+    """Adds the rank that is waited for in most steps, unless the late places that were found explain it."""
+    if not facts.together or not len(facts.steps):
+        return facts
+    for one in late_ranks.find_varying(facts.replay.waited, facts.step_ns, minimum_ns=minimum_ns):
+        explained = sum(cost_ns(facts, place) for place in facts.late if place.rank == one.rank)
+        if cost_ns(facts, one) >= _TWICE * explained:
+            return replace(facts, late=[*facts.late, one])
+    return facts
+
+
+def varying_rank(rank: int, share: float, delay_ms: float) -> str:
+    """The sentence for a rank whose delay has no place."""
+    return (
+        f"Rank {rank} is last in {100 * share:.0f} % of the steps, and the others wait {ms(delay_ms)} for it (median); "
+        "it varies too much to name a layer."
+    )
+
+
+def _finding(facts: Facts, one: Late) -> Finding:
+    rank = facts.steps.ranks[one.rank]
+    if one.place == VARYING:
+        return Finding(
+            kind="straggler",
+            title=f"The others wait for rank {rank} in most steps.",
+            evidence=varying_rank(rank, one.share, one.delay_ns / 1e6),
+            remedy="Look at what that rank does that the others don't, and at its host: are there other processes, or "
+            f"more ranks than cores? {_AFTERWARDS}",
+            gain_percent=facts.percent(cost_ns(facts, one)),
+            rank=rank,
+        )
+    parameter = None if one.place < 0 or facts.steps.on_device else facts.names[one.place]
+    bucket = None if one.place < 0 else one.place if facts.steps.on_device else facts.bucket_of(one.place)
+    if one.place == ARRIVAL:
+        where = "comes late to its backward"
+    elif one.place == EVERYWHERE:
+        where = "is slower than the others in its whole backward"
+    elif parameter is not None:
+        where = f"falls behind at the gradient of {parameter}"
+    else:
+        where = f"falls behind in bucket {bucket}"
+    waits = f" (bucket {bucket})" if bucket is not None and parameter is not None else ""
+    remedy = _REMEDIES[one.pattern]
+    if one.place == ARRIVAL:
+        remedy = "Look at its input data, its forward and what it does between the steps. " + remedy
+    return Finding(
+        kind="straggler",
+        title=f"Rank {rank} {where}{waits}, and the others wait for it.",
+        evidence=f"By {ms(one.delay_ns / 1e6)} (median) in {100 * one.share:.0f} % of the steps; {one.pattern}.",
+        remedy=remedy,
+        gain_percent=facts.percent(cost_ns(facts, one)),
+        rank=rank,
+        bucket=bucket,
+        parameter=parameter,
+    )

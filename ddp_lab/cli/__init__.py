@@ -1,0 +1,1 @@
+"""`ddp-lab`: the commands."""

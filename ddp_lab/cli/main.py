@@ -1,0 +1,355 @@
+"""The `ddp-lab` command: run the demo, open the lab, record any script, report, measure."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import lesson_files
+from .._version import __version__
+from ..command_line import Parser, file_to_write, folder_to_write, percent, write_json
+from ..errors import DdpLabError
+from ..files import write_text
+from ..printable import printable_lines
+
+__all__ = ["main", "run_notebook"]
+
+_NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
+_SLOWER = 3  # exit code of `compare`
+_USAGE = 2  # exit code of a command line that names nothing to do
+_WRITTEN = "`ddp-lab run` writes such a folder, `lab.timeline.save(path)` a file"
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+# benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
+BENCHMARKS = {
+    "all-reduce": "an all-reduce, or any collective, through shared memory and Gloo, with limits of the memory",
+    "cell": "round trip of a trivial cell: %%distributed against %%px",
+    "construct": "the constructor: our DistributedDataParallel against torch's",
+    "dashboard": "what recording and an open dashboard cost the training",
+    "events": "cost of recording an event, and its way to the client",
+    "memory": "peak memory of gradients and buckets: ours against torch's",
+    "output": "ranks that print without pause, in Chromium: is the page usable, is a line lost?",
+    "observe": "training step of torch's own DistributedDataParallel: observed against not observed",
+    "paper": "the DDP paper's figures 2 and 6 to 12: measured here, beside simulated and published values",
+    "push": "an array to all ranks and back: shared memory, messages, plain ipyparallel, a copy",
+    "recovery": "interrupt, error or death of a rank: until control is back, and until a collective works again",
+    "start": "%cluster start to the first collective, against plain ipyparallel",
+    "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",
+    "step": "training step and its exposed communication: our DistributedDataParallel against torch's",
+    "timeline": "answers and memory of a timeline of a million events",
+    "trace": "how long Timeline.to_perfetto takes",
+    "tune": "what tuning gains over torch's default buckets, and how far it is from the best of a grid",
+    "what-if": "predicted steps against measured ones, over bucket caps, models and worlds",
+    "widget": "the dashboard in Chromium: updates per second, and from event to drawn pixel",
+}
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Runs the quickstart notebook on a cluster; writes the executed notebook and one HTML page."""
+    import nbformat
+
+    source = lesson_files.home() / lesson_files.QUICKSTART
+    folder = arguments.output
+    folder.mkdir(parents=True, exist_ok=True)
+    notebook = nbformat.read(source, as_version=4)
+    print(f"running {source.name} on a cluster ...", flush=True)
+    # Figures carry plotly.js with them, so that the page needs no network.
+    os.environ["PLOTLY_RENDERER"] = "plotly_mimetype+notebook"
+    began = time.monotonic()
+    try:
+        run_notebook(notebook, source.parent)
+    finally:
+        write_text(folder / "quickstart.ipynb", nbformat.writes(notebook) + "\n")
+    page = folder / "quickstart.html"
+    write_text(page, _to_html(notebook))
+    for line in _printed(notebook, tag="summary"):
+        print(line)
+    print(f"done in {time.monotonic() - began:.1f} s; wrote {folder / 'quickstart.ipynb'} and {page}")
+    return 0
+
+
+def run_notebook(notebook: Any, folder: Path) -> None:
+    """Runs all cells in a new kernel, and keeps their outputs in the notebook.
+
+    Args:
+        notebook: of nbformat.
+        folder: where the kernel works.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell failed, and has no tag that allows it.
+    """
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    with tempfile.TemporaryDirectory() as private:
+        # Through files that only this user can open, instead of TCP ports.
+        kernel = AsyncKernelManager(transport="ipc", connection_file=str(Path(private, "kernel.json")))
+        client = NotebookClient(notebook, kernel, timeout=600, resources={"metadata": {"path": str(folder)}})
+        client.owns_km = True  # it ends the kernel, too
+        client.execute()
+
+
+def _to_html(notebook: Any) -> str:
+    """Returns one page that asks no network for anything."""
+    from nbconvert import HTMLExporter
+
+    page = copy.deepcopy(notebook)
+    page["metadata"].pop("widgets", None)  # live views need a kernel; beside each stands its picture
+    for output in (output for cell in page["cells"] for output in cell.get("outputs", [])):
+        data = output.get("data", {})
+        data.pop("application/vnd.jupyter.widget-view+json", None)
+        if "text/html" in data:
+            data["text/html"] = _NETWORK_SCRIPT.sub("", data["text/html"])
+    exporter = HTMLExporter(template_name="lab", embed_images=True)
+    for trait in ("mathjax_url", "require_js_url", "jquery_url", "mermaid_js_url", "widget_renderer_url"):
+        if exporter.has_trait(trait):
+            setattr(exporter, trait, "")
+    body, _ = exporter.from_notebook_node(page)
+    return _NETWORK_SCRIPT.sub("", str(body))
+
+
+def _printed(notebook: Any, tag: str) -> list[str]:
+    """Returns the text lines that the cells with this tag printed, without colours."""
+    texts = (
+        str(output.get("text") or output.get("data", {}).get("text/plain", ""))
+        for cell in notebook["cells"]
+        if tag in cell.get("metadata", {}).get("tags", [])
+        for output in cell.get("outputs", [])
+        if "text/html" not in output.get("data", {})
+    )
+    return [_COLOUR.sub("", line) for text in texts for line in text.splitlines()]
+
+
+def lab(arguments: argparse.Namespace) -> int:
+    """Opens JupyterLab on the lessons or on what was named; never returns."""
+    if shutil.which("jupyter-lab", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") is None:
+        raise DdpLabError("JupyterLab is not installed: `pip install 'ddp_lab[notebooks]'`")
+    command = _jupyterlab(arguments.options)
+    os.execv(command[0], command)
+
+
+def _jupyterlab(given: Sequence[str]) -> list[str]:
+    """The command that opens what the options name, else the lessons."""
+    if lesson_files.names_a_folder(given):
+        return lesson_files.lab_command(None, given)
+    place, options = _place(given)
+    if place is None:
+        folder = lesson_files.working_copy(Path.cwd())
+        print(f"notebooks and lessons are in {folder}", flush=True)
+        return lesson_files.lab_command(folder, options, lesson_files.QUICKSTART)
+    if place.is_dir():
+        return lesson_files.lab_command(place, options)
+    return lesson_files.lab_command(place.parent, options, Path(place.name))
+
+
+def _place(options: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """What to open, named before or after JupyterLab's options, and these options; a value of theirs is no place."""
+    if options and not options[0].startswith("-"):
+        if not Path(options[0]).exists():
+            raise DdpLabError(f"there is no folder or notebook {options[0]!r}")
+        return Path(options[0]).resolve(), list(options[1:])
+    if options and not options[-1].startswith("-") and Path(options[-1]).exists():
+        return Path(options[-1]).resolve(), list(options[:-1])
+    return None, list(options)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs a training script under torch's elastic agent, records it and reports; the script's exit code."""
+    code: int = importlib.import_module("..launch.agent", __package__).main(arguments.options)
+    return code
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    """Runs a training script and looks for faster bucket caps meanwhile; the script's exit code."""
+    code: int = importlib.import_module("..launch.tune", __package__).main(arguments.options)
+    return code
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Merges what ranks recorded, says in words what it shows, writes it as one HTML page; 1 if there is nothing."""
+    from ..launch import reports
+
+    source = Path(arguments.files[0])
+    beside = source / "report.html" if source.is_dir() else source.with_suffix(".html")
+    try:
+        run = reports.read(arguments.files, partial=arguments.partial)
+    except FileNotFoundError as error:
+        raise DdpLabError(f"{error}; {_WRITTEN}") from error
+    except (ValueError, OSError) as error:
+        raise DdpLabError(str(error)) from error
+    page = Path(arguments.output or beside)
+    try:
+        reports.write_pages(run, page)
+    except OSError as error:
+        raise DdpLabError(f"can't write {error.filename or page}: {error.strerror}") from error
+    return 0 if run.timeline.reducers() else 1
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Says how two recorded runs differ; exit code 3 if the second one's step is clearly slower by the threshold."""
+    from ..timeline.comparison import compare as compare_runs
+
+    try:
+        compared = compare_runs(*arguments.files)
+    except FileNotFoundError as error:
+        missing = error if error.filename is None else f"{error.filename} does not exist"
+        raise DdpLabError(f"{missing}; {_WRITTEN}") from error
+    except (ValueError, OSError) as error:
+        raise DdpLabError(str(error)) from error
+    print(compared)
+    if arguments.json:
+        write_json(arguments.json, compared.as_dict(arguments.threshold))
+    return _SLOWER if compared.is_slower(arguments.threshold) else 0
+
+
+def check_install(arguments: argparse.Namespace) -> int:
+    """Says of each thing that is needed whether it is here and works; exit code 1 if one does not."""
+    return importlib.import_module(".check_install", __package__).show(arguments.json)  # type: ignore[no-any-return]
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Runs one benchmark and prints its table."""
+    measured: int = importlib.import_module(f"..bench.{arguments.name.replace('-', '_')}", __package__).main(
+        arguments.options
+    )
+    return measured
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="ddp-lab",
+        description="See and fix what data-parallel training does.",
+        examples=("ddp-lab run --standalone --nproc-per-node 2 train.py", "ddp-lab lab"),
+    )
+    parser.add_argument("--version", action="version", version=f"ddp_lab {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+
+    made = commands.add_parser(
+        "demo",
+        help="run the quickstart notebook on a cluster and write it as a page",
+        description="Runs the quickstart notebook on a cluster; writes it with its outputs, and a page of it.",
+        examples=("ddp-lab demo", "ddp-lab demo --output /tmp/demo"),
+    )
+    made.add_argument(
+        "--output",
+        type=folder_to_write,
+        default=Path("build/demo"),
+        metavar="FOLDER",
+        help="for the notebook and the page (%(default)s)",
+    )
+    made.set_defaults(call=demo)
+
+    made = commands.add_parser(
+        "lab",
+        help="open JupyterLab with the notebooks and tutorials",
+        usage="ddp-lab lab [-h] [PLACE] [JUPYTERLAB'S OPTIONS]",
+        description="Opens JupyterLab on the lessons, or on a folder or notebook of your own. JupyterLab's options are "
+        "handed on; `ddp-lab lab --help-all` lists them.",
+        examples=("ddp-lab lab", "ddp-lab lab my_notebooks --no-browser --port=8889"),
+    )
+    made.add_argument("place", nargs="?", metavar="PLACE", help="a folder or a notebook (the lessons)")
+    made.set_defaults(call=lab)
+
+    made = commands.add_parser("run", help="run any training script as torchrun does, recorded, and report")
+    made.set_defaults(call=run)
+
+    made = commands.add_parser("tune", help="run any training script as torchrun does, and look for faster bucket caps")
+    made.set_defaults(call=tune)
+
+    made = commands.add_parser(
+        "report",
+        help="say and draw what was recorded",
+        description="Merges the files of all ranks of one run, says in words what they show, and writes a page. Exit "
+        "code 1: there is nothing to show.",
+        examples=("ddp-lab report run-a", "ddp-lab report rank*.npz --output page.html"),
+    )
+    made.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a folder of `ddp-lab run`, journals of its ranks, or what `lab.timeline.save(path)` and "
+        "`ddp_lab.recording.save(path)` wrote",
+    )
+    made.add_argument(
+        "--output", type=file_to_write, metavar="PAGE", help="the HTML page to write (beside the first FILE)"
+    )
+    made.add_argument("--partial", action="store_true", help="report although files of some ranks are missing")
+    made.set_defaults(call=report)
+
+    made = commands.add_parser(
+        "compare",
+        help="say how two recorded runs differ",
+        description="Compares per phase, rank and bucket, with 99 % intervals over the steps. Exit code 0: B's step is "
+        "not clearly slower than A's by the threshold; 3: it is; 1: the runs can't be compared.",
+        examples=("ddp-lab compare run-a run-b", "ddp-lab compare run-a run-b --threshold 5% --json differences.json"),
+    )
+    made.add_argument("files", nargs=2, metavar="RUN", help="A and B: files of `timeline.save(path)`, or run folders")
+    made.add_argument(
+        "--threshold", type=percent, default=5.0, metavar="PERCENT", help="of the step, e.g. 5%% (%(default)s %%)"
+    )
+    made.add_argument("--json", type=file_to_write, metavar="FILE", help="write all differences here")
+    made.set_defaults(call=compare)
+
+    made = commands.add_parser(
+        "check-install",
+        help="is everything here that is needed, and does it work?",
+        description="Looks at Python, torch, the extension, JupyterLab, /dev/shm, loopback and limits, and averages a "
+        "gradient on a real cluster. Exit code 0: it works; 1: something does not, and its line says what to do.",
+        examples=("ddp-lab check-install", "ddp-lab check-install --json"),
+    )
+    made.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        type=file_to_write,
+        metavar="FILE",
+        help="write the result there; without FILE on stdout, alone",
+    )
+    made.set_defaults(call=check_install)
+
+    made = commands.add_parser(
+        "bench",
+        help="measure side by side",
+        usage="ddp-lab bench [-h] NAME [OPTIONS]",
+        description="Measures ddp_lab beside what it is compared with. `ddp-lab bench NAME --help` lists a\n"
+        "benchmark's own options, `--json FILE` among them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="benchmarks:\n" + "\n".join(f"  {name:12} {what}" for name, what in BENCHMARKS.items()),
+        examples=("ddp-lab bench step --models mlp", "ddp-lab bench all-reduce --json all_reduce.json"),
+    )
+    made.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME", help="of the benchmark")
+    made.set_defaults(call=bench)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. A `DdpLabError` is one line on stderr and exit code 1."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    if not given:
+        parser.print_help()
+        return _USAGE
+    # `run`, `tune` and `bench NAME` hand on every further option, --help too; `lab` keeps that one.
+    keep = {"lab": 1, "run": 1, "tune": 1, "bench": 2}.get(given[0], len(given))
+    if given[0] == "bench" and (len(given) < 2 or given[1].startswith("-")):
+        keep = len(given)
+    if given[0] == "lab" and not {"-h", "--help"}.isdisjoint(given):
+        given, keep = ["lab", "--help"], 2
+    arguments = parser.parse_args(given[:keep])
+    arguments.options = given[keep:]
+    try:
+        code: int = arguments.call(arguments)
+    except DdpLabError as error:
+        print(f"ddp-lab: {printable_lines(str(error))}", file=sys.stderr)
+        return 1
+    return code

@@ -1,1 +1,0 @@
-"""Notebook side: clusters, cells, outputs and timelines. Never imports torch."""

@@ -1,0 +1,229 @@
+"""`ddp_lab.attach(address)`: the live timeline and dashboard of a job that `ddp-lab run` runs."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import zmq
+from zmq.utils import z85
+
+from ..errors import ClusterError
+from ..printable import printable
+from ..protocol import events, journal
+from ..timeline.recorded.journal_messages import Decoder, End, Opening
+from ..timeline.recorded.merge import check_ranks
+from ..timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ..widgets.dashboard import Dashboard
+
+__all__ = ["Attached", "attach"]
+
+INTERVAL = 0.05  # seconds between two questions while nothing new comes
+PATIENCE = 5.0  # seconds that an answer may take
+
+_Have = dict[str, tuple[int, int]]
+
+
+class _Source(Protocol):
+    def news(self, have: _Have) -> list[journal.Piece]:
+        """What there is beyond `have`."""
+
+    def close(self) -> None:
+        """Lets it go."""
+
+
+class _Folder:
+    """Journals on a disk that this process can read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def news(self, have: _Have) -> list[journal.Piece]:
+        return journal.news(self._folder, have)
+
+    def close(self) -> None:
+        pass
+
+
+class _Connection:
+    """The port of `ddp-lab run --serve`; used by one thread."""
+
+    def __init__(self, address: str, token: str) -> None:
+        try:
+            keys = base64.urlsafe_b64decode(token)
+        except (ValueError, binascii.Error):
+            keys = b""
+        if len(keys) != 64:
+            raise ValueError("this is no token of `ddp-lab run --serve`: it is in the file attach.json of its folder")
+        self._address = address
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        secret = z85.encode(keys[32:])
+        self._socket.curve_serverkey = z85.encode(keys[:32])
+        self._socket.curve_secretkey = secret
+        self._socket.curve_publickey = zmq.curve_public(secret)
+        self._socket.connect(f"tcp://{address.removeprefix('tcp://')}")
+
+    def news(self, have: _Have) -> list[journal.Piece]:
+        self._socket.send(json.dumps({"have": have}).encode())
+        if not self._socket.poll(int(PATIENCE * 1e3)):
+            raise ConnectionError(
+                f"nobody answers at {self._address}: has the job ended, or is the token that of another one?"
+            )
+        head, *data = self._socket.recv_multipart()
+        return _pieces(head, data)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def _pieces(head: bytes, data: Sequence[bytes]) -> list[journal.Piece]:
+    """What the port has answered.
+
+    Raises:
+        ConnectionError: it says why it can't.
+        ValueError: it is no answer.
+    """
+    try:
+        answer = json.loads(head)
+        if "error" in answer:
+            raise ConnectionError(printable(str(answer["error"])))
+        made = [
+            journal.Piece(str(one["name"]), int(one["life"]), int(one["offset"]), part)
+            for one, part in zip(answer["pieces"], data, strict=True)
+        ]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(f"the job's port gave no answer that can be read: {type(error).__name__}: {error}") from error
+    return made
+
+
+class Attached:
+    """A job that is followed while it runs: what `attach` returns. A context manager.
+
+    Attributes:
+        timeline: what its ranks have recorded, from the beginning; grows until `close`.
+    """
+
+    def __init__(self, source: _Source) -> None:
+        self.timeline = Timeline()
+        self._source = source
+        self._files: dict[str, tuple[int, Decoder]] = {}  # name -> life
+        self._error: Exception | None = None
+        self._closing = threading.Event()
+        try:
+            self._take(source.news({}))  # an error of the connection is raised here
+        except BaseException:
+            source.close()
+            raise
+        self._thread = threading.Thread(target=self._follow, name="ddp_lab-attached", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def following(self) -> bool:
+        """Whether more may come; no longer after `close`, or when the connection has ended."""
+        return self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raises `ClusterError` if the connection has ended."""
+        if self._error is not None:
+            raise ClusterError(f"the job is no longer followed: {self._error}") from self._error
+
+    def notices(self) -> list[str]:
+        """Sentences on what of the journals is damaged or missing."""
+        return [notice for _, decoder in self._files.values() for notice in decoder.notices()]
+
+    def dashboard(self) -> Dashboard:
+        """The live dashboard of the job; it has no controls, for it does not touch the ranks."""
+        from ..widgets import dashboard
+
+        return dashboard.of_recording(self.timeline)
+
+    def close(self) -> None:
+        """Ends the connection; the timeline stays as it is. The job goes on."""
+        self._closing.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        try:
+            while not self._closing.is_set():
+                have = {name: (life, decoder.offset) for name, (life, decoder) in self._files.items()}
+                if not self._take(self._source.news(have)):
+                    self._closing.wait(INTERVAL)
+        except Exception as error:  # noqa: BLE001 - the thread's top: stored and raised by check()
+            self._error = error
+        finally:
+            self._source.close()
+
+    def _take(self, pieces: list[journal.Piece]) -> bool:
+        """Appends what came to the timeline; returns whether anything did."""
+        for piece in pieces:
+            life, decoder = self._files.get(piece.name, (None, None))
+            if decoder is None or life != piece.life:  # the file was written anew, shorter
+                decoder = Decoder(Path(piece.name))
+                self._files[piece.name] = piece.life, decoder
+            if piece.offset != decoder.offset:
+                raise ValueError(f"{printable(piece.name)} came from byte {piece.offset} on, not from {decoder.offset}")
+            for said in decoder.feed(piece.data):
+                self._append(decoder, said)
+        return bool(pieces)
+
+    def _append(self, decoder: Decoder, said: Opening | End | events.Batch | dict[str, Any]) -> None:
+        if isinstance(said, events.Batch):
+            self.timeline.extend(said)
+            return
+        opening = decoder.opening
+        assert opening is not None  # the first thing that a journal says
+        if isinstance(said, dict):
+            self.timeline.describe(opening.rank, {**said, "session": opening.session})
+            return
+        if isinstance(said, Opening):
+            check_ranks([one.opening for _, one in self._files.values() if one.opening is not None])
+        end = said if isinstance(said, End) else opening.end
+        status = {"state": "running" if end is None else end.how, "session": opening.session, "pid": opening.pid}
+        self.timeline.set_status(opening.rank, status)
+
+
+def attach(address: str, token: str | None = None) -> Attached:
+    """Follows a job of `ddp-lab run` while it trains: its timeline and dashboard, live, from a notebook.
+
+    The ranks are not touched. What was recorded before is there, too.
+
+    Args:
+        address: the folder of the run, where this process can read it (on the same host that is all); or
+            ``"host:port"`` of a job that was started with ``--serve``.
+        token: with ``"host:port"``, the token that is in the file ``attach.json`` of the run's folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: the token is none, or missing; or a journal is none, or what it says is not what ranks write.
+        ConnectionError: nobody who knows the token answers there.
+
+    Example:
+        >>> job = ddp_lab.attach("ddp-lab-20260102-030405")
+        >>> job.dashboard()
+        >>> job.close()
+    """
+    folder = Path(address)
+    if folder.is_dir():
+        return Attached(_Folder(folder))
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise FileNotFoundError(f"{address} is neither the folder of a run nor HOST:PORT")
+    if token is None:
+        raise ValueError(f"attach({address!r}, token=...): the token is in the file attach.json of the run's folder")
+    return Attached(_Connection(address, token))

@@ -1,0 +1,1 @@
+"""One cell on some ranks, from its text to its values or its error."""

@@ -1,0 +1,405 @@
+"""Which rank failed first, which ones only followed, and how to say it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...errors import CellError, RankFailure
+from ...formatting import duration, enumeration, label_of
+
+__all__ = [
+    "INTERRUPTED",
+    "LOST",
+    "announcement",
+    "cell_error",
+    "cut_short",
+    "end_of",
+    "ending",
+    "failure_of",
+    "in_order",
+    "interrupt_report",
+    "lost",
+    "marked",
+    "on_any_page",
+    "outside",
+    "replaced_text",
+    "timed_out",
+    "timeout_error",
+    "unknown",
+    "waiting",
+]
+
+INTERRUPTED = "KeyboardInterrupt"
+LOST = "RankLost"
+NOT_RUN = "NotRun"
+UNKNOWN = "OutcomeUnknown"
+TIMEOUT = "Timeout"
+_LONGEST_MESSAGE = 300
+_ELSEWHERE = "Original Traceback (most recent call last):"
+_REPLACED = "The next cell, or `%cluster rejoin`, starts a new process for it; the other ranks keep their variables."
+_ALL_REPLACED = "The next cell, or `%cluster rejoin`, starts new processes for them."
+# What is said of ranks for which no cell starts a new process: they have one, or nothing is left that could start it.
+_GIVEN_UP = (
+    "%cluster restart",
+    "when the cluster was",
+    "for a new one",
+    "without this process",
+    "took the cluster over",
+)
+_HELP = "`%cluster interrupt` tries again, `%cluster rejoin --replace {}` ends the process for a new one"
+
+# What a collective of torch says when its peers are gone or were freed (Gloo, NCCL, TCPStore).
+_COMMUNICATION = re.compile(
+    r"gloo|connection (?:closed|reset|refused)|broken pipe|socket closed|nccl|process ?group|\bstore\b|"
+    r"aborted|freed|timed out waiting",
+    re.IGNORECASE,
+)
+_SOURCE_PLACE = re.compile(r"^\[[^\]\s]+:\d+\]\s*")
+_ADDRESS = re.compile(r" \[[\d.:a-f]+\]:\d+")
+_COMMUNICATION_NAMES = {"DistBackendError", "DistNetworkError", "DistStoreError", "RankFreedError"}
+
+
+def marked(text: str) -> str:
+    """Text in white on dark red, which reads on any page: no one colour does on light and on dark ones."""
+    return f"\x1b[1;38;5;231;48;5;124m{text}\x1b[0m"
+
+
+def failure_of(rank: int, report: Mapping[str, Any]) -> RankFailure:
+    """The failure that rank `rank` reported (see `ddp_lab.engine.cells.cell.run`)."""
+    whole, brief = ("\n".join(report[name]) for name in ("traceback", "brief"))
+    return RankFailure(
+        rank=rank,
+        name=str(report["name"]),
+        message=str(report["message"]),
+        traceback=whole,
+        time_ns=int(report["time_ns"]),
+        consequence=bool(report["consequence"]),
+        waited_in=str(report["waited_in"]),
+        broke_backward=bool(report["broke_backward"]),
+        brief="" if brief == whole else brief,
+    )
+
+
+def lost(rank: int, why: str, last_words: str = "") -> RankFailure:
+    """The failure of a rank whose process is gone: the cause of whatever its peers report.
+
+    Args:
+        rank: the rank.
+        why: how it ended.
+        last_words: the last lines that it wrote outside cells.
+    """
+    return RankFailure(rank, LOST, why, last_words, 0, False)
+
+
+def unknown(rank: int, why: str) -> RankFailure:
+    """The failure of a rank that lives, but of which nobody will learn how its cell ended."""
+    return RankFailure(rank, UNKNOWN, why, "", time.monotonic_ns(), consequence=False)
+
+
+def outside(rank: int, error: Any) -> RankFailure:
+    """The failure of a rank on which the request for the cell itself failed."""
+    trace = getattr(error, "traceback", None) or ""
+    trace = trace if isinstance(trace, str) else "\n".join(trace)
+    name, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
+    return RankFailure(rank, name, message, trace, time.monotonic_ns(), consequence=False)
+
+
+def replaced_text(replaced: Mapping[int, str], world_size: int) -> str:
+    """What to say of ranks that have new processes: rank -> how the former one ended."""
+    whole = [rank for rank in range(world_size) if rank not in replaced]
+    why = ", ".join(dict.fromkeys(replaced.values()))
+    text = f"a new process (the former one {why}); variables are gone"
+    if not whole:
+        return text
+    return f"{text}; `ddp_lab.restore_from({whole[0]})`, in a cell on all ranks, copies those of rank {whole[0]}"
+
+
+def timed_out(rank: int, seconds: float, time_ns: int) -> RankFailure:
+    """The failure of a rank that did not end in time and does not answer the interrupt."""
+    return RankFailure(rank, TIMEOUT, f"did not end within {seconds:g} s", "", time_ns, False)
+
+
+def in_order(failures: Sequence[RankFailure]) -> dict[int, RankFailure]:
+    """Failures by rank: causes first, each group by time; later communication errors become consequences."""
+    by_time = sorted(failures, key=lambda each: (each.consequence, each.time_ns))
+    marked = by_time[:1] + [
+        each if each.consequence or not _is_communication(each) else replace(each, consequence=True)
+        for each in by_time[1:]
+    ]
+    if marked and _is_communication(marked[0]):
+        # The clocks of two ranks that fail within a microsecond do not tell who was first; what failed does.
+        causes = [each for each in marked[1:] if not _is_communication(each) and not each.consequence]
+        if causes and not marked[0].consequence:
+            marked = [*causes, replace(marked[0], consequence=True), *(m for m in marked[1:] if m not in causes)]
+    marked.sort(key=lambda each: each.consequence)
+    return {each.rank: each for each in marked}
+
+
+def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -> CellError:
+    """The error of a cell with these failures.
+
+    Args:
+        failures: rank -> failure, the first cause first (see `in_order`).
+        label: the cell's name.
+        run: how the reader finds the failures again; "": as the last error that was raised.
+    """
+    first = _culprit(failures)
+    assert first is not None, "a cell without a failure has no error"
+    same = [each for each in failures.values() if _same(each, first)]
+    who = label_of(each.rank for each in same)
+    if first.name == LOST:
+        message = _lost_words(who, first)
+        lines = [f"{marked(message)} during cell {label}"]
+        if first.traceback:
+            lines += [f"the last lines of the log of {label_of([first.rank])}:", *first.traceback.splitlines()]
+        lines += _remedy(message, len(same))
+    elif first.name == UNKNOWN:
+        message = f"{who} {_headline(first)}"
+        lines = [f"{marked(who)} {_headline(first)} (cell {label})"]
+    elif first.name == NOT_RUN:
+        message = f"{who} did not run the cell: {first.message}"
+        lines = [f"{marked(f'{who} did not run')} cell {label}: {first.message}"]
+    elif first.name == INTERRUPTED:
+        message = f"{label_of(failures)} {_was(failures)} interrupted"
+        lines = [f"{marked(message)} in cell {label}", *_where(failures, ())]
+        return CellError(message, failures, "\n".join(lines))
+    else:
+        message = f"{who} failed: {_headline(first)}"
+        lines = [f"{marked(f'{who} failed')} in cell {label}"]
+        lines += on_any_page(first.brief or first.traceback).splitlines() or [_headline(first)]
+        if first.brief:
+            found = f"print({run or 'sys.last_value'}.failures[{first.rank}].traceback)"
+            lines.append(f"all frames: `{found if run else f'import sys; {found}'}`")
+    lines += _folded([each for each in failures.values() if each not in same], first)
+    lines += _discarded(failures)
+    return CellError(message, failures, "\n".join(lines))
+
+
+def timeout_error(failures: Mapping[int, RankFailure], ranks: Sequence[int], label: str, seconds: float) -> CellError:
+    """The error of a cell whose `ranks` had not ended after `seconds` and were interrupted."""
+    message = f"{label_of(ranks)} did not end within {seconds:g} s"
+    lines = [f"{marked(message)} in cell {label} and {_was(ranks)} interrupted"]
+    silent = [rank for rank in ranks if rank in failures and failures[rank].name == TIMEOUT]
+    lines += _where(failures, silent)
+    return CellError(message, failures, "\n".join(lines))
+
+
+def end_of(failures: Mapping[int, RankFailure]) -> str:
+    """The state of a cell that has ended: "done", "failed", "interrupted" or "not run"."""
+    first = _culprit(failures)
+    if first is None:
+        return "done"
+    return {INTERRUPTED: "interrupted", NOT_RUN: "not run"}.get(first.name, "failed")
+
+
+def _culprit(failures: Mapping[int, RankFailure]) -> RankFailure | None:
+    """The failure that a line about the cell names: the first that is no interrupt, if there is one."""
+    own = [each for each in failures.values() if not each.consequence]
+    others = (each for each in own if each.name not in (INTERRUPTED, TIMEOUT))
+    return next(others, next(iter(failures.values()), None))
+
+
+def ending(state: str, failures: Mapping[int, RankFailure], seconds: float) -> str:
+    """One line for a cell that has ended: how, and after what time.
+
+    Args:
+        state: "done", "failed", "interrupted" or "not run".
+        failures: rank -> failure, the first cause first (see `in_order`).
+        seconds: since it was sent.
+    """
+    took, first = duration(seconds), _culprit(failures)
+    if state == "done":
+        return f"✓ done in {took}"
+    if state == "interrupted" or first is None:
+        return f"■ interrupted after {took}"
+    if state == "not run":
+        return f"– not run: {first.message}"
+    if first.name in (INTERRUPTED, TIMEOUT):
+        return f"✗ interrupted by its time limit after {took}"
+    who = label_of(each.rank for each in failures.values() if _same(each, first))
+    if first.name == LOST:
+        return f"✗ lost after {took}: {_lost_words(who, first)}"
+    return f"✗ {who} failed after {took}: {_headline(first)}"
+
+
+def announcement(failure: RankFailure, others: Sequence[int]) -> str:
+    """One line for a cell that goes on after a rank failed."""
+    verb = "go on" if len(others) > 1 else "goes on"
+    return f"✗ {_headline(failure)} ({label_of(others)} {verb}; interrupt the cell to stop)"
+
+
+def cut_short(ranks: Sequence[int]) -> str:
+    """One line for ranks that have answered, and the end of whose outputs has not come."""
+    return (
+        f"the last outputs of {label_of(ranks)} have not come: some may be missing (`%cluster restart` gives new ranks)"
+    )
+
+
+def waiting(label: str, ahead: Sequence[str]) -> str:
+    """One line for a cell whose ranks still run others."""
+    return f"{label} waits for {enumeration(ahead)} …"
+
+
+def interrupt_report(
+    failures: Mapping[int, RankFailure], silent: Sequence[int], label: str, ahead: Sequence[str] = ()
+) -> list[str]:
+    """What a notebook shows for a cell that the user interrupted: where each rank was.
+
+    Args:
+        failures: rank -> failure.
+        silent: ranks that have not ended it.
+        label: the cell's name.
+        ahead: the cells it waited for, if no rank had begun it.
+    """
+    lines = [f"{marked('KeyboardInterrupt')}: cell {label} was interrupted"]
+    if ahead:
+        goes = "go" if len(ahead) > 1 else "goes"
+        lines[0] += f" before it began; {enumeration(ahead)} {goes} on (`%cluster interrupt` ends all cells)"
+        return lines
+    return lines + _where(failures, silent)
+
+
+def _where(failures: Mapping[int, RankFailure], silent: Sequence[int]) -> list[str]:
+    """Where interrupted ranks were, equal places once, with the cell's own lines."""
+    lines: list[str] = []
+    places: dict[str, list[int]] = {}
+    for rank in sorted(failures):
+        failure = failures[rank]
+        if failure.name == TIMEOUT:
+            continue
+        if failure.name == INTERRUPTED or failure.consequence or _is_communication(failure):
+            places.setdefault(_cell_lines_of(failure.traceback), []).append(rank)
+        elif failure.name == LOST:
+            lines.append(f"rank {rank} {_headline(failure)}.")
+            lines += _remedy(failure.message)
+        elif failure.name == UNKNOWN:
+            lines.append(f"rank {rank} {_headline(failure)}.")
+        else:
+            lines.append(f"rank {rank} failed: {_headline(failure)}")
+    if not failures and not silent:
+        lines.append("it ended on every rank without an error")
+    for place, ranks in places.items():
+        lines.append(f"{label_of(ranks)} {_was(ranks)} " + ("here:" if place else "outside the cell's own lines"))
+        lines += on_any_page(place).splitlines()
+    lines += _discarded(failures)
+    if silent:
+        remedy = _HELP.format(",".join(map(str, silent)))
+        lines.append(f"{marked(f'{label_of(silent)} did not answer the interrupt')}: {remedy}")
+    return lines
+
+
+def _remedy(message: str, ranks: int = 1) -> list[str]:
+    """One line on the new processes of ranks that are gone, if the next cell starts them."""
+    if any(words in message for words in _GIVEN_UP):
+        return []
+    return [_REPLACED if ranks == 1 else _ALL_REPLACED]
+
+
+def _discarded(failures: Mapping[int, RankFailure]) -> list[str]:
+    """One line if a model's backward was under way on some rank."""
+    ranks = [failure.rank for failure in failures.values() if failure.broke_backward]
+    if not ranks:
+        return []
+    return [
+        f"a backward was under way on {label_of(ranks)}: it is discarded, and with the next cell all ranks find "
+        "`.grad` None in its model"
+    ]
+
+
+def _lost_words(who: str, failure: RankFailure) -> str:
+    """What became of ranks that are gone: ``"ranks 0–1 were killed by SIGKILL (signal 9)"``."""
+    words = f"{who} {_headline(failure)}"
+    return words.replace(f"{who} was ", f"{who} were ") if who.startswith("ranks") else words
+
+
+def _was(ranks: Collection[int]) -> str:
+    return "was" if len(ranks) == 1 else "were"
+
+
+def _is_communication(failure: RankFailure) -> bool:
+    if failure.name in _COMMUNICATION_NAMES:
+        return True
+    return failure.name in ("RuntimeError", INTERRUPTED) and bool(_COMMUNICATION.search(failure.message))
+
+
+def _same(one: RankFailure, other: RankFailure) -> bool:
+    return (one.name, one.message, one.consequence) == (other.name, other.message, other.consequence)
+
+
+def _headline(failure: RankFailure) -> str:
+    """Name and first line of the message; of a collective's error, what happened without the C++ file name.
+
+    What torch has caught in a data loader's worker or a replica's thread says why in its last line.
+    """
+    lines = failure.message.strip().splitlines()
+    text = lines[0] if lines else ""
+    if lines[1:2] == [_ELSEWHERE]:
+        text = f"{text.rstrip('.')}: {lines[-1].removeprefix(f'{failure.name}: ')}"
+    if _is_communication(failure):
+        text = _ADDRESS.sub("", _SOURCE_PLACE.sub("", text).split(". ")[0])
+    if len(text) > _LONGEST_MESSAGE:
+        text = text[:_LONGEST_MESSAGE] + "…"
+    if failure.name in (LOST, TIMEOUT, NOT_RUN, UNKNOWN):
+        return text
+    return f"{failure.name}: {text}" if text else failure.name
+
+
+def _folded(failures: Sequence[RankFailure], first: RankFailure) -> list[str]:
+    """One line for the ranks that waited and say the same, one for each other failure."""
+    lines = []
+    freed: dict[tuple[str, str], list[int]] = {}
+    stopped: list[int] = []
+    for failure in failures:
+        if failure.name == INTERRUPTED:
+            stopped.append(failure.rank)
+        elif failure.consequence:
+            freed.setdefault((failure.waited_in, _headline(failure)), []).append(failure.rank)
+        else:
+            later = (failure.time_ns - first.time_ns) / 1e6 if first.time_ns else 0.0
+            when = f" {later:.0f} ms later" if later >= 1 else " too"
+            lines.append(f"rank {failure.rank} failed{when}: {_headline(failure)}")
+    for (waited_in, headline), ranks in freed.items():
+        where = f" in {waited_in}" if waited_in else ""
+        lines.append(f"{label_of(ranks)} waited for rank {first.rank}{where} and {_was(ranks)} freed ({headline})")
+    if stopped:
+        lines.append(f"{label_of(stopped)} {_was(stopped)} interrupted")
+    return lines
+
+
+_ANSI = re.compile(r"\x1b\[([0-9;]*)m")
+_PALETTE = re.compile(r"[34]8;5;\d+|[34]8;2;\d+;\d+;\d+")
+
+
+def on_any_page(rendered: str) -> str:
+    """IPython's traceback without colours that can't be read on JupyterLab's pink or dark red: bold stands for them.
+
+    What it sets off in black on yellow, which brings its own ground, stays.
+    """
+    return _ANSI.sub(lambda match: _weight(match[1]), rendered)
+
+
+def _weight(codes: str) -> str:
+    given = {int(code) for code in _PALETTE.sub("", codes).split(";") if code} if codes else {0}
+    if {30, 43} <= given:
+        return "\x1b[30;43m"
+    if 0 in given or 49 in given:
+        return "\x1b[0m"
+    if given & {1, 31, 36}:  # names of errors, functions and places, keywords
+        return "\x1b[1m"
+    return "\x1b[22m" if 39 in given or 22 in given else ""
+
+
+def _cell_lines_of(traceback: str) -> str:
+    """The frames of a rendered traceback that are in a cell, the innermost cell's last; "" if there is none."""
+    frames = [frame for frame in traceback.split("\n\n") if _ANSI.sub("", frame).lstrip("-\n ").find("Cell ") >= 0]
+    kept = []
+    for frame in frames:
+        lines = frame.splitlines()
+        first = next((n for n, line in enumerate(lines) if _ANSI.sub("", line).startswith("Cell ")), None)
+        if first is not None:
+            kept += lines[first:]
+    return "\n".join(kept)

@@ -1,0 +1,564 @@
+"""CellRun: one cell, or one function, on some ranks: sent, shown while it runs, and collected.
+
+ipyparallel's I/O thread only appends to a queue (`CellRun._put`); the thread that waits takes from it and shows. It
+lets interrupts through only while it sleeps, see [Note: interrupts of the client].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...control.interrupts import held_back, let_through
+from ...control.records import CellText
+from ...errors import CellError, ClusterError, RankFailure
+from ...formatting import duration, enumeration, label_of
+from ...output.board import OutputBoard, default_board
+from ...output.display import write_line
+from ...output.logs import CellOutputs
+from ...output.run_view import RunView
+from ...output.throttle import in_turns
+from ...protocol.entry_points import CALL, RankFunction
+from . import failures as reports
+from . import messages as engine_messages
+from .options import CellOptions
+from .packing import FunctionCall
+from .rank_states import RankStates
+from .results import CellResult, CellStatus, RemoteValue
+from .stdin import QUESTION, Answers
+
+__all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "CellText", "RankFunction", "RemoteValue"]
+
+_NEVER = float("inf")
+_FIRST_REFRESH_S = 0.04  # a short cell is shown once, complete
+_REFRESH_S = 0.08
+_REFRESH_SHARE = 5  # at most a sixth of the time goes into showing
+_LOOK_S = 0.2  # how often a silent cell looks for lost ranks
+_ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is announced
+_GRACE_S = 5.0  # how long an interrupted rank may take to end
+_FREED_S = 0.15  # how long the peers of a lost rank may take to end by themselves: their collectives fail
+_ENDED_S = 1.0  # until a rank whose process was ended is known to be lost
+_VIEW_S = 1.0  # between two looks at how far a cell is
+_LATE_S = 3.0  # so long takes a cell of which pages are told that are opened meanwhile
+
+
+class CellRun:
+    """One execution of a cell on a set of ranks, from its beginning to its end and after it.
+
+    `submit` sends it; then either `wait` shows outputs in the calling thread until every rank has ended, or `follow`
+    does so in a thread of its own and `wait` is called later, or never.
+
+    Args:
+        client: the ipyparallel client.
+        engine_of_rank: rank -> engine id.
+        code: a cell's text, or a function to call on each rank. One of the notebook or a closure travels by value with
+            what it mentions; other names are the rank's ([Note: names of a function that was brought] in
+            `ddp_lab.serialization.functions`).
+        ranks: where to run.
+        cell_id: unique id of this run.
+        options: see `CellOptions`.
+
+    Raises:
+        TypeError: the function can't be sent; the message says why.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        engine_of_rank: Mapping[int, int],
+        code: str | CellText | Callable[..., Any] | RankFunction,
+        ranks: Sequence[int],
+        *,
+        cell_id: str,
+        options: CellOptions | None = None,
+    ) -> None:
+        self.cell_id = cell_id
+        self.options = options or CellOptions()
+        self.ranks = tuple(sorted(ranks))
+        self._client = client
+        self._engine_of_rank = dict(engine_of_rank)
+        self._call: FunctionCall | None = None
+        self._code: str | CellText | RankFunction = CALL
+        if isinstance(code, str | CellText | RankFunction):
+            self._code = code
+        else:
+            self._call = FunctionCall(code, self.options.args, self.options.kwargs, self.ranks, self.options.far)
+        self._board = self.options.board or default_board(self.ranks)
+        self._states = RankStates(self.ranks, CellOutputs(self.ranks, self.options.logs, cell_id), self.options.on_axis)
+        self._inbox: deque[tuple[int, str, Any]] = deque()
+        self._unshown: list[tuple[int, str, Any]] = []
+        self._answers = Answers(self.options.answer)
+        self._wake = threading.Event()
+        self._begin = 0.0
+        self._end: float | None = None
+        self._refresh_at = _NEVER
+        self._refresh_after = 0.0
+        self._timed_out: tuple[int, ...] | None = None
+        self._given_up: dict[int, str] = {}  # rank -> why its process is ended on purpose, or has been replaced
+        self._gone: dict[int, float] = {}  # rank -> when its engine was found gone, which says nothing of the reason
+        self._silent: tuple[int, ...] = ()
+        self._announced = False
+        self._lost_s = 0.0  # when the first rank was found lost
+        self._interrupted_peers = False
+        self._outputs = 0  # that have come
+        self._said_waits = False
+        self._view: RunView | None = None
+        self._late_view: RunView | None = None
+        self._viewed, self._viewed_at = "", 0.0  # its state then
+        self._follower: threading.Thread | None = None
+        self._follower_error: BaseException | None = None
+
+    # -- sending
+
+    def submit(self, view: RunView | None = None) -> CellRun:
+        """Sends the cell to every rank and returns at once.
+
+        Args:
+            view: shows how far it is; `follow` keeps it up to date.
+
+        Raises:
+            ClusterError: a rank has no engine any more; nothing was sent.
+        """
+        self._begin = time.monotonic()
+        self._view = view
+        if view is not None:
+            view.show(self)
+        engine_messages.send(self._client, self._engines(), self._cell(), self._code, self._put)
+        ahead = self.waits_for
+        if ahead:
+            if view is None:
+                self._said_waits = True
+                self._board.announce(self.ranks, reports.waiting(self.options.label, ahead))
+        else:
+            self._states.begin(self._begin)
+        return self
+
+    def _engines(self) -> dict[int, int]:
+        missing = [rank for rank in self.ranks if rank not in self._engine_of_rank]
+        if missing:
+            raise ClusterError(f"{label_of(missing)} has no engine: it died or was never started")
+        return {rank: self._engine_of_rank[rank] for rank in self.ranks}
+
+    def _cell(self) -> dict[str, Any]:
+        options = self.options
+        after = {run.cell_id: run.label for run in options.after if not run.done}
+        cell = {"id": self.cell_id, "label": options.label, "after": after}
+        cell["sources"] = self._call.sources if self._call else {}
+        args, kwargs = (self._call.args, {}) if self._call else (tuple(options.args), dict(options.kwargs))
+        return {**cell, "args": args, "kwargs": kwargs}
+
+    def _put(self, rank: int, kind: str, content: Any) -> None:
+        """On ipyparallel's I/O thread."""
+        self._inbox.append((rank, kind, content))
+        self._wake.set()
+
+    # -- waiting
+
+    def wait(
+        self, tick: Callable[[], None] | None = None, late: Callable[[], RunView | None] | None = None
+    ) -> CellResult:
+        """Shows outputs as they come and returns when every rank has ended.
+
+        Args:
+            tick: called in this thread after something was shown, and at least every 0.2 s.
+            late: makes what shows how far it is to pages that are opened while it runs; called once that has taken
+                some seconds.
+
+        Raises:
+            CellError: the cell failed on a rank, a rank died, or the time limit passed.
+            KeyboardInterrupt: the user interrupted; the ranks were interrupted too, and have ended unless the
+                error names them. A second interrupt returns at once.
+        """
+        with held_back():
+            try:
+                if self._follower is not None:
+                    self._wait_for_follower(tick)
+                else:
+                    self._pump(tick if late is None else lambda: self._tick_for_late_pages(tick, late))
+            except KeyboardInterrupt:
+                self._abort(tick)
+                raise self._interrupted() from None
+            finally:
+                if self._late_view is not None:
+                    self._late_view.show(self)
+            return self.result()
+
+    def _tick_for_late_pages(self, tick: Callable[[], None] | None, late: Callable[[], RunView | None]) -> None:
+        if tick is not None:
+            tick()
+        if self._late_view is None and self.seconds > _LATE_S:
+            self._late_view = late()
+        self._look_at(self._late_view)
+
+    def _look_at(self, view: RunView | None) -> None:
+        """Shows how far it is, every second and whenever its state changes."""
+        now, state = time.monotonic(), self.state
+        if view is not None and (state != self._viewed or now - self._viewed_at >= _VIEW_S):
+            self._viewed, self._viewed_at = state, now
+            view.show(self)
+
+    def _wait_for_follower(self, tick: Callable[[], None] | None) -> None:
+        assert self._follower is not None
+        while self._follower.is_alive():
+            with let_through():
+                self._follower.join(_LOOK_S)
+            if tick is not None:
+                tick()
+        if self._follower_error is not None:
+            raise self._follower_error
+        if isinstance(self._board, OutputBoard):
+            self._board.show_again()
+        if self._view is not None:
+            self._view.show_again()
+
+    def follow(self) -> CellRun:
+        """Keeps outputs coming from a thread of its own until the cell has ended; returns at once."""
+        self._viewed, self._viewed_at = self.state, time.monotonic()
+
+        def main() -> None:
+            try:
+                self._pump(lambda: self._look_at(self._view))
+                if self._view is not None:
+                    self._view.show(self)
+            except BaseException as error:  # noqa: BLE001  the thread's top: kept for `wait`, and shown
+                self._follower_error, self._end = error, time.monotonic()
+                if self._view is not None:
+                    self._view.show(self)
+
+        self._follower = threading.Thread(target=main, name=f"ddp_lab-{self.cell_id}", daemon=True)
+        self._follower.start()
+        return self
+
+    def interrupt(self) -> None:
+        """Interrupts the ranks that have not ended, those that have not begun as soon as they do; returns at once."""
+        ranks = self._states.open()
+        self._announced = True  # a rank that ends for it is no news
+        if ranks and self.options.interrupt is not None:
+            self.options.interrupt(ranks, self.cell_id)
+
+    def give_up(self, why: Mapping[int, str]) -> None:
+        """Ends the run on ranks whose processes have ended or are being ended; from any thread.
+
+        Args:
+            why: rank -> what is said of its process; others than those that run the cell are left out.
+        """
+        self._given_up = {**self._given_up, **why}
+        self._wake.set()
+
+    def __repr__(self) -> str:
+        if self.done:
+            values = ", ".join(f"{rank}: {value!r}" for rank, value in self.values.items() if rank not in self.failures)
+            return f"<CellRun {self.options.label}: {self.headline}; values {{{values}}}>"
+        words = self._states.words()
+        ranks = {word: [rank for rank in words if words[rank] == word] for word in dict.fromkeys(words.values())}
+        states = ", ".join(f"{label_of(members)} {word}" for word, members in ranks.items())
+        if ahead := self.waits_for:
+            states = f"waits for {enumeration(ahead)}"
+        when = time.strftime("%H:%M:%S")
+        return f"<CellRun {self.options.label} at {when}: {states}, for {duration(self.seconds)}>"
+
+    def _ipython_display_(self) -> None:
+        """Shows itself in a notebook, unless its view does already: that one stays true, a text would not."""
+        if self._view is None:
+            write_line("stdout", repr(self))
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has ended."""
+        return self._end is not None
+
+    @property
+    def label(self) -> str:
+        """The cell's name in tracebacks and errors."""
+        return self.options.label
+
+    @property
+    def seconds(self) -> float:
+        """Since it was sent, until its end."""
+        return (self._end or time.monotonic()) - self._begin
+
+    @property
+    def state(self) -> str:
+        """As `CellStatus.state`."""
+        if not self.done:
+            return "queued" if self.waits_for else "running"
+        if self._timed_out or self._follower_error is not None:
+            return "failed"
+        return "interrupted" if self._silent and not self.failures else reports.end_of(self.failures)
+
+    @property
+    def headline(self) -> str:
+        """How far it is, or how it ended, in one line."""
+        if not self.done:
+            ahead = self.waits_for
+            return f"waits for {enumeration(ahead)}" if ahead else f"running for {duration(self.seconds)}"
+        if self._follower_error is not None:
+            return f"✗ lost sight of it: {type(self._follower_error).__name__}: {self._follower_error}"
+        return reports.ending(self.state, self.failures, self.seconds)
+
+    @property
+    def report(self) -> str:
+        """The first failed rank's traceback and a line for each other one, ANSI-coloured; "" if none failed."""
+        error = self._error() if self.state == "failed" else None
+        return "" if error is None else error.report
+
+    @property
+    def values(self) -> Mapping[int, Any]:
+        """rank -> value, of the ranks that have ended; as `CellResult.values`."""
+        return self._values()
+
+    @property
+    def failures(self) -> Mapping[int, RankFailure]:
+        """rank -> failure, the first cause first, of the ranks that have failed."""
+        return self._states.failures()
+
+    @property
+    def logs(self) -> Mapping[int, Path]:
+        """rank -> the file with all that it printed; empty if that is little."""
+        return self._states.outputs.logs()
+
+    def last_lines(self) -> str:
+        """The end of the text that is shown, for a page that has missed it."""
+        return self._board.last_lines() if isinstance(self._board, OutputBoard) else ""
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The cells that its ranks run before it, as long as none has begun it."""
+        if self._states.begun():
+            return ()
+        return tuple(run.label for run in self.options.after if not run.done)
+
+    def outputs(self) -> Mapping[int, Sequence[dict[str, Any]]]:
+        """rank -> every output so far, also while it runs; as `CellResult.outputs`."""
+        return self._states.outputs.by_rank()
+
+    def text(self, rank: int) -> str:
+        """What rank `rank` has printed or displayed so far, as `CellResult.text`."""
+        return self.collected().text(rank)
+
+    def result(self) -> CellResult:
+        """The values and outputs by rank.
+
+        Raises:
+            CellError: as `wait`.
+            ClusterError: the cell still runs.
+        """
+        if self._end is None:
+            raise ClusterError(f"cell {self.options.label} still runs on {label_of(self._states.open())}")
+        result, error = self.collected(), self._error()
+        if error is None:
+            return result
+        error.result = result  # type: ignore[attr-defined]
+        raise error
+
+    def _error(self) -> CellError | None:
+        failed, label = self.failures, self.options.label
+        if not failed:
+            return None
+        if self._timed_out:
+            return reports.timeout_error(failed, self._timed_out, label, self.options.timeout or 0.0)
+        return reports.cell_error(failed, label, "" if self._view is None else f"lab.results[{self.options.name!r}]")
+
+    def collected(self) -> CellResult:
+        """What has come until now, whether the cell has ended or not."""
+        return CellResult(
+            self.cell_id,
+            self.options.label,
+            self.values,
+            self.outputs(),
+            self.seconds,
+            failures=self.failures,
+            logs=self.logs,
+        )
+
+    def status(self) -> CellStatus:
+        """Which ranks still run, ended or failed, and since when."""
+        return CellStatus(self.cell_id, self.options.label, self.state, self._states.words(), self.seconds)
+
+    # -- the loop
+
+    def _pump(self, tick: Callable[[], None] | None, until: float = _NEVER) -> None:
+        """Takes messages and shows them until all ranks have ended, or until the time `until`."""
+        look_at = time.monotonic() + _LOOK_S
+        while True:
+            self._wake.clear()
+            self._take()
+            now = time.monotonic()
+            if self._states.finished() or now >= until:
+                break
+            if now >= self._refresh_at:
+                self._show()
+            if now >= look_at or self._given_up or self._gone:
+                look_at = now + _LOOK_S
+                self._look(now)
+            if tick is not None:
+                tick()
+            if self._answers:
+                self._ask()
+                continue
+            with let_through():
+                self._wake.wait(max(0.0, min(self._refresh_at, look_at, until) - time.monotonic()))
+        self._feed_board()
+        if self._states.finished() and (ranks := self._states.cut_short()):
+            self._board.announce(ranks, reports.cut_short(ranks), stays=True)
+        self._board.refresh(final=True)
+        if not self._states.open():
+            self._end = self._end or time.monotonic()
+            self._values()
+
+    def _take(self) -> None:
+        while self._inbox:
+            rank, kind, content = self._inbox.popleft()
+            state = self._states[rank]
+            if kind == "begun":
+                state.begun_s = state.begun_s or time.monotonic()
+                if self._said_waits:
+                    self._said_waits = False
+                    self._board.announce(self.ranks, f"{self.options.label} runs …")
+            elif kind == "idle":
+                state.idle = True
+            elif kind == "reply":
+                state.ended_s = time.monotonic()
+                if isinstance(content, Mapping):
+                    state.report = content
+                elif not state.ended:
+                    self._take_error(rank, content)
+                if self.options.ended is not None:
+                    self.options.ended(rank, self.cell_id, state.word != "done")
+            elif kind == QUESTION:
+                self._answers.take(rank, content)
+            else:
+                self._outputs += 1
+                self._states.take_output(rank, kind, content)
+                if kind != "error":
+                    self._unshown.append((rank, kind, content))
+        if self._unshown and self._refresh_at == _NEVER:
+            self._refresh_at = max(time.monotonic() + _FIRST_REFRESH_S, self._refresh_after)
+
+    def _take_error(self, rank: int, error: Any) -> None:
+        """The request itself failed: its engine is gone, or was hit outside the cell."""
+        if getattr(error, "ename", type(error).__name__) == "EngineError":
+            self._gone[rank] = time.monotonic()
+        else:
+            self._states.give_up(reports.outside(rank, error))
+
+    def _lose(self, rank: int, why: str) -> None:
+        words = self.options.last_words(rank) if self.options.last_words is not None else ""
+        self._states.give_up(reports.lost(rank, why, words))
+        self._lost_s = self._lost_s or time.monotonic()
+
+    def _show(self) -> None:
+        begin = time.monotonic()
+        self._refresh_at = _NEVER
+        self._feed_board()
+        pause = self._board.refresh()
+        now = time.monotonic()
+        self._refresh_after = now + max(_REFRESH_S, _REFRESH_SHARE * (now - begin), pause)
+
+    def _feed_board(self) -> None:
+        for rank, kind, content in in_turns(self._unshown):
+            self._board.feed(rank, kind, content)
+        self._unshown.clear()
+        self._board.know(self._states.outputs.where())
+
+    def _look(self, now: float) -> None:
+        """Looks for lost ranks, for ranks that go on after another one failed, and at the time limit."""
+        gone = {**self._lost(), **self._given_up}
+        for rank in self._states.open():
+            if rank in gone:
+                self._lose(rank, gone[rank])
+            elif now - self._gone.get(rank, now) > _ENDED_S:
+                self._lose(rank, "its process ended while the cell ran")
+        if self._lost_s and now - self._lost_s > _FREED_S and not self._interrupted_peers:
+            self._interrupted_peers = True
+            self.interrupt()
+        self._look_after_processes()
+        self._announce_failure(now)
+        told = self.options.watch.look(self._outputs) if self.options.watch is not None else None
+        if told is not None:
+            self._feed_board()
+            self._board.announce(self._states.open(), told, stays=True)
+        limit, begun = self.options.timeout, self._states.begun()
+        if limit is None or begun is None or now - begun < limit:
+            return
+        if self._timed_out is None:
+            self._timed_out = self._states.open()
+            self.interrupt()
+        elif now - begun > limit + _GRACE_S:
+            for rank in self._states.open():
+                self._states.give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
+
+    def _look_after_processes(self) -> None:
+        if self.options.processes is None:
+            return
+        news = self.options.processes.look(self.cell_id, () if self.waits_for else self._states.open())
+        if news.lines:
+            self._feed_board()
+        for line in news.lines:
+            self._board.announce(self.ranks, line, stays=True)
+        if news.again:
+            engines = {rank: self._engine_of_rank[rank] for rank in news.again}
+            engine_messages.send(self._client, engines, self._cell(), self._code, self._put)
+        for rank, why in news.lost.items():
+            self._states.give_up(reports.unknown(rank, why))
+            if self.options.ended is not None:
+                self.options.ended(rank, self.cell_id, True)
+
+    def _ask(self) -> None:
+        """Shows what came before the first question, and asks the user."""
+        if self._follower is not None:
+            self._answers.refuse()
+            return
+        self._show()
+        self._answers.ask()
+
+    def _announce_failure(self, now: float) -> None:
+        """Says at once that a rank failed when others go on, so that nobody waits for them unaware."""
+        failed = self._states.failed_before(now - _ANNOUNCE_S) if not self._announced else None
+        if failed is not None and self._states.open():
+            self._announced = True
+            self._feed_board()
+            self._board.announce([failed.rank], reports.announcement(failed, self._states.open()))
+
+    def _abort(self, tick: Callable[[], None] | None) -> None:
+        """After the user's interrupt: stops the ranks and collects what they still say, for a bounded time."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self.interrupt()
+            self._collect(tick, _GRACE_S if self._states.begun() else _ANNOUNCE_S)
+            if self._states.begun() and self._states.open() and self.options.end_silent is not None:
+                self.options.end_silent(self._states.open())
+                self._collect(tick, _ENDED_S)
+        self._silent = self._states.open()
+        self._end = self._end or time.monotonic()
+        self._values()
+
+    def _collect(self, tick: Callable[[], None] | None, seconds: float) -> None:
+        if self._follower is not None:
+            with let_through():
+                self._follower.join(seconds)
+        else:
+            self._pump(tick, until=time.monotonic() + seconds)
+
+    def _interrupted(self) -> KeyboardInterrupt:
+        error = KeyboardInterrupt(f"cell {self.options.label} on {label_of(self.ranks)}")
+        lines = reports.interrupt_report(self._states.failures(), self._silent, self.options.label, self.waits_for)
+        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+        error.result = self.collected()  # type: ignore[attr-defined]
+        return error
+
+    def _lost(self) -> Mapping[int, str]:
+        return self.options.lost_ranks() if self.options.lost_ranks is not None else {}
+
+    def _values(self) -> dict[int, Any]:
+        """rank -> value, so far; once the run has ended, the memory of a call is given back."""
+        if self._call is None:
+            return self._states.values()
+        values = self._call.values(self._states.values())
+        if self._end is not None:
+            self._call.close()
+        return values

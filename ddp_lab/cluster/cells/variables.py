@@ -1,0 +1,106 @@
+"""Variables to and from ranks.
+
+Large arrays and tensors travel through memory that client and ranks share; see [Note: how objects travel] in
+`ddp_lab.serialization.parcels`. What is pushed arrives as it is: arrays, tensors (those of a GPU on the host), models
+and classes of the notebook. What is pulled is loaded by a process that may have no torch. Tensors come as tensors only
+if this process has imported torch itself, else as numpy arrays, wherever they sit (bfloat16 and float8 as float32, a
+0-dim tensor as a numpy scalar); of a model, an optimizer or a scheduler comes the `state_dict()`. An object of a class
+that only the rank knows can't be pulled; pull what it holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from ...formatting import label_of
+from ...output.board import SilentBoard
+from ...protocol.entry_points import BIND, READ, STAGE
+from .packing import Receiving, pickled_for_ranks, say_in_messages, shared
+from .results import CellResult
+
+__all__ = ["pull", "push"]
+
+_pushes = itertools.count(1)
+
+
+class Runner(Protocol):
+    """What push and pull need of a cluster."""
+
+    @property
+    def far_ranks(self) -> Collection[int]:
+        """Ranks that share no memory with this process."""
+
+    def run(self, code: Any, *args: Any, **options: Any) -> Any:
+        """Calls a function on ranks, as `Cluster.run`."""
+
+
+def push(cluster: Runner, mapping: Mapping[str, Any], ranks: Sequence[int]) -> None:
+    """Sets variables on ranks: all of them on all ranks, or none; see [Note: a push in two halves] in
+    `ddp_lab.engine.cells.variables`.
+
+    Args:
+        cluster: where.
+        mapping: name -> value; functions and classes of the notebook travel by value. Each rank has a copy of its own.
+        ranks: which ranks.
+
+    Raises:
+        TypeError: a name is not an identifier, or a value can't be pickled; the message names it.
+        CellError: a rank could not load a value.
+    """
+    for name in mapping:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise TypeError(f"{name!r} can't name a variable on a rank")
+    value = pickled_for_ranks(mapping, "pushed")
+    token = f"{os.getpid()}-{next(_pushes)}"
+    options: dict[str, Any] = {"ranks": ranks, "label": "push", "board": SilentBoard()}
+    with shared(value, _far(cluster, ranks)) as parcel:
+        staged: CellResult = cluster.run(STAGE, token, parcel, **options)
+    if not all(staged.values.values()):
+        say_in_messages("a rank can't open memory of this process")
+        cluster.run(STAGE, token, value.inline(), **options)
+    cluster.run(BIND, token, **options)
+
+
+def pull(cluster: Runner, name: str, ranks: Sequence[int]) -> dict[int, Any]:
+    """Returns rank -> value of a variable or an expression.
+
+    Args:
+        cluster: where.
+        name: a variable (`"loss"`) or an expression over the rank's variables (`"model.state_dict()"`).
+        ranks: which ranks.
+
+    Raises:
+        NameError: ranks don't have it; the message says which.
+        TypeError: it can't leave the rank; the message says what in it can't.
+        ClusterError: it can't be loaded here.
+        CellError: evaluating the expression raised.
+    """
+    with Receiving(ranks, far=_far(cluster, ranks)) as receiving:
+        result: CellResult = cluster.run(
+            READ, name, receiving.request(), ranks=ranks, label=f"pull {name}", board=SilentBoard()
+        )
+        answers = result.values
+        _check(name, ranks, answers)
+        return {rank: receiving.unpack(name, rank, answers[rank]["parcel"]) for rank in ranks}
+
+
+def _far(cluster: Runner, ranks: Sequence[int]) -> set[int]:
+    return set(ranks).intersection(cluster.far_ranks)
+
+
+def _check(name: str, ranks: Sequence[int], answers: Mapping[int, Any]) -> None:
+    """Raises if a rank does not have the value, or can't part with it."""
+    unknown = [rank for rank in ranks if answers[rank]["state"] == "unknown"]
+    if unknown:
+        have = [rank for rank in ranks if rank not in unknown]
+        others = f"; {label_of(have)} {'has' if len(have) == 1 else 'have'} it" if have else ""
+        raise NameError(f"no {name} on {label_of(unknown)} ({answers[unknown[0]]['why']}){others}")
+    for rank in ranks:
+        if answers[rank]["state"] == "kept":
+            raise TypeError(
+                f"{name} (a {answers[rank]['kind']} on rank {rank}) can't be pulled: {answers[rank]['why']}. "
+                "Pull what it holds, for example its numbers or its state_dict()"
+            )

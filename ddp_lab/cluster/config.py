@@ -1,0 +1,109 @@
+"""What a cluster was asked for: how many ranks, where, and how long they stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .._version import __version__
+from ..errors import ClusterError
+from ..protocol.registry import is_name
+from .processes.allocation import ALLOCATION
+from .processes.devices import Placement, place
+from .processes.host_commands import of_batch_system
+from .processes.host_processes import HostSettings
+from .processes.hosts import parse_hosts, provisional
+from .processes.remote_launchers import Starting
+
+__all__ = ["ClusterConfig"]
+
+_BACKENDS = ("auto", "nccl", "gloo", "shm", "mpi")
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """See `Cluster`, whose arguments these are.
+
+    Attributes:
+        placement: how many ranks, where, with which variables; with several hosts not yet which of their devices.
+        backend: of the default process group.
+        hosts: how ranks on several hosts are started; None: all are on this machine.
+        detach: whether the ranks outlive this process.
+        lease_seconds: how long a detached cluster lives while no client is attached.
+    """
+
+    placement: Placement
+    backend: str
+    hosts: HostSettings | None = None
+    detach: bool = False
+    lease_seconds: float = 3600.0
+
+    @classmethod
+    def of(
+        cls,
+        n: int | None,
+        *,
+        backend: str,
+        devices: Sequence[int] | None,
+        env: Mapping[str, str] | None,
+        hosts: str | Sequence[str] | Mapping[str, int] | None,
+        engines: str | Sequence[str],
+        python: str | None,
+        address: str | None,
+        host_seconds: float,
+        detach: bool,
+        name: str | None,
+        lease_seconds: float,
+    ) -> ClusterConfig:
+        """Checks what `Cluster` was given.
+
+        Raises:
+            ValueError: an argument makes no sense here.
+        """
+        if name is not None and not is_name(name):
+            raise ValueError(f"name={name!r}: letters, digits, '.', '_' and '-', at most 64")
+        if not 0 < lease_seconds < float("inf"):
+            raise ValueError(f"lease_seconds={lease_seconds}: give a time in seconds")
+        if detach and hosts is not None:
+            raise ValueError("detach=True: ranks on other hosts end with this process; leave out hosts")
+        if backend not in _BACKENDS:
+            raise ValueError(f"backend={backend!r}: choose one of {', '.join(_BACKENDS)}")
+        environment = {name: str(value) for name, value in (env or {}).items()}
+        if hosts is None and of_batch_system(engines):
+            hosts = ALLOCATION
+        if hosts is None:
+            if engines != "ssh" or python is not None or address is not None:
+                raise ValueError("engines=, python= and address= say how ranks run on other hosts: give hosts= as well")
+            return cls(place(n, devices, environment, backend), backend, None, detach, lease_seconds)
+        starting = Starting(engines, python, host_seconds)
+        settings = HostSettings(
+            parse_hosts(hosts, n), devices, environment, backend, address=address, starting=starting
+        )
+        return cls(provisional(settings.hosts), backend, settings, detach, lease_seconds)
+
+    def notes(self) -> dict[str, Any]:
+        """What a later client has to know of a detached cluster; plain data, for `noted`."""
+        return {
+            "version": __version__,
+            "world_size": self.placement.world_size,
+            "placement": asdict(self.placement),
+            "backend": self.backend,
+        }
+
+    @classmethod
+    def noted(cls, notes: Mapping[str, Any], lease_seconds: float) -> ClusterConfig:
+        """The configuration of a detached cluster.
+
+        Raises:
+            ClusterError: another version of ddp_lab has started it.
+        """
+        if notes.get("version") != __version__:
+            raise ClusterError(
+                f"the cluster was started by ddp_lab {notes.get('version')}, this is {__version__}: find it with that "
+                "version, or let its lease run out"
+            )
+        placed = notes["placement"]
+        environments = {int(rank): variables for rank, variables in placed["rank_environments"].items()}
+        placement = Placement(placed["world_size"], tuple(placed["devices"]), placed["environment"], environments)
+        return cls(placement, notes["backend"], None, True, lease_seconds)

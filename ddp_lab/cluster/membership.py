@@ -1,0 +1,461 @@
+"""The ranks of a cluster as members of its process groups: joining, looking after them, rejoining.
+
+See [Note: suspect]. After a cell that failed, was interrupted or lost a rank, groups may be broken: a rank shut its
+sockets down, or entered a collective that its peers did not. Before the next cell the ranks are asked; if all groups
+are whole, all members equally far and no collective is left under way (of two that don't match, none ends), nothing was
+lost, else the ranks rejoin.
+
+See [Note: replaced ranks]. A rank whose process has ended gets a new one when the ranks rejoin. The others keep their
+processes, variables and models; the new rank has none, so the first that is shown after it says which ranks are new.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+from .. import machine
+from ..control.interrupts import held_back
+from ..control.records import RankRecord, RankVitals
+from ..control.wire import Wire
+from ..diagnostics.calls import mismatch_of
+from ..diagnostics.flights import in_flight_words
+from ..diagnostics.rank_state import Examined, Place
+from ..errors import ClusterError, FallbackWarning
+from ..formatting import exit_words, label_of
+from ..timeline.clocks import HostClocks
+from .processes.launchers import last_words
+from .processes.startup import Processes, Progress, ignore
+
+__all__ = ["Membership"]
+
+_ANSWER_SECONDS = 1.0
+_MOMENT_SECONDS = 0.2
+_PLACE_SECONDS = 5.0  # torch looks the source lines of all recorded stacks up
+_END_SECONDS = 30.0
+_SILENT = "answered nobody (a call into C code held Python's interpreter, or it was stopped) and was ended"
+
+
+class Membership:
+    """Joins the ranks and knows whether their groups are whole.
+
+    Args:
+        processes: the cluster's processes, all engines registered.
+        wire: the channel to the ranks.
+        backend: the default group's backend, ``"auto"`` for what fits the devices.
+        clocks: of several hosts; None: one clock serves all.
+    """
+
+    def __init__(self, processes: Processes, wire: Wire, backend: str, clocks: HostClocks | None = None) -> None:
+        self._processes = processes
+        self._clocks = clocks
+        self._wire = wire
+        self._backend = backend
+        self._world_size = processes.placement.world_size
+        self._lock = threading.Lock()
+        self._told: set[str] = set()  # cells whose ranks have been told that one was freed
+        self._open: dict[str, set[int]] = {}  # cell -> ranks whose code has not ended
+        self._given: dict[str, set[int]] = {}  # cell that has not ended -> all ranks that run, or ran, it
+        self._failed: set[str] = set()  # cells that failed on a rank
+        self._joined: dict[int, dict[str, Any]] = {}
+        self._ended: dict[int, str] = {}  # ranks that were ended from here, and why
+        self.suspect = False
+        self.on_joined: Callable[[], None] | None = None  # called when ranks have joined or rejoined
+        self.on_lost: Callable[[Mapping[int, str]], None] | None = None  # called before ranks get new processes
+        wire.on_status(self._on_status)
+
+    def join(self, progress: Progress) -> None:
+        """Makes every engine a rank; returns after their first collective."""
+        self._processes.fork_server.on_exit = self._on_exit
+        with self._lock:
+            self._open.clear()
+            self._given.clear()  # of processes that were replaced
+        self._call(range(self._world_size), progress)
+
+    def adopt(self, joined: Mapping[int, Mapping[str, Any]], running: Mapping[int, str]) -> None:
+        """Takes over ranks that joined under an earlier client.
+
+        Args:
+            joined: what `joined` was then.
+            running: rank -> the cell that it runs.
+        """
+        self._processes.fork_server.on_exit = self._on_exit
+        self._joined = {rank: dict(found) for rank, found in joined.items()}
+        self.suspect = True  # nobody has seen how the last cell ended
+        with self._lock:
+            for rank, cell in running.items():
+                self._open.setdefault(cell, set()).add(rank)
+                self._given.setdefault(cell, set()).add(rank)
+
+    @property
+    def joined(self) -> dict[int, dict[str, Any]]:
+        """rank -> what it said of itself when it joined; plain data."""
+        return self._joined
+
+    def give_up(self, why: str) -> None:
+        """From now on every rank counts as lost: this process has let go of the cluster."""
+        for rank in range(self._world_size):
+            self._ended.setdefault(rank, why)
+            self._processes.fork_server.exits.setdefault(rank, 0)
+
+    def rejoin(self, progress: Progress = ignore, replace: Iterable[int] = ()) -> dict[int, str]:
+        """Gives all ranks new groups, and those whose process has ended a new one. See [Note: replaced ranks].
+
+        Args:
+            progress: is told how far it is.
+            replace: ranks whose processes are ended first, whatever they do.
+
+        Returns:
+            rank -> how its former process ended, for those that have a new one.
+
+        Raises:
+            ClusterError: a rank still runs a cell, or could not be started.
+        """
+        if self._processes.fork_server.failed:
+            why = next(iter(self.lost().values()), "ended (`%cluster restart` gives new ranks)")
+            raise ClusterError(f"all ranks {why}")
+        self._processes.look_after()
+        self._end(replace, "was ended for a new one")
+        lost = self.lost()
+        self._check_idle()
+        self._ask("settle")  # no thread of an earlier cell may shut the new groups down
+        self.suspect = True  # until all have rejoined: an interrupt may come before
+        try:
+            if lost:
+                if self.on_lost is not None:
+                    self.on_lost(lost)
+                self._processes.fork_engines(progress, sorted(lost))
+            else:
+                self._processes.prepare("rejoining")
+            self._call(lost, progress)
+        except BaseException:
+            with held_back():
+                self._end(lost, "was ended: the ranks could not rejoin")  # it may be half of a rank
+            raise
+        self._ended.clear()
+        return lost
+
+    def ensure_whole(self) -> dict[int, str]:
+        """Rejoins if an earlier cell left groups broken, or a rank has ended. See [Note: suspect].
+
+        Returns:
+            As `rejoin`.
+
+        Raises:
+            ClusterError: as `rejoin`.
+        """
+        if self.suspect:
+            self._check_idle()
+            self.settle()
+        return self.rejoin() if self.suspect else {}
+
+    def begin(self, cell: str, ranks: Iterable[int]) -> None:
+        """Notes that a cell is about to run on these ranks."""
+        with self._lock:
+            self._open[cell] = set(ranks)
+            self._given[cell] = set(self._open[cell])
+
+    def note_end(self, rank: int, cell: str, failed: bool) -> None:
+        """Notes that a cell's code has ended on a rank: whoever hears it first says so, its status or its reply.
+
+        Once a cell has failed and has ended on all its ranks, nobody waits: no group has to be freed.
+        """
+        with self._lock:
+            missing = self._open.get(cell)
+            if missing is None:
+                return
+            missing.discard(rank)
+            if failed:
+                self._failed.add(cell)
+                self.suspect = True
+            if missing:
+                return
+            del self._open[cell], self._given[cell]
+            if cell not in self._failed:
+                return
+            self._failed.discard(cell)
+        self._wire.send(None, {"op": "settle", "cell": cell})
+
+    def interrupt(self, ranks: Iterable[int] | None = None, cell: str | None = None) -> None:
+        """Makes ranks (None: all) end a cell (None: each they were given), or not begin it; returns at once."""
+        self.suspect = True
+        with self._lock:
+            cells = list(self._given) if cell is None else [cell]
+        self._wire.send(ranks, {"op": "interrupt", "cells": cells})
+
+    def busy(self) -> set[int]:
+        """Living ranks that were given a cell whose code has not ended, whether they have begun it or not."""
+        lost = self.lost()
+        with self._lock:
+            return {rank for ranks in self._open.values() for rank in ranks if rank not in lost}
+
+    def settle(self) -> None:
+        """Tells the ranks that a cell is over everywhere, and asks whether its groups are whole and equally far."""
+        answers = self._ask("settle")
+        whole = len(answers) == self._world_size and all(
+            answer.get("whole") and answer.get("cell") is None and not answer.get("in_flight")
+            for answer in answers.values()
+        )
+        if whole and _equally_far(answers.values()):
+            self.suspect = False
+
+    def lost(self) -> dict[int, str]:
+        """rank -> how its process ended, for those that have."""
+        server = self._processes.fork_server
+        exits, reasons = list(server.exits.items()), dict(server.reasons)
+        return {rank: self._ended.get(rank) or reasons.get(rank) or exit_words(code) for rank, code in exits}
+
+    def last_words(self, rank: int) -> str:
+        """The last lines that a rank's process wrote outside cells."""
+        log = self._processes.fork_server.log_of(rank)
+        return last_words(log) if log.exists() else ""  # that of a lost host lies there
+
+    def records(self) -> tuple[RankRecord, ...]:
+        """Every rank as it is now."""
+        return self._records(self._ask("vitals"))
+
+    def vitals(self, seconds: float) -> tuple[RankVitals, ...]:
+        """What `Cluster.vitals` returns; waits so many seconds for answers at most."""
+        answers = self._ask("vitals", seconds)
+        silence = self._wire.silence()
+        return tuple(
+            RankVitals.of(record, answers.get(record.rank, {}), silence.get(record.rank))
+            for record in self._records(answers)
+        )
+
+    def _records(self, answers: Mapping[int, Mapping[str, Any]]) -> tuple[RankRecord, ...]:
+        exits, pids = dict(self._processes.fork_server.exits), dict(self._processes.fork_server.pids)
+        told = self._clocks.clocks() if self._clocks is not None else ()
+        clocks = {rank: f"±{each.uncertain_ns / 1e6:.2f} ms" for each in told for rank in each.ranks}
+        records = []
+        for rank in range(self._world_size):
+            answer, known = answers.get(rank, {}), self._joined.get(rank, {})
+            records.append(
+                RankRecord(
+                    rank=rank,
+                    engine=self._processes.engine_of_rank.get(rank),
+                    pid=pids.get(rank, 0),
+                    host=known.get("host", ""),
+                    device=known.get("device", ""),
+                    backend=known.get("backend", ""),
+                    state="dead" if rank in exits else answer.get("state", "silent"),
+                    cell=answer.get("cell"),
+                    exit_code=exits.get(rank),
+                    clock=clocks.get(rank, ""),
+                    in_flight=in_flight_words(answer.get("in_flight") or {}),
+                    broken_by=answer.get("broken_by", ""),
+                )
+            )
+        return tuple(records)
+
+    def examine(self) -> list[Examined]:
+        """What every rank does now, without stopping it.
+
+        Raises:
+            ClusterError: a rank could not be examined.
+        """
+        lost = self.lost()
+        answers = self._ask("examine")
+        with self._lock:
+            given = {rank for ranks in self._given.values() for rank in ranks}
+        made = []
+        for rank in range(self._world_size):
+            answer = answers.get(rank)
+            if rank in lost:
+                made.append(Examined(rank, "dead", why=lost[rank]))
+            elif answer is None and self.is_stopped(rank):
+                made.append(Examined(rank, "stopped", why=f"kill -CONT {self._processes.fork_server.pids[rank]}"))
+            elif answer is None:
+                made.append(Examined(rank, "silent"))
+            elif "error" in answer:
+                raise ClusterError(f"rank {rank} could not be examined: {answer['error']}")
+            else:
+                made.append(Examined.of(rank, answer["state"], answer, asked=rank in given))
+        return self._with_places(made)
+
+    def _with_places(self, ranks: list[Examined]) -> list[Examined]:
+        """Asks ranks that entered different collectives where they did."""
+        found = mismatch_of(ranks)
+        if found is None:
+            return ranks
+        asked = {"group": found.group, "number": found.number}
+        answers = self._wire.request(list(found.calls), "entered_at", _PLACE_SECONDS, **asked)
+        places = {
+            rank: Place(answer["file"], answer["line"], "", "", users=True)
+            for rank, answer in answers.items()
+            if "file" in answer
+        }
+        return [replace(one, entered_at=places.get(one.rank)) for one in ranks]
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a rank of this machine was stopped by a signal."""
+        pid = self._processes.fork_server.pids.get(rank)
+        return pid is not None and rank not in self._processes.far_ranks and machine.stopped(pid)
+
+    def ask(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """What these ranks answer to a ping at once."""
+        return self._wire.request(ranks, "ping", _MOMENT_SECONDS)
+
+    def end_silent(self, ranks: Iterable[int]) -> None:
+        """Ends those of these ranks that answer nobody: no interrupt can reach them; but not if they were stopped."""
+        living = [rank for rank in ranks if rank not in self.lost() and not self.is_stopped(rank)]
+        answers = self._wire.request(living, "ping", _ANSWER_SECONDS)
+        silent = {rank for rank in living if rank not in answers}
+        # Not the rank is silent, but the way to it: it may run on, and is ended with its host if that stays away.
+        self._end(silent - self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS), _SILENT)
+
+    def _end(self, ranks: Iterable[int], why: str) -> None:
+        """Kills these ranks' processes and waits until they are gone."""
+        living = [rank for rank in ranks if rank not in self.lost()]
+        for rank in living:
+            self._ended[rank] = why
+            self._processes.fork_server.signal(rank, signal.SIGKILL)
+        deadline = time.monotonic() + _END_SECONDS
+        while not self.lost().keys() >= set(living):
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{label_of(living)} can't be ended: `%cluster stop` ends the whole cluster")
+            time.sleep(0.005)
+
+    def _check_idle(self) -> None:
+        """Raises `ClusterError` if a rank still runs a cell, or does not answer.
+
+        One that is being freed gets a moment to end, and one whose own code has ended the time to tell how: its first
+        traceback takes seconds on a busy machine.
+        """
+        begin = time.monotonic()
+        while True:
+            answers = self._ask("ping")
+            busy = [rank for rank, answer in answers.items() if answer.get("cell") is not None]
+            silent = [rank for rank in range(self._world_size) if rank not in answers and rank not in self.lost()]
+            if not busy and not silent:
+                return
+            ending = not silent and all(answers[rank].get("state") != "running" for rank in busy)
+            if time.monotonic() - begin > (_END_SECONDS if ending else _ANSWER_SECONDS):
+                cut_off = self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS)
+                if cut_off:
+                    raise ClusterError(
+                        f"the host of {label_of(cut_off)} does not answer: wait for it, or for its being given up"
+                    )
+                stopped = [rank for rank in silent if self.is_stopped(rank)]
+                if stopped:
+                    pids = " ".join(str(self._processes.fork_server.pids[rank]) for rank in stopped)
+                    raise ClusterError(
+                        f"{label_of(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP): "
+                        f"`kill -CONT {pids}` continues {'it' if len(stopped) == 1 else 'them'}"
+                    )
+                if silent:
+                    raise ClusterError(
+                        f"rank {silent[0]} does not answer: wait for it, or give it a new process "
+                        f"(`%cluster rejoin --replace {silent[0]}`; its variables are lost)"
+                    )
+                raise ClusterError(
+                    f"rank {busy[0]} still runs a cell: wait for it, interrupt it (`%cluster interrupt`), or, where "
+                    f"that does not help, give it a new process (`%cluster rejoin --replace {busy[0]}`; its variables "
+                    "are lost)"
+                )
+            time.sleep(0.01)
+
+    def _ask(self, op: str, seconds: float = _ANSWER_SECONDS) -> dict[int, dict[str, Any]]:
+        lost = self.lost()
+        living = [rank for rank in range(self._world_size) if rank not in lost]
+        return self._wire.request(living, op, seconds)
+
+    def _call(self, new: Iterable[int], progress: Progress) -> None:
+        """Calls `bootstrap.join` on new ranks and `rejoin` on the others, with what `prepare` said."""
+        processes, answers = self._processes, self._processes.prepared
+        devices = processes.placement.devices
+        found = {group["name"]: group for rank in sorted(answers) for group in answers[rank]["groups"]}
+        common = {
+            "world_size": self._world_size,
+            "backend": _c10d_backend(self._backend, devices[0], {answer["host"] for answer in answers.values()}),
+            "port": answers[0]["port"],
+            "users_port": answers[0]["users_port"],
+            "groups": sorted(found.values(), key=_in_order_of_creation),
+            "group_count": max(answer["group_count"] for answer in answers.values()),
+            "broken": sorted({reducer for answer in answers.values() for reducer in answer["broken"]}),
+            "detached": processes.keeper is not None,
+        }
+        functions = {**dict.fromkeys(processes.engine_of_rank, "rejoin"), **dict.fromkeys(new, "join")}
+        endpoint = self._wire.endpoint()
+        calls = {
+            engine: (
+                functions[rank],
+                {
+                    **common,
+                    **processes.place_of(rank),
+                    "rank": rank,
+                    "endpoint": processes.endpoint_of(rank, endpoint),
+                },
+            )
+            for rank, engine in processes.engine_of_rank.items()
+        }
+        joined = processes.call(calls, "joining, first collective", progress)
+        for rank, engine in processes.engine_of_rank.items():
+            self._joined[rank] = {**self._joined.get(rank, {}), **answers[rank], **joined[engine]}
+        for said in dict.fromkeys(line for answer in joined.values() for line in answer["warnings"]):
+            warnings.warn(said, FallbackWarning, stacklevel=2)
+        self.suspect = False
+        with self._lock:
+            self._told.clear()
+        if self._clocks is not None:
+            self._clocks.begin()
+        if self.on_joined is not None:
+            self.on_joined()
+
+    def _on_status(self, rank: int, status: Mapping[str, Any]) -> None:
+        """On the wire's thread: a freed rank's peers are freed too, whichever group they wait on."""
+        if not status.get("whole", True):
+            self.suspect = True
+        if status.get("ended"):
+            self.note_end(rank, *status["ended"])
+        cell = status.get("freed")
+        if cell is None:
+            return
+        with self._lock:
+            new = cell not in self._told
+            self._told.add(cell)
+        if new:
+            self._free_others(rank, cell)
+
+    def _on_exit(self, rank: int) -> None:
+        """On the fork server's reader thread: a rank's process has ended."""
+        self.suspect = True
+        self._free_others(rank, None)
+        with self._lock:
+            cells = list(self._open)
+        for cell in cells:
+            self.note_end(rank, cell, failed=True)
+        engine = self._processes.engine_of_rank.get(rank)
+        if engine is not None:
+            self._processes.unregister(engine)
+
+    def _free_others(self, rank: int, cell: str | None) -> None:
+        others = [other for other in range(self._world_size) if other != rank]
+        self._wire.send(others, {"op": "free", "by": rank, "cell": cell})
+
+
+def _c10d_backend(backend: str, device: str, hosts: Set[str]) -> str:
+    if backend != "auto":
+        return backend
+    if device != "cpu":
+        return "cpu:gloo,cuda:nccl"
+    return "shm" if len(hosts) == 1 else "gloo"
+
+
+def _equally_far(answers: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether every group's members have entered as many collectives."""
+    counts: dict[str, set[int]] = {}
+    for answer in answers:
+        for name, count in answer["sequences"].items():
+            counts.setdefault(name, set()).add(count)
+    return all(len(found) == 1 for found in counts.values())
+
+
+def _in_order_of_creation(group: Mapping[str, Any]) -> tuple[int, str]:
+    name = group["name"]
+    return (int(name), "") if name.isdigit() else (1 << 62, name)

@@ -1,0 +1,1 @@
+"""Where ranks run and who starts them, here and on other hosts."""

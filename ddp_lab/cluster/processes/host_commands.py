@@ -1,0 +1,103 @@
+"""The commands that start a process on another host with its input and output here: ssh, or a batch system's own.
+
+Inside of an allocation of a batch system, its command reaches the allocated hosts without keys, and the system accounts
+for what runs there and ends it with the job. All of them do what ssh does: they pass on the standard streams.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...protocol.entry_points import HOST_SERVER
+
+__all__ = ["ENGINES", "check_engines", "host_command", "of_batch_system"]
+
+_HOST = "{host}"
+_CONNECT_SECONDS = 10
+_THROUGH_A_SHELL = ("ssh", "rsh")  # these have a shell read the words on the other host
+
+_COMMANDS: dict[str, tuple[str, ...]] = {
+    # A step of its own beside what else runs in the allocation, with all its processors and GPUs.
+    "slurm": (
+        "srun",
+        f"--nodelist={_HOST}",
+        "--nodes=1",
+        "--ntasks=1",
+        "--overlap",
+        "--unbuffered",
+        "--cpu-bind=none",
+        "--export=ALL",
+    ),
+    "mpi": ("mpiexec", "-n", "1", "-host", _HOST, "-bind-to", "none"),
+    "lsf": ("blaunch", _HOST),
+    "sge": ("qrsh", "-inherit", _HOST),
+}
+ENGINES = ("ssh", *_COMMANDS)
+"""What starts ranks on other hosts, by name."""
+
+
+def of_batch_system(engines: str | Sequence[str]) -> bool:
+    """Whether it is the command of a batch system: such a system also knows which hosts there are."""
+    return engines in _COMMANDS if isinstance(engines, str) else False
+
+
+def check_engines(engines: str | Sequence[str]) -> None:
+    """Refuses what names no command.
+
+    Raises:
+        ValueError: it is no known name, or a command without a place for the host.
+    """
+    if isinstance(engines, str):
+        if engines not in ENGINES:
+            known = ", ".join(ENGINES)
+            raise ValueError(f'engines={engines!r}: choose one of {known}, or give a command (["kexec", "{_HOST}"])')
+    elif not any(_HOST in word for word in engines):
+        raise ValueError(f"engines={list(engines)}: a command needs {_HOST} where the host's name goes")
+
+
+def host_command(engines: str | Sequence[str], host: str, python: str, host_seconds: float) -> list[str]:
+    """The command that starts a host's fork server, and passes on its standard input and output.
+
+    Args:
+        engines: one of `ENGINES`; or a command's words, with ``{host}`` where the host's name goes, to which those that
+            start the server are added.
+        host: the host's name.
+        python: the Python there.
+        host_seconds: the time after which a silent host is lost.
+    """
+    if engines == "ssh":
+        return _ssh(host, python, host_seconds)
+    words = [word.replace(_HOST, host) for word in (_COMMANDS[engines] if isinstance(engines, str) else engines)]
+    through_a_shell = Path(words[0]).name in _THROUGH_A_SHELL
+    return [*words, *([_for_a_shell(python)] if through_a_shell else [python, "-m", HOST_SERVER])]
+
+
+def _for_a_shell(python: str) -> str:
+    return f"exec {shlex.quote(python)} -m {HOST_SERVER}"
+
+
+def _ssh(host: str, python: str, host_seconds: float) -> list[str]:
+    """What the user's ``~/.ssh/config`` says of the host holds, but for what would break the channel.
+
+    No terminal, no forwarding, no question that nobody could answer. A connection that is shared already is used.
+    """
+    # Only if this process is killed while the link is cut: nobody else would end ssh then.
+    alive = max(15, round(host_seconds))
+    options = {
+        "BatchMode": "yes",
+        "ClearAllForwardings": "yes",
+        "ConnectTimeout": str(_CONNECT_SECONDS),
+        "ControlMaster": "no",
+        "EscapeChar": "none",
+        "ForwardAgent": "no",
+        "ForwardX11": "no",
+        "LogLevel": "ERROR",
+        "PermitLocalCommand": "no",
+        "RemoteCommand": "none",
+        "ServerAliveCountMax": "3",
+        "ServerAliveInterval": str(alive),
+    }
+    flags = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
+    return ["ssh", "-T", *flags, "--", host, _for_a_shell(python)]

@@ -1,0 +1,269 @@
+"""The processes of a cluster on several hosts: the same as on one, with a way between them that is found first.
+
+[Note: who listens where]
+On this machine the controller's engine side and the wire listen on the address from which it reaches the hosts (on all
+addresses only if there are several), the controller's client side on Unix sockets. On the first host the rendezvous
+listens on the address from which that host reaches the second one; Gloo and NCCL use the interfaces of these addresses.
+With ranks on a single host, its rendezvous and groups stay on loopback. Each of these ways is tried before ranks use
+it, so that a firewall is named at the start and not by a training that hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ... import machine
+from ...errors import ClusterError
+from . import hosts as hosts_
+from .host_commands import check_engines
+from .hosts import Host
+from .ipyparallel_client import drop_late_replies
+from .remote_launchers import HostServer, HostServers, Server, Starting
+from .startup import LOOPBACK, Processes, Progress, ignore
+
+__all__ = ["HostProcesses", "HostSettings"]
+
+_EVERYWHERE = "0.0.0.0"
+_TRY_SECONDS = 5.0
+
+
+class HostSettings:
+    """How ranks on several hosts are started.
+
+    Args:
+        hosts: with their ranks.
+        devices: as for `ddp_lab.cluster.processes.devices.place`; each host's own.
+        environment: variables of all ranks.
+        backend: of the default process group.
+        address: this machine's address that the hosts reach; None finds it.
+        starting: how ranks are started on other hosts.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        devices: Sequence[int] | None,
+        environment: Mapping[str, str],
+        backend: str,
+        *,
+        address: str | None = None,
+        starting: Starting,
+    ) -> None:
+        check_engines(starting.engines)
+        if starting.host_seconds <= 0:
+            raise ValueError(
+                f"host_seconds={starting.host_seconds}: give a time in seconds after which a silent host is lost"
+            )
+        self.hosts = tuple(hosts)
+        self.devices = devices
+        self.environment = dict(environment)
+        self.backend = backend
+        self.address = address
+        self.starting = starting
+
+
+class HostProcesses(Processes):
+    """Controller here, fork servers and engines on several hosts; see [Note: who listens where].
+
+    Args:
+        settings: which hosts, and how.
+    """
+
+    fork_server: HostServers
+
+    def __init__(self, settings: HostSettings) -> None:
+        super().__init__(hosts_.provisional(settings.hosts))
+        self._settings = settings
+        self.fork_server = HostServers(settings.hosts, self._run_dir, settings.starting)
+        self._variables: dict[str, dict[str, str]] = {}
+        self._here: dict[str, str] = {}  # host -> address of this machine that it reaches
+        self._interfaces: dict[str, str] = {}
+        self._rendezvous = LOOPBACK
+
+    def reach(self, progress: Progress) -> str:
+        """Connects to all hosts, compares what is installed, and lets them import torch meanwhile.
+
+        Returns:
+            The address on which what the hosts connect to has to listen.
+
+        Raises:
+            ClusterError: a host can't be reached, or differs from the others; the message names it.
+        """
+        self.fork_server.start()
+        self._wait(self._all_said_hello, "connecting to the hosts", progress)
+        facts = {server.host.name: server.facts for server in self.fork_server}
+        self._compare(facts)
+        settings = self._settings
+        self.placement, self._variables = hosts_.spread(
+            settings.hosts, facts, settings.devices, settings.environment, settings.backend
+        )
+        for server in self.fork_server:
+            server.begin(self._variables[server.host.name])
+        self._here = {name: self._here_for(name, each) for name, each in facts.items()}
+        found = set(self._here.values())
+        return found.pop() if len(found) == 1 else _EVERYWHERE
+
+    def open(self, progress: Progress) -> None:
+        super().open(progress)
+        drop_late_replies(self.client)
+
+    def place_of(self, rank: int) -> dict[str, Any]:
+        host = self._host_of(rank)
+        return {
+            "local_rank": rank - host.ranks.start,
+            "local_world_size": len(host.ranks),
+            "host_index": self._settings.hosts.index(host),
+            "address": self._rendezvous,
+            "interface": self._interfaces.get(host.name, "lo"),
+            "device": self.placement.devices[rank],
+        }
+
+    def endpoint_of(self, rank: int, endpoint: Mapping[str, str]) -> dict[str, str]:
+        here = self._here[self._host_of(rank).name]
+        return {key: value.replace(_EVERYWHERE, here) for key, value in endpoint.items()}
+
+    @property
+    def broken(self) -> bool:
+        return bool(self.fork_server.lost()) or self._disturbed
+
+    @property
+    def far_ranks(self) -> frozenset[int]:
+        return frozenset(rank for host in self._settings.hosts if not host.local for rank in host.ranks)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        connections = {
+            f"connection to {server.host.name}": server.pid
+            for server in self.fork_server
+            if isinstance(server, HostServer) and server.pid is not None
+        }
+        return super().pids | connections
+
+    def clocks(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {
+            each.host.name: (each.facts["clock"], tuple(each.host.ranks)) for each in self.fork_server if each.facts
+        }
+
+    def _start_controller(self) -> None:
+        found = set(self._here.values())
+        self.controller.start(found.pop() if len(found) == 1 else _EVERYWHERE)
+
+    def _fork(self, environments: Mapping[int, Mapping[str, str]], progress: Progress) -> None:
+        self._wait(lambda: self.fork_server.ready or None, "starting engines", progress)
+        self._find_ways()
+        engine = self._connection["engine"]
+        connections = {name: {**engine, "interface": f"tcp://{here}"} for name, here in self._here.items()}
+        self.fork_server.fork(connections, environments)
+
+    def _bring_back(self, progress: Progress) -> None:
+        """Connects anew to hosts that were lost.
+
+        Raises:
+            ClusterError: one can't be reached, or is not what it was.
+        """
+        lost = self.fork_server.lost()
+        if not lost:
+            return
+        for host in lost:
+            self.fork_server.renew(host)
+        self._wait(self._all_said_hello, "connecting to the hosts", progress)
+        facts = {server.host.name: server.facts for server in self.fork_server}
+        self._compare(facts)
+        for host in lost:
+            self.fork_server[host.name].begin(self._variables[host.name])
+            self._here[host.name] = self._here_for(host.name, facts[host.name])
+
+    def _all_said_hello(self) -> bool | None:
+        self.fork_server.check()
+        return all(server.facts for server in self.fork_server) or None
+
+    def _compare(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        here = {"this machine": machine.versions()}
+        hosts_.check_versions(here | {name: each["versions"] for name, each in facts.items()})
+
+    def _here_for(self, name: str, facts: Mapping[str, Any]) -> str:
+        """This machine's address that a host reaches."""
+        if self._settings.address is not None:
+            if not machine.interface_of(self._settings.address):
+                raise ClusterError(f"address {self._settings.address}: no interface of this machine has it")
+            return self._settings.address
+        if self.fork_server[name].host.local:
+            others = [each for each in self.fork_server if not each.host.local]
+            return self._here_for(others[0].host.name, others[0].facts) if others else LOOPBACK
+        return self._asked(name, lambda: machine.local_address(hosts_.address_of(name, facts)))
+
+    @staticmethod
+    def _asked(name: str, look: Any) -> str:
+        try:
+            return str(look())
+        except OSError as error:
+            raise ClusterError(f"this machine has no way to host {name} besides ssh: {error}") from error
+
+    def _find_ways(self) -> None:
+        """Finds the addresses and interfaces by which the hosts reach each other, and tries them.
+
+        Raises:
+            ClusterError: who can't reach whom, at which address.
+        """
+        servers = list(self.fork_server)
+        self._try_this_machine(servers)
+        if len(servers) == 1:
+            return
+        first, *others = servers
+        way = self._answers({first: ("route", {"to": self._address(others[0], first)})})[first]
+        self._rendezvous, self._interfaces[first.host.name] = way["address"], way["interface"]
+        ways = self._answers({each: ("route", {"to": self._rendezvous}) for each in others})
+        self._interfaces |= {each.host.name: way["interface"] for each, way in ways.items()}
+        port = self._answers({first: ("meet", {"address": self._rendezvous})})[first]["port"]
+        targets = {"targets": [(self._rendezvous, port)], "seconds": _TRY_SECONDS}
+        self._answers(dict.fromkeys(others, ("reach", targets)))
+        self._answers({first: ("meet", {"address": None})})
+
+    def _address(self, server: Server, seen_from: Server) -> str:
+        if server.host.local:
+            return self._here[seen_from.host.name]
+        return hosts_.address_of(server.host.name, server.facts)
+
+    def _try_this_machine(self, servers: Sequence[Server]) -> None:
+        port = self._connection["engine"]["registration"]
+        asked = {}
+        for server in servers:
+            if not server.host.local:
+                targets = [(self._here[server.host.name], port)]
+                asked[server] = ("reach", {"targets": targets, "seconds": _TRY_SECONDS})
+        self._answers(asked)
+
+    def _answers(self, questions: Mapping[Server, tuple[str, Mapping[str, Any]]]) -> dict[Server, dict[str, Any]]:
+        """Asks servers at the same time and waits for all answers."""
+        numbers = {server: server.ask(op, **arguments) for server, (op, arguments) in questions.items()}
+        found: dict[Server, dict[str, Any]] = {}
+
+        def all_answered() -> bool | None:
+            for server, number in numbers.items():
+                if server not in found and (answer := server.answer(number)) is not None:
+                    found[server] = answer
+            return len(found) == len(numbers) or None
+
+        self._wait(all_answered, "finding the ways between the hosts", ignore)
+        for server, answer in found.items():
+            if "error" in answer:
+                raise ClusterError(_no_way(server.host, questions[server], answer))
+        return found
+
+    def _host_of(self, rank: int) -> Host:
+        return self.fork_server.of_rank(rank).host
+
+
+def _no_way(host: Host, question: tuple[str, Mapping[str, Any]], answer: Mapping[str, Any]) -> str:
+    """What to say when hosts can't reach each other."""
+    op, arguments = question
+    if op == "reach":
+        address, port = answer["target"]
+        return (
+            f"host {host.name} can't reach {address} port {port}: {answer['error']}. Ranks connect to ports of the "
+            "system's choice: let the firewall pass them between the hosts and this machine, or name an address that "
+            "is reached (address=..., --address)"
+        )
+    where = arguments.get("to") or arguments.get("address")
+    return f"host {host.name} has no way to {where}: {answer['error']}"

@@ -1,0 +1,408 @@
+"""Clusters that outlive their client: started below a keeper, found again by name.
+
+[Note: who keeps a cluster]
+Every process of a cluster ends with its parent (`ddp_lab.engine.processes.parent_watch`). For a detached one the parent
+is not the client but a keeper (`ddp_lab.engine.processes.keeper`), a small process of its own session that holds the
+fork server's pipe and remembers what a later client must know: the ranks' processes and engines, how they were placed,
+the wire's keys. A client attaches to it through a Unix socket in the cluster's folder and from then on speaks to the
+fork server through it. That connection is the lease, too: as long as it is open the cluster stays; once it has been
+closed, by whatever end of the client, the time of the lease runs, and then the keeper ends everything.
+
+The keeper is no hop for cells and events. Engines stay connected to the controller, to which the next client connects
+as the last one did. The wire's sockets are the client's, as ever, in the cluster's folder: the next client can listen
+at the same address with the same keys. Ranks connect again by themselves, and say hello each time they have
+(`ddp_lab.engine.telemetry`); the client then introduces itself (`ddp_lab.engine.cells.last_cell`), and gets again
+what the ring of events still holds and all descriptions. A keeper that owned the sockets would be a second copy of the
+wire, and would have to pass on every event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ... import machine
+from ...errors import ClusterError
+from ...protocol import registry
+from ...protocol.entry_points import KEEPER
+from .launchers import Controller, ForkServer, check_files, make_run_dir, process_environment, tail
+
+__all__ = ["DetachedCluster", "Keeper", "detached_clusters", "find", "free_name"]
+
+_ANSWER_SECONDS = 10.0
+_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class DetachedCluster:
+    """A cluster that can be found by name.
+
+    Attributes:
+        name: its name, for `Cluster.find`.
+        ranks: how many ranks live, of how many.
+        attached: process id of the client that is attached; None if there is none.
+        since: since when it is, or is not, in seconds since the epoch.
+        lease_seconds: how long the cluster lives without a client.
+        left_seconds: how much of that is left; None while a client is attached.
+        keeper: process id of what keeps it.
+    """
+
+    name: str
+    ranks: tuple[int, int]
+    attached: int | None
+    since: float
+    lease_seconds: float
+    left_seconds: float | None
+    keeper: int
+
+
+class Keeper:
+    """This client's hold on a detached cluster. See [Note: who keeps a cluster].
+
+    Attributes:
+        name: the cluster's.
+        run_dir: the cluster's folder.
+        notes: what the last client has left for this one.
+        alone_since: when the last client has gone, in seconds since the epoch.
+        controller: the cluster's.
+        fork_server: the cluster's.
+        on_taken: called on the reader thread when another client, this process, takes the cluster over; nothing of
+            the cluster may be held when it returns.
+    """
+
+    def __init__(self, name: str, connection: socket.socket, run_dir: Path, attached: Mapping[str, Any]) -> None:
+        self.name = name
+        self.run_dir = run_dir
+        self.notes: dict[str, Any] = dict(attached["notes"])
+        self.pids: dict[str, int] = dict(attached["pids"])
+        self.lease_seconds = float(attached["seen"]["lease_seconds"])
+        self.alone_since = float(attached["alone_since"])
+        self.on_taken: Callable[[int], None] | None = None
+        self._socket = connection
+        self._file = connection.makefile("rb")
+        self._lock = threading.Lock()
+        self.controller = _KeptController(self, attached["controller_ended"])
+        self.fork_server: ForkServer = _KeptForkServer(self, attached)
+        self._reader = threading.Thread(target=self._read, name="ddp_lab-keeper", daemon=True)
+
+    @classmethod
+    def start(cls, name: str, lease_seconds: float, environment: Mapping[str, str]) -> Keeper:
+        """Starts a keeper, with it controller and fork server, and attaches to it.
+
+        Raises:
+            ClusterError: there is a cluster of that name.
+        """
+        check_files()
+        run_dir = make_run_dir()
+        try:
+            controller, fork_server = Controller(run_dir), ForkServer(run_dir, environment)
+            spec = {
+                "name": name,
+                "registry": str(registry.folder()),
+                "run_dir": str(run_dir),
+                "cwd": os.getcwd(),
+                "lease_seconds": lease_seconds,
+                "controller": {
+                    "argv": controller.command("{keeper}"),
+                    "env": process_environment({}),
+                    "log": str(run_dir / "controller.log"),
+                },
+                "fork_server": {
+                    "argv": fork_server.command("{keeper}"),
+                    "env": process_environment(environment),
+                    "log": str(run_dir / "fork_server.log"),
+                },
+            }
+            done = subprocess.run(
+                [sys.executable, "-m", KEEPER],
+                input=json.dumps(spec).encode() + b"\n",
+                capture_output=True,
+                env=process_environment({}),
+                start_new_session=True,
+                check=False,
+            )
+            said = done.stdout.decode().split()
+            if said == ["exists"]:
+                raise ClusterError(f"a detached cluster named {name!r} runs already: `%cluster attach {name}` finds it")
+            if said[:1] != ["ready"]:
+                raise ClusterError(
+                    f"the cluster's keeper did not start:\n{done.stderr.decode()}{tail(run_dir / 'keeper.log')}"
+                )
+            return cls._attach(name, run_dir / "keeper", int(said[1]), False)
+        except BaseException:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            raise
+
+    @classmethod
+    def find(cls, name: str | None, take_over: bool = False) -> Keeper:
+        """Attaches to a cluster that runs.
+
+        Args:
+            name: which; None for the only one.
+            take_over: whether to send a client away that is attached.
+
+        Raises:
+            ClusterError: there is none, or another client is attached.
+        """
+        entry = find(name)
+        return cls._attach(entry.name, Path(entry.socket), entry.pid, take_over)
+
+    @classmethod
+    def _attach(cls, name: str, path: Path, pid: int, take_over: bool) -> Keeper:
+        connection = _connect(path, pid)
+        try:
+            answer = _ask(connection, {"op": "attach", "take_over": take_over})
+            if answer["event"] != "attached":
+                who = f"process {answer['by']}" + (" (this one)" if answer["by"] == os.getpid() else "")
+                if answer.get("stuck"):
+                    raise ClusterError(f"cluster {name!r} can't be taken over: {who} does not let go; end it")
+                raise ClusterError(
+                    f"{who} is attached to cluster {name!r} since {_clock(answer['since'])}: one client at a time. "
+                    f"`%cluster attach {name} --take-over` (or take_over=True) sends it away"
+                )
+            return cls(name, connection, path.parent, answer)
+        except BaseException:
+            connection.close()
+            raise
+
+    def listen(self) -> None:
+        """Takes events from now on."""
+        self._reader.start()
+
+    def note(self, **notes: Any) -> None:
+        """Leaves something for the next client; JSON-able."""
+        self.send({"op": "note", "notes": notes})
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Says something to the keeper, or through it to the fork server."""
+        with self._lock, contextlib.suppress(OSError):  # it has ended: the reader says so
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def leave(self) -> None:
+        """Lets go; the cluster's lease begins to run."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._reader.ident is not None and self._reader is not threading.current_thread():
+            self._reader.join()
+        self._file.close()
+        self._socket.close()
+
+    def stop(self) -> None:
+        """Ends the cluster and waits until its processes have ended."""
+        descriptor = _pidfd(self.pids["keeper"])
+        self.send({"op": "stop"})
+        if descriptor is not None:
+            with os.fdopen(descriptor) as process:
+                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+                select.select([process], [], [], _END_SECONDS)
+        self.leave()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it was closed from here
+            for line in self._file:
+                event = json.loads(line)
+                if event["event"] == "ended":
+                    self.fork_server.take_end(self.fork_server._how(event["code"]), self._log())
+                elif event["event"] == "controller ended":
+                    self.controller.take_end(event["code"])
+                elif event["event"] == "controller started":
+                    self.pids["controller"] = event["pid"]
+                elif event["event"] == "taken":
+                    self._let_go(event["by"])
+                    return
+                else:
+                    self.fork_server._hear(event)
+        self.fork_server.take_end(
+            f"the cluster's keeper (process {self.pids['keeper']}) has ended, or its lease ran out", self._log()
+        )
+
+    def _let_go(self, by: int) -> None:
+        self.fork_server.take_end(
+            f"process {by} has taken the cluster over", of_rank=f"passed to process {by}, which took the cluster over"
+        )
+        if self.on_taken is not None:
+            self.on_taken(by)
+
+    def _log(self) -> str:
+        return f"; the end of the log:\n{tail(self.run_dir / 'fork_server.log')}"
+
+
+class _KeptController(Controller):
+    """The controller of a cluster that a keeper keeps."""
+
+    def __init__(self, keeper: Keeper, code: int | None) -> None:
+        super().__init__(keeper.run_dir)
+        self._keeper = keeper
+        self._code = code
+
+    @property
+    def pid(self) -> int | None:
+        return self._keeper.pids["controller"] if self._code is None else None
+
+    def take_end(self, code: int) -> None:
+        """On the keeper's reader thread: it has ended."""
+        self._code = code
+
+    def _exit_code(self) -> int | None:
+        return self._code
+
+    def start(self, engine_address: str | None = None) -> None:
+        """It runs."""
+
+    def start_again(self) -> None:
+        self._begin_log()
+        self._code = None
+        self._keeper.send({"op": "controller"})
+
+    def stop(self) -> None:
+        """The keeper ends it."""
+
+
+class _KeptForkServer(ForkServer):
+    """The fork server of a cluster that a keeper keeps."""
+
+    def __init__(self, keeper: Keeper, attached: Mapping[str, Any]) -> None:
+        super().__init__(keeper.run_dir, {})
+        self._keeper = keeper
+        ranks = attached["ranks"]
+        self.stage, self.ready = ranks["stage"], ranks["ready"]
+        self.pids = {int(rank): pid for rank, pid in ranks["pids"].items()}
+        self.exits = {int(rank): code for rank, code in ranks["exits"].items()}
+        self._failure = ranks["failure"]
+        if attached["ended"] is not None:
+            self.take_end(self._how(attached["ended"]))
+
+    @property
+    def pid(self) -> int | None:
+        return self._keeper.pids["fork server"]
+
+    def start(self) -> None:
+        """It runs."""
+        self._keeper.listen()
+
+    def stop(self) -> None:
+        """The keeper ends it."""
+
+    def _send(self, command: Mapping[str, Any]) -> None:
+        self._keeper.send(command)
+
+
+def detached_clusters() -> list[DetachedCluster]:
+    """This user's detached clusters on this machine, by name."""
+    found = []
+    for entry in registry.entries(registry.folder()):
+        try:
+            with _connect(Path(entry.socket), entry.pid) as connection:
+                seen = _ask(connection, {"op": "look"})
+        except ClusterError:  # it has just ended
+            continue
+        found.append(
+            DetachedCluster(
+                entry.name,
+                (seen["living"], seen["world_size"]),
+                seen["attached"],
+                seen["since"],
+                seen["lease_seconds"],
+                seen["left_seconds"],
+                entry.pid,
+            )
+        )
+    return found
+
+
+def find(name: str | None) -> registry.Entry:
+    """The entry of a cluster of this user on this machine; None for the only one.
+
+    Raises:
+        ClusterError: there is none, or there are several.
+    """
+    known = {entry.name: entry for entry in registry.entries(registry.folder())}
+    if name is None and len(known) == 1:
+        return next(iter(known.values()))
+    if name in known:
+        return known[name]
+    there = f"there are {', '.join(known)}" if known else "there is none (its lease may have run out)"
+    raise ClusterError(f"{'name the detached cluster' if name is None else f'no detached cluster {name!r}'}: {there}")
+
+
+def free_name() -> str:
+    """A name that no detached cluster of this user has: ``lab-1``, ``lab-2``, ..."""
+    taken = {entry.name for entry in registry.entries(registry.folder())}
+    return next(name for number in range(1, len(taken) + 2) if (name := f"lab-{number}") not in taken)
+
+
+def _connect(path: Path, pid: int) -> socket.socket:
+    """A connection to a keeper; the system says whether it is the process that is meant, and this user's.
+
+    Raises:
+        ClusterError: nobody is there, or somebody else.
+    """
+    _check(machine.hindrances(pid))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_ANSWER_SECONDS)
+    try:
+        connection.connect(str(path))
+    except OSError as error:
+        connection.close()
+        raise ClusterError(f"the cluster's keeper (process {pid}) does not answer: {error}") from error
+    found, user = _peer(connection)
+    if (found, user) != (pid, os.getuid()):
+        connection.close()
+        raise ClusterError(f"behind {path} is process {found} of user {user}, not the cluster's keeper")
+    return connection
+
+
+def _ask(connection: socket.socket, question: Mapping[str, Any]) -> dict[str, Any]:
+    """The keeper's first line."""
+    said = b""
+    try:
+        connection.sendall(json.dumps(question).encode() + b"\n")
+        while not said.endswith(b"\n"):
+            part = connection.recv(1)
+            if not part:
+                raise ClusterError("the cluster has just ended")
+            said += part
+    except OSError as error:
+        _check(machine.hindrances(_peer(connection)[0]))
+        raise ClusterError(f"the cluster's keeper does not answer: {error}") from error
+    connection.settimeout(None)
+    answer: dict[str, Any] = json.loads(said)
+    return answer
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
+    size = struct.calcsize("3i")
+    pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, user
+
+
+def _check(hindrances: Sequence[str]) -> None:
+    """Raises `ClusterError` if something keeps the keeper from going on."""
+    if hindrances:
+        raise ClusterError(f"the cluster's keeper {'; '.join(hindrances)}")
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,121 @@
+"""What a cell that is waited for has to know of the processes between it and its ranks: the controller, the keeper.
+
+See [Note: a controller that was killed] in `ddp_lab.cluster.processes.startup`. Its successor passes on what client and
+engines still have to say; what was on its way through the process that was killed comes never. So after that the ranks
+are asked. One that runs no cell, again and again, and has not run this one, is sent it again (it would refuse to run a
+cell twice, `ddp_lab.engine.cells.cell.run`). One that has run it and has not answered will not: how it ended there is
+lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import ClusterError
+
+__all__ = ["News", "ProcessWatch", "Succession"]
+
+_HINDERED_SECONDS = 1.0  # between two looks whether a process can go on
+_LOOK_SECONDS = 1.0  # between two questions to the ranks
+_AGAIN, _LOOKS = 3, 15  # without a cell, after which a request is sent again, and an answer counts as lost
+
+
+@dataclass(frozen=True)
+class Succession:
+    """The controllers that a cluster has had.
+
+    Attributes:
+        ends: how each has ended, e.g. ``"the controller was killed by SIGKILL (signal 9)"``.
+        answers: whether the one that runs now does.
+    """
+
+    ends: Sequence[str] = ()
+    answers: bool = True
+
+
+@dataclass(frozen=True)
+class News:
+    """What there is to say.
+
+    Attributes:
+        lines: for all ranks.
+        again: ranks that have to be sent the cell again.
+        lost: rank -> why nobody will know how its cell ended.
+    """
+
+    lines: Sequence[str] = ()
+    again: Collection[int] = ()
+    lost: Mapping[int, str] = field(default_factory=dict)
+
+
+class ProcessWatch:
+    """Looks after the processes while one cell is waited for; made when it is sent, used by one thread.
+
+    Args:
+        look_after: starts a new controller if the last has ended; raises `ClusterError` if that does not help.
+        hindered: which processes can't go on, and what helps.
+        ask: rank -> what it answers to a ping, at once or never.
+        ends: of controllers that have been told of before.
+    """
+
+    def __init__(
+        self,
+        look_after: Callable[[], Succession],
+        hindered: Callable[[], Sequence[str]],
+        ask: Callable[[Collection[int]], Mapping[int, Mapping[str, Any]]],
+        ends: int = 0,
+    ) -> None:
+        self._look_after, self._hindered, self._ask = look_after, hindered, ask
+        self._ends = self._before = ends
+        self._told: set[str] = set()
+        self._next = self._next_question = 0.0
+        self._without: dict[int, int] = {}  # rank -> how often it ran no cell
+
+    def look(self, cell: str, ranks: Collection[int]) -> News:
+        """What has happened since the last look.
+
+        Args:
+            cell: id of the cell.
+            ranks: those that have not answered yet, and that no other cell keeps from beginning it.
+        """
+        lines = []
+        try:
+            succession = self._look_after()
+        except ClusterError as error:
+            return News(lost=dict.fromkeys(ranks, f"can't be reached: {error}; `%cluster restart` starts anew"))
+        if len(succession.ends) > self._ends:
+            self._ends = len(succession.ends)
+            self._without.clear()
+            lines.append(
+                f"{succession.ends[-1]}; a new one takes its place. The ranks go on; what they printed in the meantime "
+                "may be missing"
+            )
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _HINDERED_SECONDS
+            new = [line for line in self._hindered() if line not in self._told]
+            self._told.update(new)
+            lines += new
+        if self._ends == self._before or not succession.answers or now < self._next_question:
+            return News(lines)
+        self._next_question = now + _LOOK_SECONDS
+        return News(lines, *self._missed(cell, ranks, succession))
+
+    def _missed(
+        self, cell: str, ranks: Collection[int], succession: Succession
+    ) -> tuple[Collection[int], Mapping[int, str]]:
+        """The ranks that have not got the cell, and those whose answer is lost."""
+        again, lost = [], {}
+        for rank, answer in self._ask(ranks).items():
+            if answer.get("cell") is not None:
+                self._without[rank] = 0
+                continue
+            self._without[rank] = looks = self._without.get(rank, 0) + 1
+            if looks == _AGAIN and answer.get("last") != cell:
+                again.append(rank)
+            elif looks == _LOOKS:
+                lost[rank] = f"runs no cell any more, but how this one ended was lost: {succession.ends[-1]}"
+        return again, lost

@@ -1,0 +1,393 @@
+"""The fork servers of a cluster on several hosts: one at the end of an ssh connection (or alike) each, used as one.
+
+See [Note: a host on its own] in `ddp_lab.engine.processes.host_server`, and [Note: lost hosts] here.
+
+[Note: lost hosts]
+A host is lost when its ssh ends, or when its server has answered none of the pings of `host_seconds`. Pings are
+counted, not seconds: a notebook that could not run for a minute has not asked. Until then a cut link is survived: TCP
+sends again, and nothing here or on the ranks has a shorter patience. A lost host's ranks count as ended; the next
+rejoin starts a server over a new connection, which first ends what may still run there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ClusterError
+from ...formatting import exit_words
+from .host_commands import host_command
+from .hosts import Host
+from .launchers import ForkServer, last_lines, open_log, tail
+
+__all__ = ["HostServer", "HostServers", "Starting"]
+
+_PINGS = 6  # in the time after which a host is lost
+_LEASE = 4  # times that time until a host gives its client up
+_NOISE = 2_000  # characters that a login shell may print, kept for errors
+_WHY_LINES = 3
+_POLL_SECONDS = 0.004
+
+
+@dataclass(frozen=True)
+class Starting:
+    """How fork servers are started on other hosts.
+
+    Attributes:
+        engines: see `ddp_lab.cluster.processes.host_commands.host_command`.
+        python: the Python there; None for the path of this one.
+        host_seconds: after so many seconds without an answer a host is lost.
+    """
+
+    engines: str | Sequence[str] = "ssh"
+    python: str | None = None
+    host_seconds: float = 30.0
+
+
+class HostServer(ForkServer):
+    """The fork server of one host; `start` opens the connection, `begin` lets it import torch.
+
+    Attributes:
+        facts: what the host said of itself (`ddp_lab.machine.facts`); empty until it has.
+        former: facts of the last server that this one replaces; empty for the first.
+    """
+
+    def __init__(self, host: Host, run_dir: Path, starting: Starting) -> None:
+        super().__init__(run_dir, {})
+        self.host = host
+        self.facts: dict[str, Any] = {}
+        self.former: dict[str, Any] = {}
+        self.stage = f"connecting to {host.name}"
+        self._python = starting.python or sys.executable
+        self._seconds = starting.host_seconds
+        self._words = host_command(starting.engines, host.name, self._python, starting.host_seconds)
+        self._pings = self._pongs = 0
+        self._noise = ""
+        self._stopping = False
+        self._why = ""
+
+    def start(self) -> None:
+        """Opens the connection and returns at once.
+
+        Raises:
+            ClusterError: there is no such command on this machine.
+        """
+        if shutil.which(self._words[0]) is None:
+            raise ClusterError(f"host {self.host.name}: no command {self._words[0]} on this machine to reach it with")
+        with open_log(self._log) as log:
+            log.truncate(0)
+        super().start()
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Lets it import torch, with these variables of the host's ranks; what is left of its former one ends."""
+        told = {name: self.former[name] for name in ("pid", "started")} if self.former else None
+        lease = self._seconds * _LEASE
+        self._send({"op": "begin", "environment": dict(environment), "lease": lease, "former": told})
+
+    def look_after(self) -> None:
+        """Pings it; gives the host up if it has answered none of the last pings. See [Note: lost hosts]."""
+        if not self.ready or self.failed:
+            return
+        if self._pings - self._pongs >= _PINGS:
+            self._why = f"it has answered nothing for {self._seconds:g} s"
+            self.kill()
+            return
+        self._pings += 1
+        self._send({"op": "ping"})
+
+    @property
+    def answering(self) -> bool:
+        """Whether the host has answered the last ping but one."""
+        return not self.failed and self._pings - self._pongs <= 1
+
+    def answers(self, seconds: float) -> bool:
+        """Whether the host answers within so many seconds from now."""
+        number = self.ask("route", to="127.0.0.1")
+        deadline = time.monotonic() + seconds
+        while self.answer(number) is None:
+            if self.failed or time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def kill(self) -> None:
+        """Ends the connection; the host's ranks end when they see it."""
+        if self._process is not None:
+            self._process.kill()
+
+    def stop(self) -> None:
+        """Ends the host's ranks and the connection."""
+        self._stopping = True
+        super().stop()
+
+    def check(self, ranks: Sequence[int] = ()) -> None:
+        """Raises `ClusterError` naming the host if it is lost; see `ForkServer.check`."""
+        if self._failure is not None:
+            raise ClusterError(self._failure)
+        super().check([rank for rank in ranks if rank in self.host.ranks])
+
+    @property
+    def _log(self) -> Path:
+        return self._run_dir / f"host-{self.host.ranks.start}.log"
+
+    def _command(self) -> list[str]:
+        return self._words
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        """An event; a line that a login shell printed is none."""
+        text = line.decode(errors="replace")
+        try:
+            event = json.loads(text)
+        except ValueError:
+            event = None
+        if isinstance(event, dict) and "event" in event:
+            return event
+        self._noise = (self._noise + text)[-_NOISE:]
+        return {"event": "noise"}
+
+    def _take(self, event: Mapping[str, Any]) -> int | None:
+        kind = event["event"]
+        if kind == "hello":
+            self.facts = dict(event)
+            self.stage = f"starting on {self.host.name}"
+        elif kind == "pong":
+            self._pongs = self._pings  # an answer to any is one to all: none overtakes another
+        elif kind == "stage":
+            self.stage = f"{event['name']} on {self.host.name}"
+            return None
+        elif kind == "failed":
+            self._failure = f"the ranks of {self.host.words} could not start:\n{last_lines(event['error'])}"
+            return None
+        elif kind == "exited" and event.get("log") and self.pids.get(event["rank"]) == event["pid"]:
+            # Before anybody sees that it has ended, and looks there. A cluster that was stopped has no folder any more.
+            with contextlib.suppress(FileNotFoundError), open_log(self.log_of(event["rank"])) as log:
+                log.truncate(0)
+                log.write(event["log"].encode())
+        return super()._take(event)
+
+    def _ended(self, code: int) -> None:
+        words = (
+            self._why or "; ".join(tail(self._log).splitlines()[-_WHY_LINES:]) or f"{self._words[0]} {exit_words(code)}"
+        )
+        with self._lock:
+            alive = [rank for rank in self.pids if rank not in self.exits]
+            if self._failure is None:
+                self._failure = self._unreached(words) if not self.facts else f"{self.host.words} was lost: {words}"
+            for rank in alive:
+                self.exits[rank] = -signal.SIGKILL
+                self.reasons[rank] = f"was lost with host {self.host.name}: {words}"
+        told = self.on_exit
+        if told is not None and not self._stopping:
+            for rank in alive:
+                told(rank)
+
+    def _unreached(self, words: str) -> str:
+        """Why there never was a server."""
+        name, said = self.host.name, f"{words}\n{self._noise}".rstrip()
+        if "No module named" in said or "Error while finding module" in said:
+            return (
+                f"host {name}: {self._python} can't import ddp_lab there: {words}. Install ddp_lab on the host, "
+                "or name the Python that has it (python=..., --python)"
+            )
+        if "not found" in said or "No such file" in said:
+            return f"host {name}: {words}. Name a Python that is there (python=..., --python)"
+        hint = f" (try: ssh -o BatchMode=yes {name} true)" if self._words[0] == "ssh" else ""
+        return f"host {name} could not be reached with {self._words[0]}: {said}{hint}"
+
+
+class LocalServer(ForkServer):
+    """This machine's own fork server, as one host of several."""
+
+    def __init__(self, host: Host, run_dir: Path, facts: Mapping[str, Any]) -> None:
+        super().__init__(run_dir, {})
+        self.host = host
+        self.facts = dict(facts)
+        self.former: dict[str, Any] = {}
+        self.answering = True
+
+    def answers(self, seconds: float) -> bool:
+        """It is here."""
+        return True
+
+    def start(self) -> None:
+        """Waits for `begin`: until then nothing has to be imported."""
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Starts it; it imports torch meanwhile."""
+        self._environment = dict(environment)
+        super().start()
+
+    def look_after(self) -> None:
+        """Nothing: the end of a process here is seen at once."""
+
+
+Server = HostServer | LocalServer
+
+
+class HostServers:
+    """The fork servers of all hosts, used as one `ForkServer`.
+
+    Args:
+        hosts: with their ranks.
+        run_dir: the cluster's folder on this machine.
+        starting: how those of other hosts are started.
+    """
+
+    def __init__(self, hosts: Sequence[Host], run_dir: Path, starting: Starting) -> None:
+        self.hosts = tuple(hosts)
+        self._run_dir = run_dir
+        self._starting = starting
+        self._servers: dict[str, Server] = {host.name: self._made(host) for host in hosts}
+        self._on_exit: Callable[[int], None] | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __getitem__(self, name: str) -> Server:
+        return self._servers[name]
+
+    def __iter__(self) -> Iterator[Server]:
+        return iter(self._servers.values())
+
+    def _made(self, host: Host) -> Server:
+        if host.local:
+            from ... import machine
+
+            return LocalServer(host, self._run_dir, machine.facts())
+        return HostServer(host, self._run_dir, self._starting)
+
+    # What a `ForkServer` has
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of this machine's own, if it has one."""
+        return next((server.pid for server in self if isinstance(server, LocalServer)), None)
+
+    @property
+    def stage(self) -> str:
+        """What the slowest does."""
+        return next((server.stage for server in self if not server.ready), "forking")
+
+    @property
+    def ready(self) -> bool:
+        """Whether all can fork."""
+        return all(server.ready for server in self)
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing can be forked any more: never, a lost host may come back."""
+        return False
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """rank -> process id on its host."""
+        return {rank: pid for server in self for rank, pid in list(server.pids.items())}
+
+    @property
+    def exits(self) -> dict[int, int]:
+        """rank -> exit code, of those that have ended."""
+        return {rank: code for server in self for rank, code in list(server.exits.items())}
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """rank -> why it ended, where a host was lost."""
+        return {rank: why for server in self for rank, why in list(server.reasons.items())}
+
+    @property
+    def on_exit(self) -> Callable[[int], None] | None:
+        """Told the rank when one has ended."""
+        return self._on_exit
+
+    @on_exit.setter
+    def on_exit(self, told: Callable[[int], None] | None) -> None:
+        self._on_exit = told
+        for server in self:
+            server.on_exit = told
+
+    def start(self) -> None:
+        """Opens all connections and returns at once."""
+        for server in self:
+            server.start()
+        self._thread = threading.Thread(target=self._look_after, name="ddp_lab-hosts", daemon=True)
+        self._thread.start()
+
+    def fork(
+        self,
+        connections: Mapping[str, Mapping[str, Any]],
+        environments: Mapping[int, Mapping[str, str]],
+    ) -> None:
+        """Asks for one engine a rank.
+
+        Args:
+            connections: host's name -> how its engines connect to the controller.
+            environments: rank -> variables of that rank's process alone.
+        """
+        for server in self:
+            chosen = {rank: environments[rank] for rank in server.host.ranks if rank in environments}
+            if chosen:
+                server.fork(connections[server.host.name], chosen)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Sends a signal to one rank's process."""
+        self.of_rank(rank).signal(rank, number)
+
+    def log_of(self, rank: int) -> Path:
+        """The file with what the rank's process wrote outside cells; of another host's, once it has ended."""
+        return self.of_rank(rank).log_of(rank)
+
+    def check(self, ranks: Sequence[int] = ()) -> None:
+        """Raises `ClusterError` if a host is lost or one of `ranks` has ended."""
+        for server in self:
+            server.check([rank for rank in ranks if rank in server.host.ranks])
+
+    def stop(self) -> None:
+        """Ends every rank, then the connections."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        for server in self:
+            if isinstance(server, HostServer) and not server.answering:
+                server.kill()  # it would be waited for in vain
+            server.stop()
+
+    # What only several hosts have
+
+    def of_rank(self, rank: int) -> Server:
+        """The server of a rank's host."""
+        return next(server for server in self if rank in server.host.ranks)
+
+    def unreachable(self, ranks: Iterable[int], seconds: float) -> set[int]:
+        """Those of these ranks whose hosts don't answer within so many seconds."""
+        chosen = set(ranks)
+        asked = [server for server in self if chosen.intersection(server.host.ranks)]
+        return {rank for server in asked if not server.answers(seconds) for rank in server.host.ranks} & chosen
+
+    def lost(self) -> list[Host]:
+        """The hosts that have to be connected to anew."""
+        return [server.host for server in self if server.failed]
+
+    def renew(self, host: Host) -> None:
+        """Opens a new connection to a lost host."""
+        former = self._servers[host.name]
+        former.stop()
+        made = self._made(host)
+        made.pids.update(former.pids)
+        made.exits.update(former.exits)
+        made.reasons.update(former.reasons)
+        made.on_exit = self._on_exit
+        made.former = former.facts or former.former  # a connection that failed had none
+        self._servers[host.name] = made
+        made.start()
+
+    def _look_after(self) -> None:
+        while not self._stopping.wait(self._starting.host_seconds / _PINGS):
+            for server in list(self):
+                server.look_after()

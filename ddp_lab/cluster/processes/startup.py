@@ -1,0 +1,525 @@
+"""The processes of one local cluster as a whole: brings them up together, connects, replaces engines, takes all down.
+
+What takes long runs side by side: the fork server imports torch while the controller starts and this process imports
+ipyparallel. Every wait here looks at the processes it waits for, and ends with the end of a log when one is gone.
+
+[Note: a controller that was killed]
+The ranks don't need the controller; only cells and their outputs travel through it. So whoever waits for a cell looks
+after it (`Processes.look_after`): if it has ended, a successor is started, to which engines and client connect by
+themselves (see [Note: a controller that takes over] in `ddp_lab.engine.processes.controller`), and the ranks keep all
+they have. The client's sockets have names of their own, so that an answer that waits on an engine finds its way. A
+client does not hear which engines were unregistered while it had no connection: who is to fork new ones takes a new
+client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import math
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ... import machine
+from ...control.interrupts import held_back
+from ...errors import ClusterError
+from ...protocol.entry_points import RANK, RankFunction
+from .devices import Placement
+from .ipyparallel_client import registered
+from .launchers import Controller, ForkServer, check_files, make_run_dir
+from .process_watch import ProcessWatch, Succession
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+    from .remote_launchers import HostServers
+
+__all__ = ["LOOPBACK", "Processes", "Progress", "ignore"]
+
+Progress = Callable[[float, str], None]
+
+LOOPBACK = "127.0.0.1"
+_POLL_SECONDS = 0.004
+_LOOK_SECONDS = 1.0  # between two looks of a wait whether a process can go on
+_HINDERED_SECONDS, _UNSEEN_SECONDS = 10.0, 2.0  # for one that waits for a process that can't; if nobody sees why
+_ANSWER_SECONDS = 10.0  # for the controller's first one, before it is asked again
+_LIMIT_SECONDS = 180.0  # a start that waits for something else than a process that ended
+_AGAIN_SECONDS = 0.5  # until a new engine that has not answered is asked again
+_SUCCESSORS, _SUCCESSOR_SECONDS = 5, 60.0  # so many controllers may end within that time, before we give up
+_IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
+_CONNECTING = "starting the controller"
+
+
+class Processes:
+    """Controller, fork server and engines of one cluster, and the ipyparallel client connected to them.
+
+    [Note: an engine that is registered]
+    An engine counts as registered after a heartbeat. That comes over a connection of its own: the one for requests may
+    still be in the making then, and what is sent to an engine that the controller does not know there is lost without
+    a word. So a new engine is asked for nothing, again and again, until it has answered once.
+
+    Args:
+        placement: how many ranks, where, with which variables.
+        keeper: of a cluster that outlives this process.
+    """
+
+    def __init__(self, placement: Placement, keeper: Keeper | None = None) -> None:
+        self.placement = placement
+        self.client: Any = None
+        self.engine_of_rank: dict[int, int] = {}
+        self.prepared: dict[int, dict[str, Any]] = {}
+        self._connection: dict[str, dict[str, Any]] = {}
+        self._former_clients: list[Any] = []
+        self._looking = threading.Lock()  # guards the next four
+        self._ends: list[str] = []
+        self._ended_s: list[float] = []
+        self._controller_answers = True
+        self._question: Any = None  # a socket on which the newest controller has not answered yet
+        self._up = False
+        self._heard = self._reached = 0  # ends of controllers before the client connected; before all engines answered
+        self.keeper = keeper
+        if keeper is None:
+            check_files()
+            self._run_dir = make_run_dir()
+            self.controller = Controller(self._run_dir)
+            self.fork_server: ForkServer | HostServers = ForkServer(self._run_dir, placement.environment)
+        else:
+            self._run_dir = keeper.run_dir
+            self.controller, self.fork_server = keeper.controller, keeper.fork_server
+        self.logs = self._run_dir / "outputs"  # of cells that print much
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of everything that runs for this cluster."""
+        found = {"controller": self.controller.pid, "fork server": self.fork_server.pid}
+        if self.keeper is not None:
+            found["keeper"] = self.keeper.pids["keeper"]
+        ranks = {
+            f"rank {rank}": pid for rank, pid in self.fork_server.pids.items() if rank not in self.fork_server.exits
+        }
+        return {name: pid for name, pid in found.items() if pid is not None} | ranks
+
+    def reach(self, progress: Progress) -> str:
+        """Starts what ranks are forked from; returns where the wire is to listen: an address, or a folder."""
+        self.fork_server.start()
+        folder = self._run_dir / "wire"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return str(folder)
+
+    def place_of(self, rank: int) -> dict[str, Any]:
+        """What `ddp_lab.engine.rank.join` needs to know of a rank's place."""
+        return {
+            "local_rank": rank,
+            "local_world_size": self.placement.world_size,
+            "host_index": 0,
+            "address": LOOPBACK,
+            "interface": "lo",
+            "device": self.placement.devices[rank],
+        }
+
+    def endpoint_of(self, rank: int, endpoint: Mapping[str, str]) -> dict[str, str]:
+        """The wire's endpoint as a rank reaches it."""
+        return dict(endpoint)
+
+    def clocks(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Host's name -> its clock (`ddp_lab.machine.host_clock`) and its ranks, of hosts that may have another."""
+        return {}
+
+    @property
+    def broken(self) -> bool:
+        """Whether new ranks can only come with everything else."""
+        return self.fork_server.failed or self._disturbed
+
+    @property
+    def _disturbed(self) -> bool:
+        """Whether a controller of this cluster has ended before its time, or a process that is needed can't go on."""
+        needed = [pid for name, pid in self._on_this_machine() if not name.startswith("rank")]
+        return self.controller.ended is not None or bool(self._ends) or any(map(machine.hindrances, needed))
+
+    def look_after(self) -> Succession:
+        """How the controllers have ended that this cluster had; if the last one has, a new one is started at once.
+
+        See [Note: a controller that was killed]. Any thread.
+
+        Raises:
+            ClusterError: it has ended again and again; the message holds the end of its log.
+        """
+        with held_back(), self._looking:
+            if self._up and (ended := self.controller.ended) is not None:
+                now = time.monotonic()
+                self._ended_s = [at for at in self._ended_s if now - at < _SUCCESSOR_SECONDS]
+                if len(self._ended_s) == _SUCCESSORS:
+                    self.controller.check()
+                self._ended_s.append(now)
+                if self.client is not None:
+                    gone = {engine for rank, engine in self.engine_of_rank.items() if rank in self.fork_server.exits}
+                    engines = registered(self.client)
+                    self.controller.remember({one: uuid for one, uuid in engines.items() if one not in gone})
+                self.controller.start_again()
+                self._ends.append(ended)
+                self._drop_question()
+            if self._up and not self._controller_answers and self._question is None and self._connection:
+                self._question = self._say_to_controller("connection_request")
+            if self._question is not None and self._question.poll(0):
+                self._controller_answers = True
+                self._question.close(0)
+                self._question = None
+            return Succession(tuple(self._ends), self._controller_answers)
+
+    def _drop_question(self) -> None:
+        self._controller_answers = False
+        if self._question is not None:
+            self._question.close(0)
+            self._question = None
+
+    def watch(self, ask: Callable[[Collection[int]], Mapping[int, Mapping[str, Any]]]) -> ProcessWatch:
+        """What looks after the processes while a cell is waited for.
+
+        Args:
+            ask: rank -> what it answers to a ping, at once or never.
+        """
+        return ProcessWatch(self.look_after, self.hindered, ask, len(self._ends))
+
+    def conditions(self) -> list[str]:
+        """What there is to say of the processes: those that can't go on, controllers that ended; but not of ranks that
+        were stopped."""
+        try:
+            ends = [f"{end}; a new one took its place." for end in self.look_after().ends]
+        except ClusterError as error:
+            ends = [f"{error}\n`%cluster restart` starts anew"]
+        return [*self.hindered(of_rank=machine.used_up), *ends]
+
+    def hindered(self, of_rank: Callable[[int], list[str]] = machine.hindrances) -> list[str]:
+        """What runs for this cluster on this machine and can't go on, why, and what helps: it was stopped by a signal,
+        or has used up what the system allows.
+
+        Args:
+            of_rank: what keeps a rank's process from going on.
+        """
+        found = []
+        for name, pid in self._on_this_machine():
+            if name.startswith("rank"):
+                found += [f"{name} {what}" for what in of_rank(pid)]
+            else:
+                found += [f"the {name} {what}" for what in machine.hindrances(pid)]
+        return found
+
+    def _on_this_machine(self) -> list[tuple[str, int]]:
+        """Name and process id of what runs for this cluster on this machine."""
+        far = {f"rank {rank}" for rank in self.far_ranks}
+        monitor = self.controller.heart_monitor
+        return [
+            *((name, pid) for name, pid in self.pids.items() if name not in far),
+            *([("controller's heart monitor", monitor)] if monitor is not None else []),
+        ]
+
+    @property
+    def far_ranks(self) -> frozenset[int]:
+        """Ranks that share no memory with this process: those of other hosts."""
+        return frozenset()
+
+    def open(self, progress: Progress) -> None:
+        """Starts the rest, after `reach`, and waits until every rank's engine is registered.
+
+        Raises:
+            ClusterError: a process ended meanwhile; the message holds the end of its log.
+        """
+        self._start_controller()
+        progress(0.02, _CONNECTING)
+        self._connect(progress)
+        self.fork_engines(progress)
+        self._up = True
+
+    def open_again(self, engine_of_rank: Mapping[int, int]) -> None:
+        """Connects to engines that an earlier client had; ranks that have none, or a lost one, are ended."""
+        self._up = True
+        self.look_after()
+        self._connect(ignore)
+        there = set(self.client.ids)
+        self.engine_of_rank = {rank: engine for rank, engine in engine_of_rank.items() if engine in there}
+        for rank in self.fork_server.pids:
+            if rank in self.fork_server.exits and rank in self.engine_of_rank:
+                self.unregister(self.engine_of_rank[rank])
+            elif rank not in self.fork_server.exits and rank not in self.engine_of_rank:
+                self.fork_server.signal(rank, 9)
+
+    def _connect(self, progress: Progress) -> None:
+        ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second: meanwhile they start
+        self._connection = self._wait(self.controller.connection, _CONNECTING, progress)
+
+        def connected() -> Any:
+            if not self._up:
+                self.controller.check()
+            elif not question.poll(0):  # until then a client would wait, and see nothing of what happens
+                return None
+            try:
+                return ipyparallel.Client(
+                    self._connection["client"],
+                    context=_context(),
+                    profile_dir=str(self._run_dir / "profile"),
+                    timeout=_ANSWER_SECONDS,
+                )
+            except TimeoutError:
+                return None
+
+        with self._say_to_controller("connection_request") as question, _without_signing_warning():
+            self.client = self._wait(connected, _CONNECTING, progress)
+        self._heard = len(self._ends)
+
+    def _connect_again(self) -> None:
+        """Makes a new client if the controller was replaced since: see [Note: a controller that was killed]."""
+        if len(self.look_after().ends) == self._heard:
+            return
+        for rank, engine in self.engine_of_rank.items():
+            if rank in self.fork_server.exits:
+                self.unregister(engine, wait=True)
+        self._former_clients.append(self.client)  # cells wait for answers that come there
+        self._connect(ignore)
+
+    def _start_controller(self) -> None:
+        self.controller.start()
+
+    def _fork(self, environments: Mapping[int, Mapping[str, str]], progress: Progress) -> None:
+        assert isinstance(self.fork_server, ForkServer)
+        self.fork_server.fork(self._connection["engine"], environments)
+
+    def fork_engines(self, progress: Progress, ranks: Sequence[int] | None = None) -> None:
+        """Forks one engine per rank and waits until all have registered; then `prepare`s all ranks.
+
+        Args:
+            progress: is told how far it is.
+            ranks: those whose processes are new, in the place of some that ended; None for all.
+        """
+        ranks = range(self.placement.world_size) if ranks is None else ranks
+        self._connect_again()
+        former = {self.engine_of_rank[rank] for rank in ranks if rank in self.engine_of_rank}
+        for engine in former.intersection(self.client.ids):  # it may have ended while nobody looked
+            self.unregister(engine, wait=True)
+        self._wait_unregistered(former)
+        self._bring_back(progress)
+        known = set(self.client.ids)
+        environments = {rank: {"DDP_LAB_RANK": str(rank), **self.placement.rank_environments[rank]} for rank in ranks}
+        self._fork(environments, progress)
+
+        def registered() -> set[int] | None:
+            self.fork_server.check(ranks)
+            ids = set(self.client.ids) - known
+            return ids if len(ids) == len(ranks) else None
+
+        ids = self._wait(registered, "starting engines", progress)
+        kept = {engine for rank, engine in self.engine_of_rank.items() if rank not in ranks}
+        self._wait_reachable(ids, ranks, progress)
+        self._prepare(ids | kept, "starting engines", progress)
+
+    def _wait_reachable(self, engines: set[int], ranks: Sequence[int], progress: Progress) -> None:
+        """Waits until each of these has answered a request. See [Note: an engine that is registered]."""
+        ipyparallel = importlib.import_module("ipyparallel")
+        asked: dict[int, list[Any]] = {engine: [] for engine in engines}
+        again = 0.0
+
+        def reached() -> bool | None:
+            nonlocal again
+            self.fork_server.check(ranks)
+            missing = [engine for engine, sent in asked.items() if not any(one.ready() for one in sent)]
+            if missing and time.monotonic() >= again:
+                again = time.monotonic() + _AGAIN_SECONDS
+                with held_back():
+                    for engine in missing:
+                        asked[engine].append(self.client[engine].apply_async(ipyparallel.Reference("int")))
+            return None if missing else True
+
+        self._wait(reached, "starting engines", progress)
+
+    def _bring_back(self, progress: Progress) -> None:
+        """Makes sure that there is something to fork from."""
+
+    def prepare(self, doing: str) -> None:
+        """Asks every rank to get ready to join anew; fills `prepared` with the answers by rank."""
+        self._prepare(self.engine_of_rank.values(), doing, ignore)
+
+    def _prepare(self, engines: Iterable[int], doing: str, progress: Progress) -> None:
+        answers = self.call(dict.fromkeys(engines, ("prepare", self.place_of(0)["address"])), doing, progress)
+        self.engine_of_rank = {answer["rank"]: engine for engine, answer in answers.items()}
+        self.prepared = {answer["rank"]: answer for answer in answers.values()}
+
+    def call(self, calls: Mapping[int, tuple[Any, ...]], doing: str, progress: Progress) -> dict[int, Any]:
+        """Calls functions of `ddp_lab.engine.rank` on engines and waits for all answers.
+
+        Args:
+            calls: engine id -> the function's name and its arguments.
+            doing: what this is, for progress and errors.
+
+        Returns:
+            engine id -> what it returned.
+
+        Raises:
+            ClusterError: it raised on a rank, or a rank's process ended.
+        """
+        ipyparallel = importlib.import_module("ipyparallel")
+        ends = len(self.look_after().ends)
+        if ends != self._reached:  # what is sent before engines are connected again is lost
+            self._wait_reachable(set(calls), range(self.placement.world_size), progress)
+            self._reached = ends
+        with held_back():  # all or none: ranks wait for each other
+            pending = {}
+            for engine, (function, *arguments) in calls.items():
+                reference = ipyparallel.Reference(RankFunction(RANK, function).expression)
+                pending[engine] = self.client[engine].apply_async(reference, *arguments)
+
+        def answered() -> dict[int, Any] | None:
+            self.fork_server.check(range(self.placement.world_size))
+            for engine, result in pending.items():
+                if result.ready() and not result.successful():
+                    raise ClusterError(self._failure(engine, result, doing))
+            if all(result.ready() for result in pending.values()):
+                return {engine: result.get() for engine, result in pending.items()}
+            return None
+
+        replies: dict[int, Any] = self._wait(answered, doing, progress)
+        return replies
+
+    def end_engines(self) -> None:
+        """Kills every rank's process and waits until they are gone; the controller forgets their engines."""
+        for rank in self.fork_server.pids:
+            self.fork_server.signal(rank, 9)
+        ranks = set(self.fork_server.pids)
+        self._wait(lambda: ranks <= self.fork_server.exits.keys() or None, "ending ranks", ignore)
+        for engine in self.engine_of_rank.values():
+            self.unregister(engine)
+        self._wait_unregistered(set(self.engine_of_rank.values()))
+        self.engine_of_rank = {}
+
+    def _wait_unregistered(self, engines: set[int]) -> None:
+        """Waits until the controller has forgotten these: a new engine may get the id of an old one."""
+        self._wait(lambda: not engines & set(self.client.ids) or None, "ending ranks", ignore)
+
+    def unregister(self, engine: int, wait: bool = False) -> None:
+        """Tells the controller that an engine's process is gone: nobody else would.
+
+        Args:
+            engine: its id.
+            wait: until the controller has done it.
+        """
+        with self._say_to_controller("unregistration_request", {"id": engine}) as socket:
+            if wait:  # what is asked next is answered next
+                self._say_to_controller("connection_request", socket=socket)
+                self._wait(lambda: socket.poll(0) or None, _CONNECTING, ignore)
+
+    def _say_to_controller(self, what: str, content: Mapping[str, Any] | None = None, socket: Any = None) -> Any:
+        """Sends a request to the controller; returns the socket on which it may answer: a new one if none is given."""
+        util = importlib.import_module("ipyparallel.util")
+        session = importlib.import_module("jupyter_client.session")
+        info = self._connection["client"]
+        if socket is None:
+            zmq = importlib.import_module("zmq")
+            socket = zmq.Context.instance().socket(zmq.DEALER)
+            socket.linger = 1000
+            address = f"{info['interface']}:{info['registration']}"
+            util.connect(socket, address, curve_serverkey=info["curve_serverkey"].encode())
+        with _without_signing_warning():
+            sender = session.Session(
+                key=info["key"].encode(),
+                packer=info["pack"],
+                unpacker=info["unpack"],
+                signature_scheme=info["signature_scheme"],
+            )
+        sender.send(socket, what, content=dict(content or {}))
+        return socket
+
+    def close(self) -> None:
+        """Ends everything that runs and removes the cluster's files."""
+        self._close_clients()
+        if self.keeper is not None:
+            self.keeper.stop()
+        self.fork_server.stop()
+        self.controller.stop()
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+        self.engine_of_rank = {}
+
+    def leave(self) -> None:
+        """Lets go of a cluster that outlives this process; everything of it goes on."""
+        assert self.keeper is not None
+        self._close_clients()
+        self.keeper.leave()
+
+    def _close_clients(self) -> None:
+        with held_back(), self._looking:
+            self._up = False
+            self._drop_question()
+        for client in (*self._former_clients, self.client):
+            if client is not None:
+                client.close(linger=0)
+        self._former_clients, self.client = [], None
+
+    def _wait(self, look: Callable[[], Any], doing: str, progress: Progress) -> Any:
+        """Polls until `look` returns something else than None."""
+        begin, ends = time.monotonic(), len(self._ends)
+        look_s, hindered = _LOOK_SECONDS, list[str]()
+        while (found := look()) is None:
+            elapsed = time.monotonic() - begin
+            if elapsed > _LIMIT_SECONDS:
+                raise ClusterError(f"{doing} took more than {_LIMIT_SECONDS:.0f} s")
+            self.fork_server.check()
+            if not self._up:
+                self.controller.check()
+            elif len(now := self.look_after().ends) > ends and doing != _CONNECTING:
+                raise ClusterError(f"{now[-1]} ({doing}); a new one takes its place, and the ranks live on: try again")
+            fraction, text = self._how_far(doing, elapsed)
+            if elapsed > look_s:
+                look_s = elapsed + _LOOK_SECONDS
+                hindered = self.hindered(_no_matter if doing == _CONNECTING else machine.hindrances)
+            if hindered and elapsed > (limit := _UNSEEN_SECONDS if progress is ignore else _HINDERED_SECONDS):
+                raise ClusterError(f"{doing} took more than {limit:.0f} s: {'; '.join(hindered)}")
+            progress(fraction, "; ".join([text, *hindered]))
+            time.sleep(_POLL_SECONDS)
+        return found
+
+    def _how_far(self, doing: str, elapsed: float) -> tuple[float, str]:
+        if doing == "starting engines" and not self.fork_server.ready:
+            return 0.1 + 0.6 * (1 - math.exp(-elapsed / _IMPORT_SECONDS)), self.fork_server.stage
+        if doing == "starting engines":
+            n = self.placement.world_size
+            return 0.75, f"starting engines {len(self.fork_server.pids)}/{n}"
+        return {"connecting to the hosts": 0.02, _CONNECTING: 0.05}.get(doing, 0.9), doing
+
+    def _failure(self, engine: int, result: Any, doing: str) -> str:
+        rank = {number: rank for rank, number in self.engine_of_rank.items()}.get(engine)
+        error = result.exception()
+        trace = "\n".join(getattr(error, "traceback", None) or [])
+        return f"{doing} failed on rank {rank}: {error}\n{trace}".rstrip()
+
+
+def _context() -> Any:
+    """Gives the sockets of one client a name, by which a controller knows them that has not seen them before."""
+    zmq = importlib.import_module("zmq")
+    made = zmq.Context(zmq.Context.instance())
+    made.sockopts[zmq.IDENTITY] = uuid.uuid4().hex.encode()
+    return made
+
+
+@contextlib.contextmanager
+def _without_signing_warning() -> Iterator[None]:
+    """ipyparallel leaves signing to CurveZMQ, and jupyter_client warns that messages are not signed."""
+    log = importlib.import_module("traitlets.log").get_logger()
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "Message signing is disabled" not in record.getMessage()
+
+    log.addFilter(keep)
+    try:
+        yield
+    finally:
+        log.removeFilter(keep)
+
+
+def _no_matter(pid: int) -> list[str]:
+    """What keeps a process from going on that is not waited for."""
+    return []
+
+
+def ignore(fraction: float, text: str) -> None:
+    """Progress that nobody watches."""

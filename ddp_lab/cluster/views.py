@@ -1,0 +1,52 @@
+"""What the widgets of a cluster can ask of its ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..control.collectives import choices, run_collective
+from ..control.ranks import Ranks
+from ..errors import ClusterError
+from ..formatting import label_of
+from ..widgets.controls.collectives import CollectiveStage
+
+__all__ = ["dashboard_means"]
+
+
+def dashboard_means(cluster: Ranks) -> dict[str, Any]:
+    """Arguments of `Dashboard` for a cluster."""
+
+    def request_inspection(reducer: int, step: int) -> None:
+        for rank, own in cluster.timeline.own_numbers(reducer).items():
+            cluster.wire.send([rank], {"op": "inspect", "reducer": own, "step": step})
+
+    def event_cost() -> float | None:
+        replies = cluster.wire.request([0], "event_cost", timeout=0.5) if cluster.running else {}
+        cost: float | None = replies.get(0, {}).get("ns")
+        return cost
+
+    return {
+        "status": cluster.status,
+        "request_inspection": request_inspection,
+        "link": lambda: cluster.link,
+        "event_cost": event_cost,
+        "lost": cluster.lost,
+        "cluster": cluster,
+        "collectives": CollectiveStage(
+            lambda *asked: run_collective(cluster, *asked),
+            lambda: choices(cluster.world_size),
+            lambda: _why_busy(cluster),
+        ),
+    }
+
+
+def _why_busy(cluster: Ranks) -> str:
+    """Why no collective can be run on the ranks just now; "" if one can, or if there are no ranks."""
+    try:
+        busy = cluster.busy_ranks()
+    except ClusterError:
+        return ""
+    if not busy:
+        return ""
+    runs = "runs" if len(busy) == 1 else "run"
+    return f"{label_of(busy).capitalize()} {runs} a cell: wait for its end, or interrupt it."

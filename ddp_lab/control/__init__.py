@@ -1,0 +1,1 @@
+"""The notebook's reach into ranks while they train: wire, settings, turns."""

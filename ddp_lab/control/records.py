@@ -1,0 +1,108 @@
+"""Records of ranks and of what can be run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..diagnostics.flights import in_flight_words
+
+__all__ = ["CellText", "RankRecord", "RankVitals"]
+
+
+@dataclass(frozen=True)
+class CellText:
+    """A cell's text and where it stands in its notebook.
+
+    Attributes:
+        text: the text below the line of the magic.
+        first_line: the notebook's number of the text's first line, for tracebacks.
+        name: under which the cell's result is kept; "" for none.
+    """
+
+    text: str
+    first_line: int = 1
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank as it is now.
+
+    Attributes:
+        rank: its rank.
+        engine: id of its ipyparallel engine; not the rank.
+        pid: its process id; 0 while it is being started.
+        host: the machine.
+        device: the device it is pinned to.
+        backend: the default group's backends.
+        state: ``"idle"``, ``"running"`` a cell, ``"freed"`` (its groups were shut down; the next cell rejoins),
+            ``"silent"`` (it does not answer) or ``"dead"``.
+        cell: id of the cell it runs, None between cells.
+        exit_code: of a dead rank; minus the signal's number if a signal ended it.
+        clock: how exactly its times are known on one axis with those of other hosts; empty where one clock serves all.
+        in_flight: collectives that it has launched and that have not ended, in words, e.g. ``"2, oldest all_reduce #18
+            of 4 MiB for 3.2 s"``; "" if there is none.
+        broken_by: why its groups were shut down: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed; "" if
+            they were not.
+    """
+
+    rank: int
+    engine: int | None
+    pid: int
+    host: str
+    device: str
+    backend: str
+    state: str
+    cell: str | None
+    exit_code: int | None
+    clock: str = ""
+    in_flight: str = ""
+    broken_by: str = ""
+
+    @property
+    def word(self) -> str:
+        """Its state in a reader's word; a rank whose own cell was the cause is "failed", not "freed"."""
+        own = self.state == "freed" and self.broken_by in ("failed", "interrupted")
+        return self.broken_by if own else self.state
+
+
+@dataclass(frozen=True)
+class RankVitals:
+    """How one rank is.
+
+    Attributes:
+        record: its place and state.
+        label: name of the cell that it runs; None between cells, or if it does not answer.
+        cell_seconds: how long it has run that cell.
+        silent_seconds: since it last sent anything; None if it never did.
+        in_flight: collectives that it has launched and that have not ended, in words; "" if there is none.
+        gpu_used: bytes that all processes use of its GPU; None without GPU, or if the driver does not tell.
+        gpu_total: bytes that its GPU has.
+        gpu_percent: of the time in which its GPU was busy, in about the last second.
+    """
+
+    record: RankRecord
+    label: str | None = None
+    cell_seconds: float | None = None
+    silent_seconds: float | None = None
+    in_flight: str = ""
+    gpu_used: int | None = None
+    gpu_total: int | None = None
+    gpu_percent: int | None = None
+
+    @classmethod
+    def of(cls, record: RankRecord, answer: Mapping[str, Any], silent_seconds: float | None) -> RankVitals:
+        """From what the rank answered; empty: it did not."""
+        gpu = answer.get("gpu") or {}
+        return cls(
+            record,
+            answer.get("label"),
+            answer.get("seconds"),
+            silent_seconds,
+            in_flight_words(answer.get("in_flight") or {}),
+            gpu.get("used"),
+            gpu.get("total"),
+            gpu.get("percent"),
+        )

@@ -1,0 +1,417 @@
+"""What the client can do to models that train: reconfigure them, break things on purpose, pause and step through.
+
+All of it goes over the control channel, and works while a cell runs; the rank side is `ddp_lab.parallel.live`. Where
+no model is named, the one that was active last is meant, of those that the ranks still have.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..analysis.before_after import BeforeAfter, before_after
+from ..errors import ClusterError
+from ..faults import Fault, to_dict
+from ..output.board import SilentBoard
+from ..protocol.entry_points import CHECK_DRIFT
+from ..timeline.judgement.changes import last_change
+from ..timeline.records import DriftRecord
+from .live_records import Reconfigured, StepState
+
+if TYPE_CHECKING:
+    from ..timeline.timeline import Timeline
+    from .wire import Wire
+
+__all__ = ["Owner", "TrainingControl"]
+
+_ANSWER_SECONDS = 5.0
+_LOOK_SECONDS = 0.02
+
+
+class Owner(Protocol):
+    """Who has the ranks whose models are acted on: a cluster, or a program that `ddp-lab tune` runs."""
+
+    timeline: Timeline
+    takes_cells: bool  # a program's ranks take none
+
+    @property
+    def wire(self) -> Wire: ...
+    def busy_ranks(self) -> set[int]: ...
+    def run(self, code: Any, *args: Any, **options: Any) -> Any: ...
+
+
+class TrainingControl:
+    """Acts on models while they train, and has ranks look at their gradients and parameters.
+
+    It has no state of its own: the ranks have it, and the timeline what they tell.
+
+    Args:
+        owner: whose ranks.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+
+    @property
+    def timeline(self) -> Timeline:
+        """Where the models' steps arrive."""
+        return self.owner.timeline
+
+    # -- buckets and hooks
+
+    def reconfigure(
+        self,
+        reducer: int | None = None,
+        *,
+        bucket_cap_mb: float | None = None,
+        first_bucket_mb: float | None = None,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        order: str | Sequence[str] | None = None,
+        comm_hook: str | None = None,
+        timeout: float = 30.0,
+    ) -> Reconfigured:
+        """Changes a model's buckets, their order or its comm hook, on all its ranks between the same two steps.
+
+        Works while a cell trains (started with ``wait=False``, or from another thread), or before one that will.
+
+        Args:
+            reducer: which model; None for the most recently active of those that exist.
+            bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
+            first_bucket_mb: cap of the bucket that is launched first.
+            bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
+            order: ``"ready"`` (as the gradients became ready last), ``"registration"``, ``"reversed"``, or the
+                qualified names of all trained parameters.
+            comm_hook: ``"none"``, ``"fp16"``, ``"bf16"``, ``"powersgd"``, or a name that the ranks have given to a hook
+                with `DistributedDataParallel.define_comm_hook`.
+            timeout: seconds in which the model must have trained two steps.
+
+        Raises:
+            ClusterError: the ranks refuse (they say why), or no step came in time: then nothing is changed, unless
+                the message says otherwise.
+        """
+        change = {
+            "bucket_cap_mb": bucket_cap_mb,
+            "first_bucket_mb": first_bucket_mb,
+            "bucket_cap_mb_list": None if bucket_cap_mb_list is None else list(bucket_cap_mb_list),
+            "order": order if order is None or isinstance(order, str) else list(order),
+            "comm_hook": comm_hook,
+        }
+        return self.apply(self.model(reducer), change, timeout)
+
+    def apply(
+        self, number: int, asked: dict[str, Any], timeout: float, trains: Callable[[], bool] = lambda: True
+    ) -> Reconfigured:
+        """See `reconfigure`; gives up, too, when `trains()`, which is asked again and again, says no."""
+        ranks = list(self.timeline.assignment(number)["group_ranks"])
+        name = uuid.uuid4().hex
+        self.ask(number, ranks, "check", change=asked)
+        # See [Note: a change while training runs] on the rank side for why rank 0 comes last.
+        try:
+            self.ask(number, ranks[1:], "prepare", change=asked, name=name)
+            self.ask(number, ranks[:1], "prepare", change=asked, name=name)
+            done = self._wait_applied(number, ranks, name, time.monotonic() + timeout, trains)
+        except ClusterError as error:
+            if not self._withdraw(number, ranks, name):
+                raise ClusterError(f"{error} It is decided: they make the change when they train on.") from error
+            raise
+        except KeyboardInterrupt:
+            self._withdraw(number, ranks, name)
+            raise
+        first = done[ranks[0]]
+        self._wait_described(number, first["generation"])
+        return Reconfigured(
+            number, first["step"], first["generation"], {k: v for k, v in asked.items() if v is not None}
+        )
+
+    def _wait_applied(
+        self, reducer: int, ranks: list[int], name: str, deadline: float, trains: Callable[[], bool]
+    ) -> dict[int, dict[str, Any]]:
+        while True:
+            found = self.ask(reducer, ranks, "status", name=name)
+            states = {answer["state"] for answer in found.values()}
+            if states == {"applied"}:
+                after = {rank: answer["after"] for rank, answer in found.items()}
+                if len(set(after.values())) > 1:
+                    raise ClusterError(f"The ranks changed after different backwards ({after}): did they train apart?")
+                return found
+            if "dropped" in states:
+                raise ClusterError("The ranks were given new groups meanwhile, and the change was dropped: ask again.")
+            if time.monotonic() > deadline:
+                raise ClusterError("The model has not trained two steps in time.")
+            if not trains():
+                raise ClusterError("The training has ended.")
+            time.sleep(_LOOK_SECONDS)
+
+    def _wait_described(self, reducer: int, generation: int) -> None:
+        """Waits until the timeline knows the new buckets, which the ranks tell it over another channel than ours."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            if any(one.reducer == reducer and generation in one.generations for one in self.timeline.reducers()):
+                return
+            time.sleep(_LOOK_SECONDS)
+
+    def _withdraw(self, reducer: int, ranks: list[int], name: str) -> bool:
+        """Takes a change back, first where it is decided; returns False if it is too late."""
+        for some in (ranks[:1], ranks[1:]):
+            answers = self.answers(reducer, some, "withdraw", name=name)
+            if any(answer.get("withdrawn") is False for answer in answers.values()):
+                return False
+        return True
+
+    def before_after(
+        self, reducer: int | None = None, *, what: str = "step_ms", last_steps: int = 200, generation: int | None = None
+    ) -> BeforeAfter:
+        """Compares the steps before and after the last change of a model's buckets or hook.
+
+        Args:
+            reducer: which model; None for the most recently active.
+            what: a column of `Timeline.steps` in ms; of several ranks the mean counts.
+            last_steps: so many steps on each side at most, the newest. Steps beyond a fault that began or ended
+                count on neither side.
+            generation: number of an assignment (`Reconfigured.generation`): the change that led to it is looked at;
+                None for the last change.
+
+        Raises:
+            ValueError: nothing was changed, or there are fewer than 10 steps on a side.
+        """
+        known = [one.reducer for one in self.timeline.reducers() if reducer in (None, one.reducer)]
+        number = known[-1] if known else self.model(reducer)  # which says why there is none
+        return before_after(*last_change(self.timeline, number, what, last_steps, generation).times)
+
+    # -- faults
+
+    def inject(self, fault: Fault, reducer: int | None = None) -> int:
+        """Has a fault happen on its rank from the next forward on, while training runs; see `ddp_lab.faults`.
+
+        Args:
+            fault: e.g. ``ddp_lab.faults.SlowLayer(rank=1, parameter="0.weight", seconds=0.02)``.
+            reducer: which model; None for the most recently active of those that exist.
+
+        Returns:
+            A number, for `clear_faults`.
+
+        Raises:
+            ValueError: the fault makes no sense.
+            ClusterError: its rank refuses it, or does not answer.
+        """
+        fault.check()
+        answer = self.ask(self.model(reducer), [fault.rank], "inject", fault=to_dict(fault))
+        return int(answer[fault.rank]["number"])
+
+    def faults(self) -> dict[int, list[dict[str, Any]]]:
+        """rank -> its faults: the fields of each, its ``number``, and whether it has ``begun``."""
+        answers = self.owner.wire.request(None, "live", _ANSWER_SECONDS, do="faults")
+        return {rank: answer["faults"] for rank, answer in sorted(answers.items()) if answer.get("faults")}
+
+    def clear_faults(self, rank: int | None = None, number: int | None = None) -> None:
+        """Ends faults before the next forward: one of a rank, all of a rank, or all.
+
+        Args:
+            rank: where; None for all ranks.
+            number: which, as `inject` returned it; None for all of the rank.
+        """
+        if number is not None and rank is None:
+            raise ValueError("a fault's number counts on its rank: give the rank too")
+        self.owner.wire.request(
+            None if rank is None else [rank], "live", _ANSWER_SECONDS, do="clear faults", number=number
+        )
+
+    # -- pauses
+
+    def breakpoints(
+        self,
+        *points: str,
+        ranks: Iterable[int] | None = None,
+        parameters: Sequence[str] = (),
+        buckets: Sequence[int] = (),
+        reducer: int | None = None,
+    ) -> None:
+        """Pauses a model's backwards at these points from now on; replaces what was set before on these ranks.
+
+        The other ranks wait meanwhile, in their collectives; no timeout of a group runs out. See `step_state`.
+
+        Args:
+            points: ``"gradient_ready"``, ``"bucket_ready"``, ``"launched"``, ``"reduced"``; none: no breakpoints on
+                these ranks.
+            ranks: which pause; None for all of the model.
+            parameters: at the gradients of these alone (qualified names); empty: of all.
+            buckets: at the other points for these alone; empty: for all.
+            reducer: which model; None for the most recently active of those that exist.
+
+        Raises:
+            ClusterError: a rank refuses it, or does not answer.
+        """
+        number = self.model(reducer)
+        chosen = self.ranks_of(number) if ranks is None else sorted(set(ranks))
+        self.owner.wire.request(None, "live", _ANSWER_SECONDS, do="hold")
+        where = {"parameters": list(parameters), "buckets": list(buckets)}
+        self.ask(number, chosen, "breakpoints", points=list(points), **where)
+
+    def step_state(self, reducer: int | None = None) -> dict[int, StepState]:
+        """rank -> where its backward stands now, and what has become of each bucket; also while it pauses."""
+        number = self.model(reducer)
+        answers = self.ask(number, self.ranks_of(number), "stage")
+        return {rank: StepState.of(rank, answer) for rank, answer in sorted(answers.items())}
+
+    def wait_paused(
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+    ) -> dict[int, StepState]:
+        """Waits until these ranks pause (None: any rank), or `timeout` seconds have passed; returns `step_state`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            states = self.step_state(reducer)
+            paused = {rank for rank, state in states.items() if state.paused}
+            if (paused if ranks is None else set(ranks) <= paused) or time.monotonic() > deadline:
+                return states
+            time.sleep(_LOOK_SECONDS)
+
+    def next_event(
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+    ) -> dict[int, StepState]:
+        """Lets paused ranks go on to whatever happens next, and waits for it; returns `step_state`.
+
+        Args:
+            ranks: which; None for all that pause. The others stay where they are.
+            timeout: seconds to wait: a rank that needs another one that pauses does not come there.
+            reducer: which model; None for the most recently active of those that exist.
+        """
+        return self._go_on("event", ranks, timeout, reducer)
+
+    def next_bucket(
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+    ) -> dict[int, StepState]:
+        """Lets paused ranks go on until their next bucket is ready; else as `next_event`."""
+        return self._go_on("bucket", ranks, timeout, reducer)
+
+    def next_breakpoint(
+        self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
+    ) -> dict[int, StepState]:
+        """Lets paused ranks go on to the next of the breakpoints that were set; else as `next_event`."""
+        return self._go_on("breakpoint", ranks, timeout, reducer)
+
+    def resume(self) -> None:
+        """Takes all breakpoints away: ranks that pause go on, and train at full speed."""
+        self.owner.wire.request(None, "live", _ANSWER_SECONDS, do="resume")
+
+    def _go_on(
+        self, until: str, ranks: Iterable[int] | None, timeout: float, reducer: int | None
+    ) -> dict[int, StepState]:
+        number = self.model(reducer)
+        states = self.step_state(number)
+        paused = [rank for rank, state in states.items() if state.paused and (ranks is None or rank in set(ranks))]
+        if not paused:
+            return states
+        self.ask(number, paused, "go on", until=until)
+        return self.wait_paused(paused, timeout, number)
+
+    # -- looks; none of it runs unasked
+
+    def watch_gradients(self, every: int = 10, reducer: int | None = None) -> None:
+        """Watches the gradients of each so many-th step from one of the next steps on; works while a cell trains.
+
+        `Timeline.gradients` and `Timeline.noise_scale` have what is seen, and the view ``dashboard("gradients")``. In a
+        watched step each bucket is read twice more (0.12 ms for each MB on one CPU core) and a few numbers for each
+        bucket are gathered.
+
+        Args:
+            every: how many steps apart; 0: no more.
+            reducer: which model; None for the most recently active of those that exist.
+
+        Raises:
+            ClusterError: a rank refuses, or does not answer.
+        """
+        self._look(reducer, gradients=every)
+
+    def watch_drift(self, every: int = 100, reducer: int | None = None) -> None:
+        """Compares parameters and buffers of all ranks before each so many-th step; works while a cell trains.
+
+        `Timeline.drift` has what is found. Each time costs one pass over all parameters (0.3 ms for each MB on one CPU
+        core).
+
+        Args:
+            every: how many steps apart; 0: no more.
+            reducer: which model; None for the most recently active of those that exist.
+
+        Raises:
+            ClusterError: a rank refuses, or does not answer.
+        """
+        self._look(reducer, drift=every)
+
+    def check_drift(self, reducer: int | None = None, timeout: float = 30.0) -> DriftRecord:
+        """Compares parameters and buffers of all ranks now: between two steps while they train, else at once.
+
+        Args:
+            reducer: which model; None for the most recently active of those that exist.
+            timeout: seconds in which a model that trains must have made two steps.
+
+        Raises:
+            ClusterError: a rank refuses or does not answer, or no step came in time.
+        """
+        number = self.model(reducer)
+        ranks = self.ranks_of(number)
+        before = self.timeline.looks_arrived(number)
+        deadline = time.monotonic() + timeout
+        if self.owner.busy_ranks() & set(ranks):
+            self._look(number, check=True)
+        else:
+            own = {str(rank): of_rank for rank, of_rank in self.timeline.own_numbers(number).items()}
+            self.owner.run(CHECK_DRIFT, own, ranks=ranks, label="check drift", board=SilentBoard())
+        while time.monotonic() < deadline:
+            if self.timeline.looks_arrived(number) > before:
+                return self.timeline.drift_records(number)[-1]
+            time.sleep(_LOOK_SECONDS)
+        raise ClusterError("The model has not trained two steps in time: it is compared when it trains on.")
+
+    def looks(self, reducer: int | None = None) -> dict[str, int]:
+        """What is looked at: ``gradients`` and ``drift`` (each how many-th step; 0: none), ``pending`` requests."""
+        number = self.model(reducer)
+        first = self.ranks_of(number)[0]
+        return {name: int(value) for name, value in self.ask(number, [first], "looks")[first].items()}
+
+    def _look(self, reducer: int | None, **wanted: Any) -> None:
+        number = self.model(reducer)
+        ranks = self.ranks_of(number)
+        name = uuid.uuid4().hex
+        # See [Note: a change while training runs] on the rank side for why rank 0 comes last.
+        for some in (ranks[1:], ranks[:1]):
+            self.ask(number, some, "look", look=wanted, name=name)
+
+    # -- the ranks
+
+    def model(self, reducer: int | None) -> int:
+        """The number of the model that is meant; asks nobody. See [Note: models that are gone] in `timeline.models`."""
+        living = [one.reducer for one in self.timeline.living()]
+        if reducer in living or (reducer is None and living):
+            return living[-1] if reducer is None else reducer
+        known = [one.reducer for one in self.timeline.reducers()]
+        if reducer is not None and reducer not in known:
+            raise ValueError(f"there is no model {reducer} on the timeline: choose one of {sorted(living)}")
+        if not known:
+            raise ClusterError("no rank has a model yet: wrap one in ddp_lab.DistributedDataParallel")
+        which = "no rank has a model any more" if reducer is None else f"model {reducer} is gone"
+        why = "no variable of a cell holds it any more, or one of its ranks has a new process"
+        remedy = (
+            f"choose one of {sorted(living)}" if living else "wrap one in ddp_lab.DistributedDataParallel, and keep it"
+        )
+        raise ClusterError(f"{which} ({why}): {remedy}")
+
+    def ranks_of(self, reducer: int) -> list[int]:
+        """The ranks that train a model."""
+        return list(self.timeline.assignment(reducer)["group_ranks"])
+
+    def answers(self, reducer: int, ranks: Sequence[int], do: str, **what: Any) -> dict[int, dict[str, Any]]:
+        """What these ranks answer, those that do: to `do` of `ddp_lab.engine.model_control`."""
+        own = {str(rank): number for rank, number in self.timeline.own_numbers(reducer).items()}
+        return self.owner.wire.request(ranks, "live", _ANSWER_SECONDS, do=do, reducers=own, **what)
+
+    def ask(self, reducer: int, ranks: Sequence[int], do: str, **what: Any) -> dict[int, dict[str, Any]]:
+        """As `answers`; raises `ClusterError` if one does not answer, or answers with an error."""
+        answers = self.answers(reducer, ranks, do, **what)
+        for rank in sorted(ranks):
+            if rank not in answers:
+                raise ClusterError(f"rank {rank} does not answer: is its process still there? (`status()` tells)")
+            if "error" in answers[rank]:
+                raise ClusterError(f"rank {rank} refuses: {answers[rank]['error']}")
+        return answers

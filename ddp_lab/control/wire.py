@@ -1,0 +1,390 @@
+"""The event and control channel, notebook side: receive what ranks publish, tell ranks what to do.
+
+Ranks PUSH to one PULL socket (events, descriptions, statuses, in the order in which each rank sent them) and hold
+one DEALER each to a ROUTER (control). Both are encrypted and authenticated with CurveZMQ: key pairs are made afresh
+for every cluster, and only who holds the ranks' key gets in.
+
+Who owns what: one receiver thread owns every socket. It decodes, calls the handlers, which only append, and sends
+what other threads put into `_outgoing`. Those threads touch `_lock`-guarded state and the waking pipe, no socket; the
+main thread takes the lock with interrupts held back, see [Note: interrupts of the client].
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import zmq
+
+from ..dropped import Dropped
+from ..errors import ClusterError
+from ..protocol import events, wire_messages
+from .interrupts import held_back
+from .wire_sockets import WireSockets
+
+__all__ = ["Wire", "WireStatistics"]
+
+JSON_FRAME = b"j"  # first frame of a data message that is not an event batch: the second is JSON
+WAITING_CONTROL = 64  # control messages kept for a rank that has not said hello
+_TAKE = 64  # data messages between two looks at the control sockets
+_MARKERS = 256  # ends of cells remembered per rank
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WireStatistics:
+    """What one rank has sent.
+
+    Attributes:
+        batches: event batches received.
+        events: events in them.
+        dropped: events that the rank recorded and overwrote before they could be sent.
+        bytes: bytes of event batches.
+    """
+
+    batches: int = 0
+    events: int = 0
+    dropped: int = 0
+    bytes: int = 0
+
+
+class _Request:
+    """Replies to one control request, as they arrive."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.missing = set(ranks)
+        self.replies: dict[int, dict[str, Any]] = {}
+        self.received_ns: dict[int, int] = {}
+
+
+class Wire:
+    """Receives what the ranks publish and sends them control messages.
+
+    Hand `endpoint` to every rank (`ddp_lab.engine.telemetry.Telemetry`), and register handlers before the first
+    rank connects. Usable from any thread; a context manager.
+
+    Args:
+        address: interface to listen on, the system picks the ports; or a folder, for sockets that processes of this
+            host reach whatever their network is.
+        keys: those of a wire that was there before, with the same address, whose ranks will connect again; None for
+            new ones.
+    """
+
+    def __init__(self, address: str = "127.0.0.1", keys: Mapping[str, str] | None = None) -> None:
+        self._lock = threading.Condition()
+        self._on_batch: list[Callable[[events.Batch], object]] = []
+        self._on_description: list[Callable[[int, dict[str, Any]], object]] = []
+        self._on_status: list[Callable[[int, dict[str, Any]], object]] = []
+        self._statistics: dict[int, WireStatistics] = {}
+        self._markers: dict[int, deque[str]] = {}
+        self._peers: dict[int, bytes] = {}  # rank -> routing id, since its hello
+        self._heard: dict[int, float] = {}  # rank -> when its last message came, in seconds; the receiver thread's
+        self._waiting: dict[int, deque[bytes]] = {}  # for ranks that have not said hello
+        self._outgoing: deque[tuple[int, bytes]] = deque()
+        self._requests: dict[int, _Request] = {}
+        self._ids = itertools.count(1)
+        self._error: Exception | None = None
+        self._dropped = Dropped()
+        self._closing = False
+        self._sockets = WireSockets(address, keys)
+        self._thread = threading.Thread(target=self._run, name="ddp_lab-wire", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- what callers use -------------------------------------------------------------------------------
+
+    def endpoint(self) -> dict[str, str]:
+        """Addresses and keys for the ranks, JSON-able. It holds a secret key: send it over a private channel."""
+        return dict(self._sockets.endpoint)
+
+    def keys(self) -> dict[str, str]:
+        """Keys for a later wire at the same address. Secret."""
+        return dict(self._sockets.keys)
+
+    def on_batch(self, handler: Callable[[events.Batch], object]) -> None:
+        """Calls `handler(batch)` for every event batch, on the receiver thread: let it only append."""
+        self._on_batch.append(handler)
+
+    def on_description(self, handler: Callable[[int, dict[str, Any]], object]) -> None:
+        """Calls `handler(rank, description)` for every description, before the events that refer to it."""
+        self._on_description.append(handler)
+
+    def on_status(self, handler: Callable[[int, dict[str, Any]], object]) -> None:
+        """Calls `handler(rank, status)` for every status that a rank sends."""
+        self._on_status.append(handler)
+
+    def connected(self) -> set[int]:
+        """The ranks that have said hello."""
+        with held_back(), self._lock:
+            return set(self._peers)
+
+    def wait_connected(self, ranks: Iterable[int], timeout: float) -> set[int]:
+        """Waits until these ranks have said hello; returns those that had not after `timeout` seconds."""
+        chosen = set(ranks)
+        with self._lock:
+            self._lock.wait_for(lambda: self._closing or chosen <= self._peers.keys(), timeout)
+            return chosen - self._peers.keys()
+
+    def send(self, ranks: Iterable[int] | None, message: Mapping[str, Any]) -> None:
+        """Sends a control message, e.g. ``{"op": "interrupt"}``; returns at once.
+
+        Args:
+            ranks: to whom; None for every rank that has said hello. A rank named here that has not said hello
+                yet gets the message when it does (the last 64 are kept).
+            message: JSON-able, with an ``"op"``.
+        """
+        payload = json.dumps(message).encode()
+        with held_back(), self._lock:
+            if self._closing:
+                return
+            chosen = sorted(self._peers) if ranks is None else sorted(set(ranks))
+            self._outgoing.extend((rank, payload) for rank in chosen)
+            self._sockets.wake()
+
+    def request(
+        self, ranks: Iterable[int] | None, op: str, timeout: float, **arguments: Any
+    ) -> dict[int, dict[str, Any]]:
+        """Sends a control message and collects the replies.
+
+        Returns:
+            rank -> reply; a rank that did not answer within `timeout` seconds is missing. A reply of
+            ``{"error": text}`` means that the rank's handler raised.
+        """
+        return self._request(self.connected() if ranks is None else set(ranks), op, timeout, arguments).replies
+
+    def times(self, ranks: Iterable[int], timeout: float) -> dict[int, tuple[int, int, int]]:
+        """Asks ranks for the time; of those that answer, each with its own clock in nanoseconds.
+
+        Returns:
+            rank -> when it was asked, what it answered, when the answer came.
+        """
+        sent_ns = time.monotonic_ns()
+        request = self._request(set(ranks), "time", timeout, {})
+        return {
+            rank: (sent_ns, int(reply["ns"]), request.received_ns[rank])
+            for rank, reply in request.replies.items()
+            if "ns" in reply
+        }
+
+    def _request(self, ranks: set[int], op: str, timeout: float, arguments: Mapping[str, Any]) -> _Request:
+        """Sends a control message; returns when all have answered, or after `timeout` seconds."""
+        number = next(self._ids)
+        request = _Request(ranks)
+        with held_back():
+            with self._lock:
+                self._requests[number] = request
+            self.send(ranks, {"op": op, "id": number, **arguments})
+            with self._lock:
+                self._lock.wait_for(lambda: self._closing or not request.missing, timeout)
+                del self._requests[number]
+                return request
+
+    def wait_for(self, cell: str, ranks: Iterable[int], timeout: float = 0.5) -> bool:
+        """Waits until everything that these ranks recorded before they flushed `cell` has been handled.
+
+        Call it after a cell's replies: the timeline then holds the cell's last step.
+
+        Returns:
+            Whether all of them have; False after `timeout` seconds.
+        """
+        chosen = set(ranks)
+
+        def arrived() -> bool:
+            return self._closing or all(cell in self._markers.get(rank, ()) for rank in chosen)
+
+        with held_back(), self._lock:
+            return self._lock.wait_for(arrived, timeout) and not self._closing
+
+    def statistics(self) -> dict[int, WireStatistics]:
+        """rank -> what it has sent so far."""
+        with held_back(), self._lock:
+            return dict(self._statistics)
+
+    def silence(self) -> dict[int, float]:
+        """rank -> seconds since it last sent anything, of those that ever did."""
+        now = time.monotonic()
+        return {rank: now - at for rank, at in list(self._heard.items())}
+
+    @property
+    def refused(self) -> int:
+        """Connections turned away because they did not hold the ranks' key."""
+        return self._sockets.refused
+
+    @property
+    def malformed(self) -> int:
+        """Messages that were dropped because they are none, or a handler failed at them."""
+        return self._dropped.count
+
+    @property
+    def error(self) -> Exception | None:
+        """The first error of the receiver thread, of a handler or reported by a rank; None if there was none."""
+        return self._error
+
+    def check(self) -> None:
+        """Raises `ClusterError` if the receiver thread met an error."""
+        if self._error is not None:
+            raise ClusterError(f"the event channel met an error: {self._error}") from self._error
+
+    def close(self) -> None:
+        """Ends the receiver thread and closes all sockets; what has not been sent is given up."""
+        with held_back(), self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._lock.notify_all()
+        self._sockets.wake()
+        self._thread.join()
+        self._sockets.release()
+
+    # ---- the receiver thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        sockets = self._sockets
+        steps: dict[Any, Callable[[], None]] = {
+            sockets.waker: self._send_outgoing,
+            sockets.gate: sockets.admit,
+            sockets.control: self._take_control,
+            sockets.data: self._take_data,
+        }
+        poller = zmq.Poller()
+        for source in steps:
+            poller.register(source, zmq.POLLIN)
+        try:
+            while not self._closing:
+                ready = dict(poller.poll())
+                for source, step in steps.items():
+                    if source in ready:
+                        step()
+        except Exception as error:
+            self._note(error)
+            raise
+        finally:
+            sockets.close()
+
+    def _note(self, error: Exception) -> None:
+        """Keeps the first error, and logs one now and then: see `Dropped`."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+        if self._dropped.one_more():
+            _log.error("event channel: %s (%d such so far)", error, self._dropped.count, exc_info=error)
+
+    def _guarded(self, handle: Callable[..., None], *arguments: Any) -> None:
+        # The thread's top for one message: a bad one must not end the channel for all ranks.
+        try:
+            handle(*arguments)
+        except Exception as error:  # noqa: BLE001 - stored, logged and raised by check()
+            self._note(error)
+
+    def _take_data(self) -> None:
+        for _ in range(_TAKE):
+            try:
+                frames = self._sockets.data.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._guarded(self._handle_data, [frame.buffer for frame in frames])
+
+    def _handle_data(self, frames: list[memoryview]) -> None:
+        if frames[0] != JSON_FRAME:
+            batch = events.decode([bytes(frames[0]), *frames[1:]])
+            self._heard[batch.rank] = time.monotonic()
+            self._count(batch, sum(len(frame) for frame in frames))
+            for handler in self._on_batch:
+                handler(batch)
+            return
+        rank, message = wire_messages.parse(frames)
+        self._heard[rank] = time.monotonic()
+        kind = message["type"]
+        if kind == "describe":
+            for description in message["descriptions"]:
+                for describe in self._on_description:
+                    describe(rank, {**description, "session": message["session"]})
+        elif kind == "status":
+            for tell in self._on_status:
+                tell(rank, message["status"])
+        elif kind == "flushed":
+            with self._lock:
+                self._markers.setdefault(rank, deque(maxlen=_MARKERS)).append(message["cell"])
+                self._lock.notify_all()
+        elif kind == "error":
+            raise ClusterError(f"rank {rank}: {message['text']}")
+
+    def _count(self, batch: events.Batch, size: int) -> None:
+        with self._lock:
+            was = self._statistics.get(batch.rank, WireStatistics())
+            self._statistics[batch.rank] = replace(
+                was,
+                batches=was.batches + 1,
+                events=was.events + len(batch.events),
+                dropped=was.dropped + batch.dropped,
+                bytes=was.bytes + size,
+            )
+
+    def _take_control(self) -> None:
+        while True:
+            try:
+                frames = self._sockets.control.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._guarded(self._handle_control, frames)
+
+    def _handle_control(self, frames: list[bytes]) -> None:
+        now_ns = time.monotonic_ns()
+        rank, message = wire_messages.parse(frames)
+        peer = frames[0]
+        self._heard[rank] = time.monotonic()
+        if message["type"] == "hello":
+            with self._lock:
+                self._peers[rank] = peer
+                kept = self._waiting.pop(rank, ())
+                self._outgoing.extendleft((rank, payload) for payload in reversed(kept))
+                self._lock.notify_all()
+            self._send_outgoing()
+        elif message["type"] == "bye":
+            with self._lock:
+                if self._peers.get(rank) == peer:
+                    del self._peers[rank]
+        elif message["type"] == "reply":
+            with self._lock:
+                request = self._requests.get(message["id"])
+                if request is not None:
+                    request.missing.discard(rank)
+                    request.received_ns[rank] = now_ns
+                    request.replies[rank] = message["reply"]
+                    self._lock.notify_all()
+
+    def _send_outgoing(self) -> None:
+        self._sockets.clear_waker()
+        while True:
+            with self._lock:
+                if not self._outgoing:
+                    return
+                rank, payload = self._outgoing.popleft()
+                peer = self._peers.get(rank)
+            if peer is None or not self._sent(peer, payload):
+                with self._lock:
+                    self._waiting.setdefault(rank, deque(maxlen=WAITING_CONTROL)).append(payload)
+
+    def _sent(self, peer: bytes, payload: bytes) -> bool:
+        try:
+            self._sockets.control.send_multipart([peer, payload], zmq.NOBLOCK)
+        except zmq.Again:  # its queue is full: it does not read
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:  # it has gone; a successor will say hello
+                return False
+            raise
+        return True

@@ -1,0 +1,79 @@
+"""What to say of ranks whose collectives differ, or of which one is ahead, whether anybody waits or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .flights import SKEW_S, Distance, Mismatch, distances, find_mismatch
+from .rank_state import Examined, label
+
+__all__ = ["SAME_CALLS", "Diagnosis", "diagnose_ahead", "diagnose_mismatch", "launched_alone", "mismatch_of"]
+
+SAME_CALLS = "All ranks of a group have to make the same calls in the same order."
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor says.
+
+    Attributes:
+        kind: e.g. ``"mismatch"``; of `diagnose`.
+        sentence: the reason.
+        remedy: what to do; "" if there is nothing to do.
+        stuck: whether ranks wait for something that does not come by itself, or not soon.
+    """
+
+    kind: str
+    sentence: str
+    remedy: str = ""
+    stuck: bool = True
+
+
+def mismatch_of(ranks: Sequence[Examined]) -> Mismatch | None:
+    """The first collective of the running cell, or of the last one, that is not the same on all ranks."""
+    running = {one.last_cell for one in ranks if one.state == "running"} or {one.last_cell for one in ranks}
+    of_cell = [one.rank for one in ranks if one.last_cell in running]
+    return find_mismatch({one.rank: one.flights for one in ranks}, of_cell)
+
+
+def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
+    """What to say of ranks that entered different collectives under the same number."""
+    places = {one.rank: f" at {one.entered_at}" for one in ranks if one.entered_at is not None}
+    by_call: dict[str, list[int]] = {}
+    for rank, call in found.calls.items():
+        by_call.setdefault(f"{call.called(found.number)}{places.get(rank, '')}", []).append(rank)
+    (first, who), *others = by_call.items()
+    words = ", ".join([f"{label(who)} entered {first}", *(f"{label(which)} {call}" for call, which in others)])
+    if found.sizes:
+        remedy = "Tensors have to agree in shape and dtype; uneven ones: gather their sizes first."
+        return Diagnosis("sizes", f"{words}: the tensors differ.", remedy)
+    return Diagnosis("mismatch", f"{words}.", SAME_CALLS)
+
+
+def launched_alone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    """A rank has launched collectives that another one has not entered, and waits for none of them."""
+    if waiting:
+        return None
+    for found in distances({one.rank: one.flights for one in ranks}).values():
+        if found.launched is not None and found.launched.seconds >= SKEW_S:
+            return replace(diagnose_ahead(ranks, found), stuck=False)
+    return None
+
+
+def diagnose_ahead(ranks: Sequence[Examined], found: Distance) -> Diagnosis:
+    """What to say of two ranks that are not equally far, though none of them waits."""
+    by_rank = {one.rank: one for one in ranks}
+    behind, number = by_rank[found.behind], found.entered[1] + 1
+    what = found.missing.called(number) if found.missing is not None else f"operation #{number} of their group"
+    launches = f"rank {found.ahead} launched {what}"
+    if behind.state == "running":
+        sentence = f"{launches} and went on; rank {found.behind} has not entered it, and {behind}."
+    elif by_rank[found.ahead].state == "running":
+        sentence = f"{launches} and went on; rank {found.behind} has ended the cell without it."
+    else:
+        sentence = (
+            f"No cell runs, but {launches}, which rank {found.behind} has not entered: its next one will meet it."
+        )
+    remedy = f"{SAME_CALLS} Wait for the works of async_op=True calls before the next step."
+    return Diagnosis("ahead", sentence, remedy)

@@ -1,0 +1,149 @@
+"""Entries of torch's Flight Recorders, which note every collective that a process gives to its groups.
+
+[Note: numbers of collectives]
+Collectives of a group are compared by their numbers, which have to mean the same on all ranks. Gloo's sequence number
+does not: sends and receives count, too, and are not recorded. So a group's collectives are numbered by its sequence
+number only if no group of the process has skipped one, else by counting its entries, and that only while the ring
+still holds all of them. Otherwise the numbers are unknown, and nothing is compared. NCCL counts both kinds apart, so
+does torch's hook for nccl2 and others, and "shm" counts collectives only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["Entry", "Numbered", "entries_of", "numbered", "tensors_in_words"]
+
+# torch's name of a dtype in a dump -> as users write it, bytes of an element
+_DTYPES = {
+    "Byte": ("uint8", 1), "Char": ("int8", 1), "Short": ("int16", 2), "Int": ("int32", 4), "Long": ("int64", 8),
+    "UInt16": ("uint16", 2), "UInt32": ("uint32", 4), "UInt64": ("uint64", 8), "Bool": ("bool", 1),
+    "Half": ("float16", 2), "BFloat16": ("bfloat16", 2), "Float": ("float32", 4), "Double": ("float64", 8),
+    "ComplexHalf": ("complex32", 4), "ComplexFloat": ("complex64", 8), "ComplexDouble": ("complex128", 16),
+    "Float8_e4m3fn": ("float8_e4m3fn", 1), "Float8_e5m2": ("float8_e5m2", 1),
+    "Float8_e4m3fnuz": ("float8_e4m3fnuz", 1), "Float8_e5m2fnuz": ("float8_e5m2fnuz", 1),
+}  # fmt: skip
+
+# What recorders call it -> the function of torch.distributed, where they differ; NCCL's words, nccl2's and Gloo's.
+_FUNCTIONS = {
+    "_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor",
+    "allreduce_coalesced": "all_reduce_coalesced", "allgather_coalesced": "all_gather_coalesced",
+    "all_reduce_barrier": "barrier",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective, or one send or receive, that was given to a process group.
+
+    Attributes:
+        record: its number among all that the process has recorded.
+        group: name of the process group.
+        backend: its own name: ``"gloo"``, ``"nccl"``, ``"nccl2"``, ``"shm"``, …
+        made: number of the backend's group object in this process; a name may have been given to several.
+        sequence: of its backend's collectives.
+        name: e.g. ``"all_reduce"``.
+        dtypes: of the tensors that go in, as torch names them.
+        shapes: of these tensors.
+        created_ns: when it was given to the group (wall clock).
+        state: ``"scheduled"``, ``"started"`` (its kernel runs) or ``"completed"``, as far as it is known.
+        done: it has ended.
+        point_to_point: a send or receive.
+    """
+
+    record: int
+    group: str
+    backend: str
+    made: int
+    sequence: int
+    name: str
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    created_ns: int
+    state: str
+    done: bool
+    point_to_point: bool
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors that go in."""
+        return sum(
+            math.prod(shape) * _DTYPES.get(dtype, ("", 0))[1]
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=False)
+        )
+
+
+def entries_of(dump: Mapping[str, Any]) -> list[Entry]:
+    """The entries of a dump in the order in which they were recorded.
+
+    Args:
+        dump: what `torch._C._distributed_c10d._dump_fr_trace` (unpickled) or its JSON variants returned, or the same
+            of another recorder (``ddp_lab/engine/status/recorders.py``); version 2.x of the format.
+    """
+    return sorted((_entry(one) for one in dump.get("entries") or ()), key=lambda entry: entry.record)
+
+
+def _entry(given: Mapping[str, Any]) -> Entry:
+    backend, _, name = given["profiling_name"].rpartition(":")
+    state = str(given["state"])
+    return Entry(
+        record=int(given["record_id"]),
+        group=str(given["process_group"][0]),
+        backend=backend,
+        made=int(given["pg_id"]),
+        sequence=int(given["p2p_seq_id" if given.get("is_p2p") else "collective_seq_id"]),
+        name=_FUNCTIONS.get(name, name),
+        dtypes=tuple(given["input_dtypes"]),
+        shapes=tuple(tuple(shape) for shape in given["input_sizes"]),
+        created_ns=int(given["time_created_ns"]),
+        state=state,
+        done=bool(given["retired"]) or state == "completed",
+        point_to_point=bool(given.get("is_p2p")),
+    )
+
+
+class Numbered(NamedTuple):
+    """The collectives of one group that the ring holds, by number; by sequence number if the numbers are unknown."""
+
+    known: bool
+    entries: dict[int, Entry]
+
+
+def numbered(
+    entries: Sequence[Entry], status: Mapping[str, Mapping[str, Any]], made_ns: Mapping[str, int]
+) -> dict[tuple[str, str], Numbered]:
+    """(group, backend) -> its collectives. See [Note: numbers of collectives].
+
+    Args:
+        entries: all of one recorder, in order.
+        status: ``pg_status`` of the same dump.
+        made_ns: name of each living group -> when it was made (wall clock); entries of older groups are left out.
+    """
+    if not entries:
+        return {}
+    oldest, newest = entries[0], {one.made: one.sequence for one in entries if not one.point_to_point}
+    for made, told in status.items():
+        newest.setdefault(int(made), max(int(told["last_enqueued_collective"]), 0))
+    skipped = oldest.backend == "gloo" and sum(newest.values()) != entries[-1].record + 1
+    own: dict[tuple[str, str], list[Entry]] = {}
+    for one in entries:
+        if not one.point_to_point and one.group in made_ns and one.created_ns >= made_ns[one.group]:
+            own.setdefault((one.group, one.backend), []).append(one)
+    found = {}
+    for key, of_group in own.items():
+        if skipped and (oldest.record == 0 or oldest.created_ns < made_ns[key[0]]):
+            found[key] = Numbered(True, dict(enumerate(of_group, 1)))
+        else:
+            found[key] = Numbered(not skipped, {one.sequence: one for one in of_group})
+    return found
+
+
+def tensors_in_words(dtypes: Iterable[str], shapes: Sequence[Sequence[int]]) -> str:
+    """E.g. ``"float32 [1048576]"``, as the doctor writes it; "" without tensors."""
+    types = "/".join(sorted({_DTYPES.get(dtype, (dtype, 0))[0] for dtype in dtypes}))
+    if not shapes:
+        return ""
+    return f"{types} {list(shapes[0])}" if len(shapes) == 1 else f"{types} {len(shapes)} tensors"

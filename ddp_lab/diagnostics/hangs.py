@@ -1,0 +1,311 @@
+"""Why ranks do not come on: one sentence from what each of them says of itself, and what to do.
+
+[Note: who waits for whom]
+A rank that waits names its peers: the other members of the group whose collective it is in, or the rank that it
+receives from. The reason is looked for at the peer that is least able to come: one that is gone, one that pauses, one
+whose cell has ended, one that computes or sleeps; and only if all peers wait, too, in what they wait: another
+collective, another size, another root, another group, or each for the other.
+
+Before that, and also when nobody waits, the collectives themselves are compared: by their numbers on a group, ranks
+that called another one under the same number are found, whatever they do now (`find_mismatch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..formatting import binary_size, enumeration, names
+from .calls import SAME_CALLS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
+from .rank_state import Call, Examined, label
+
+__all__ = ["diagnose", "different_calls"]
+
+_Rule = Callable[[Sequence[Examined], Sequence[Examined]], Diagnosis | None]
+
+
+def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diagnosis:
+    """The first rule that fits.
+
+    Args:
+        ranks: all of the cluster's.
+        before: the same, a moment ago. Ranks that train wait for each other all the time, and are not asked at the same
+            moment: if none of those that wait now waited for the same then, they come on.
+    """
+    waiting = [one for one in ranks if one.waits]
+    for rule in _SURE:
+        found = rule(ranks, waiting)
+        if found is not None:
+            return found
+    then = {_wait(one) for one in before}
+    if before and waiting and not any(_wait(one) in then for one in waiting):
+        return Diagnosis("working", f"The ranks come on; at this moment {_each(ranks)}", stuck=False)
+    for rule in _RULES:
+        found = rule(ranks, waiting)
+        if found is not None:
+            return found
+    return Diagnosis("unknown", _each(ranks))
+
+
+def _wait(one: Examined) -> object:
+    """What tells one wait of a rank from its next one."""
+    steps = tuple((model.reducer, model.step, model.waits_for) for model in one.models)
+    return one.rank, one.call, tuple(sorted(one.sequences.items())), steps
+
+
+def _each(ranks: Sequence[Examined]) -> str:
+    """What every rank does, equal words once."""
+    doing: dict[str, list[int]] = {}
+    for one in ranks:
+        doing.setdefault(str(one), []).append(one.rank)
+    return "; ".join(f"{'each of ' if len(who) > 1 else ''}{label(who)} {what}" for what, who in doing.items()) + "."
+
+
+def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    gone = [one for one in ranks if one.state == "dead"]
+    if not gone:
+        return None
+    one_is = len(gone) == 1
+    others = f"; {label(one.rank for one in waiting)} waited for {'it' if one_is else 'them'}" if waiting else ""
+    sentence = f"{label(one.rank for one in gone)} {'is' if one_is else 'are'} gone ({gone[0].why}){others}."
+    new = "a new process for it" if one_is else "new processes for them"
+    return Diagnosis("dead", sentence, f"The next cell, or `%cluster rejoin`, starts {new}.")
+
+
+def _paused(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    paused = [one for one in ranks if one.paused is not None]
+    if not paused:
+        return None
+    model = paused[0].paused
+    assert model is not None
+    sentence = (
+        f"{label(one.rank for one in paused)} pause{'s' if len(paused) == 1 else ''} at a breakpoint: {model.paused}."
+    )
+    return Diagnosis(
+        "paused", sentence, "`lab.next_event()` goes on by one, `lab.resume()` takes the breakpoints away."
+    )
+
+
+def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    """Ranks that entered different collectives under the same number: that is so, however long one waits."""
+    found = mismatch_of(ranks)
+    waits = _different(ranks, waiting) if found is not None and len(waiting) == len(ranks) else None
+    if waits is not None and waits.kind in ("backward", "order", "group", "groups"):
+        return waits  # tells more
+    return None if found is None else diagnose_mismatch(ranks, found)
+
+
+def _stopped(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    stopped = [one for one in ranks if one.state == "stopped"]
+    if not stopped:
+        return None
+    are, continue_, it = ("is", "continues", "it") if len(stopped) == 1 else ("are", "continue", "them")
+    wait = "waits" if len(waiting) == 1 else "wait"
+    others = f" {label(one.rank for one in waiting)} {wait} in {waiting[0].waits_in}." if waiting else ""
+    sentence = f"{label(one.rank for one in stopped)} {are} stopped (SIGSTOP).{others}"
+    commands = enumeration([f"`{one.why}`" for one in stopped])
+    return Diagnosis("stopped", sentence, f"{commands} {continue_} {it}; nothing is lost.")
+
+
+def _idle(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    if any(one.state in ("running", "silent") for one in ranks):
+        return None
+    return Diagnosis("idle", "No cell runs.", stuck=False)
+
+
+def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    silent = [one for one in ranks if one.state == "silent"]
+    if not silent:
+        return None
+    does, it, ends = (
+        ("does", "it", "that rank's process; the next cell starts a new one")
+        if len(silent) == 1
+        else ("do", "them", "those ranks' processes; the next cell starts new ones")
+    )
+    wait = f" {label(one.rank for one in waiting)} wait{'s' if len(waiting) == 1 else ''} for {it}." if waiting else ""
+    sentence = (
+        f"{label(one.rank for one in silent)} {does} not answer: a call into C code holds Python's interpreter.{wait}"
+    )
+    return Diagnosis("silent", sentence, f"Interrupting the cell ends {ends}.")
+
+
+def _nobody_waits(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    if waiting:
+        return None
+    return Diagnosis("working", f"Nobody waits for another rank: {_each(ranks)}", stuck=False)
+
+
+def _point_to_point(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    by_rank = {one.rank: one for one in ranks}
+    for one in waiting:
+        if one.call is None or one.call.kind != "point to point" or one.call.peer not in by_rank:
+            continue
+        peer = by_rank[one.call.peer]
+        if peer.call is not None and peer.call.kind == "point to point" and peer.call.peer == one.rank:
+            if peer.call.name == one.call.name:
+                verb = "receive from" if "recv" in one.call.name else "send to"
+                pair = label([one.rank, peer.rank])
+                remedy = "One of them has to send first: swap the calls on one rank, or use `batch_isend_irecv`."
+                return Diagnosis("crossed", f"{pair} both wait to {verb} each other.", remedy)
+            continue
+        verb = "a message from" if "recv" in one.call.name else "a matching recv on"
+        return Diagnosis(
+            "peer",
+            f"rank {one.rank} waits for {verb} rank {peer.rank}, which {peer}.",
+            f"rank {peer.rank} has to call the other half, with the same tag.",
+        )
+    return None
+
+
+def _members(one: Examined, ranks: Sequence[Examined]) -> list[Examined]:
+    """The other ranks that it waits for."""
+    group = one.call.ranks if one.call is not None and one.call.ranks else tuple(other.rank for other in ranks)
+    return [other for other in ranks if other.rank in group and other.rank != one.rank]
+
+
+def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    """Peers whose cell has ended, or that were not given it."""
+    for one in waiting:
+        absent = [other for other in _members(one, ranks) if other.state in ("idle", "freed")]
+        if not absent:
+            continue
+        who, what = label(other.rank for other in absent), one.waits_in
+        has, it = ("have", "them") if len(absent) > 1 else ("has", "it")
+        if not any(other.asked for other in absent):
+            sentence = (
+                f"rank {one.rank} waits in {what}, which {who} {has} to enter, too; the cell was not given to {it}."
+            )
+            remedy = (
+                "Run it on all ranks of the group, or use a group of those that run it (`dist.new_group`, made on all "
+                "ranks, and `group=`); interrupting the cell ends the wait."
+            )
+            return Diagnosis("subset", sentence, remedy)
+        unused = _never_produced(one, absent)
+        if unused is not None:
+            return unused
+        sentence = f"{who} {has} ended the cell; rank {one.rank} still waits in {what}{_at(one)}."
+        if one.bucket is not None:
+            remedy = "Ranks with fewer batches than others: train inside `with model.join():`."
+        else:
+            remedy = SAME_CALLS
+        return Diagnosis("ended", sentence, remedy)
+    return None
+
+
+def _never_produced(one: Examined, others: Sequence[Examined]) -> Diagnosis | None:
+    """A backward that waits for a gradient that will not come."""
+    if one.bucket is None:
+        return None
+    for other in others:
+        for model in other.models:
+            if model.missing:
+                sentence = (
+                    f"rank {one.rank} waits for bucket {one.bucket[1]}; rank {other.rank} never produced a gradient "
+                    f"for {names(model.missing)}: not used in its forward."
+                )
+                return Diagnosis("unused", sentence, "Wrap the model with find_unused_parameters=True.")
+    return None
+
+
+def _busy(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    """Peers that still do something else."""
+    for one in waiting:
+        busy = [other for other in _members(one, ranks) if other.state == "running" and not other.waits]
+        if not busy:
+            continue
+        unused = _never_produced(one, [other for other in busy if not other.within("_engine_run_backward")])
+        if unused is not None:
+            return unused
+        waits = [other for other in waiting if other.waits_in == one.waits_in]
+        verb = "waits" if len(waits) == 1 else "wait"
+        sentence = f"{label(other.rank for other in waits)} {verb} in {one.waits_in}; {_each(busy)}"
+        return Diagnosis("busy", sentence, _remedy_of(busy[0]))
+    return None
+
+
+def _remedy_of(busy: Examined) -> str:
+    """What helps against what a rank does while others wait for it."""
+    place, innermost = busy.place, busy.stack[0] if busy.stack else None
+    text = place.text if place is not None else ""
+    if "sleep" in text:
+        return f"rank {busy.rank} sleeps: the others go on when it is done."
+    if busy.within("dataloader.py"):
+        return f"rank {busy.rank} waits for its data: more or faster DataLoader workers, or a balanced sampler."
+    if innermost is not None and any(name in innermost.file for name in ("threading.py", "queue.py")):
+        return f"rank {busy.rank} waits for a thread or a queue of its own."
+    if ".save(" in text:
+        return f"rank {busy.rank} writes a file while the others wait: all of them can go on before it is written."
+    return (
+        f"If rank {busy.rank} does not come: `%cluster interrupt` ends the cell on all ranks and keeps their variables."
+    )
+
+
+def _different(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
+    """All peers wait: in what?"""
+    calls = {one.rank: one.call for one in waiting if one.call is not None and one.call.kind == "collective"}
+    making = [one for one in waiting if one.call is not None and one.call.kind == "group"]
+    buckets = [one for one in waiting if one.bucket is not None]
+    words = "; ".join(f"rank {one.rank} is in {one.waits_in}{_at(one)}" for one in waiting)
+    if making and len(making) < len(waiting):
+        remedy = "Every rank has to make every group, in the same order, also those it is no member of."
+        return Diagnosis("group", f"Not all ranks make a group: {words}.", remedy)
+    if making:
+        return Diagnosis("making", f"All ranks make a group, and have not found each other: {words}.", SAME_CALLS)
+    if buckets and calls:
+        remedy = "They train different numbers of steps: use `model.join()`, or call the collective on all ranks."
+        return Diagnosis("backward", f"Backward and another collective wait for each other: {words}.", remedy)
+    if buckets:
+        return _in_buckets(buckets)
+    return _in_calls(calls, words, _uneven(waiting)) if calls else None
+
+
+def _uneven(waiting: Sequence[Examined]) -> bool:
+    """Whether ranks that are in collectives are not equally far. In sequence numbers sends and receives count, too."""
+    groups = {one.call.group for one in waiting if one.call is not None}
+    known = {flight.entered for one in waiting for flight in one.flights if flight.group in groups}
+    if known:
+        return None not in known and len(known) > 1
+    return len({one.call.sequence for one in waiting if one.call is not None and one.call.sequence is not None}) > 1
+
+
+def _in_buckets(buckets: Sequence[Examined]) -> Diagnosis:
+    found = {one.rank: one.bucket for one in buckets if one.bucket is not None}
+    if len({(model.module, number) for model, number in found.values()}) > 1:
+        words = "; ".join(
+            f"rank {rank} for bucket {number} of {model.module}" for rank, (model, number) in found.items()
+        )
+        remedy = "They run backwards of different models, or in different orders."
+        return Diagnosis("order", f"Ranks wait for different buckets: {words}.", remedy)
+    model, number = next(iter(found.values()))
+    sentence = f"All ranks wait for bucket {number} of {model.module}: all have launched it, it is being reduced."
+    return Diagnosis("slow", sentence, "If it takes long, the link is slow or has been cut.")
+
+
+def _in_calls(calls: dict[int, Call], words: str, uneven: bool) -> Diagnosis:
+    some = list(calls.values())
+    groups = {one.group for one in some}
+    if len(groups) > 1:
+        remedy = "Ranks that are in several groups have to use them in the same order."
+        return Diagnosis("groups", f"Ranks wait in different groups for each other: {words}.", remedy)
+    if len({one.name for one in some}) > 1:
+        return Diagnosis("mismatch", f"Ranks entered different collectives: {words}.", SAME_CALLS)
+    if len({one.peer for one in some}) > 1:
+        return Diagnosis("root", f"Ranks name different roots: {words}.", "src and dst have to be the same everywhere.")
+    if uneven:
+        return Diagnosis("ahead", f"Ranks are not equally far: {words}.", "One of them left out, or repeated, a call.")
+    if len({(one.bytes, one.what) for one in some}) > 1:
+        sizes = enumeration([f"{binary_size(one.bytes)} on rank {rank}" for rank, one in calls.items()])
+        sentence = f"{some[0].name} was called with different tensors: {sizes} ({words})."
+        return Diagnosis(
+            "sizes", sentence, "Tensors have to agree in shape and dtype; uneven ones: gather their sizes first."
+        )
+    sentence = f"{label(calls)} are all in {some[0]}: it is under way."
+    return Diagnosis("slow", sentence, "If it takes long, the link is slow or has been cut.")
+
+
+def _at(one: Examined) -> str:
+    return f" ({one.place})" if one.place is not None else ""
+
+
+# However long one waits:
+_SURE: tuple[_Rule, ...] = (_gone, _stopped, _paused, different_calls, launched_alone, _idle, _silent)
+_RULES: tuple[_Rule, ...] = (_nobody_waits, _point_to_point, _ended, _busy, _different)

@@ -1,0 +1,261 @@
+"""What a rank says of itself when it is examined: where it is, what it waits in, how far its backwards are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..formatting import binary_size, enumeration, names
+from .flights import GroupFlights, open_words
+
+__all__ = ["BucketStage", "Call", "Examined", "Model", "Place", "label"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One frame of a rank's main thread.
+
+    Attributes:
+        file: as Python names it; of a cell ``"<cell %%distributed [3]>"``.
+        line: number in the file.
+        function: qualified name.
+        text: what of the line is being executed.
+        users: the user's own code.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    users: bool
+
+    def __str__(self) -> str:
+        where = f"{self.file[6:-1]} line" if self.file.startswith("<cell ") else f"{self.file}:"
+        return f"{where}{' ' if where.endswith('line') else ''}{self.line}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of torch.distributed that a rank has not returned from.
+
+    Attributes:
+        name: e.g. ``"all_reduce"``.
+        kind: ``"collective"``, ``"point to point"`` or ``"group"`` (one is being made).
+        group: name of the group.
+        ranks: its global ranks.
+        what: types and shapes of the tensors.
+        bytes: of them.
+        peer: source or destination, a global rank; None if there is none.
+        sequence: how many collectives this rank has entered on the group, this one included; None if unknown.
+    """
+
+    name: str
+    kind: str
+    group: str
+    ranks: tuple[int, ...]
+    what: str
+    bytes: int
+    peer: int | None
+    sequence: int | None
+
+    def __str__(self) -> str:
+        number = f" #{self.sequence}" if self.sequence is not None and self.kind == "collective" else ""
+        size = f" of {binary_size(self.bytes)} ({self.what})" if self.what else ""
+        if self.kind == "point to point":
+            whom = "" if self.peer is None else f" {'from' if 'recv' in self.name else 'to'} rank {self.peer}"
+            return f"{self.name}{whom or (' from any rank' if self.name == 'recv' else '')}"
+        root = f" with root {self.peer}" if self.peer is not None else ""
+        return f"{self.name}{number}{size}{root}"
+
+
+@dataclass(frozen=True)
+class BucketStage:
+    """One bucket in the middle of a backward.
+
+    Attributes:
+        state: ``"pending"``, ``"ready"``, ``"launched"`` or ``"reduced"``.
+        arrived: gradients that have arrived.
+        of: gradients that it holds.
+        missing: names of those that have not arrived.
+    """
+
+    state: str
+    arrived: int
+    of: int
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A wrapped model of the rank.
+
+    Attributes:
+        reducer: the rank's number of it.
+        module: its class.
+        step: index of the running, or next, synchronised backward.
+        in_flight: a backward has begun and not ended.
+        finalizing: all buckets are launched, and it waits for them.
+        paused: where it pauses at a breakpoint; "" if it does not.
+        buckets: in the order of launch.
+    """
+
+    reducer: int
+    module: str
+    step: int
+    in_flight: bool
+    finalizing: bool
+    paused: str
+    buckets: tuple[BucketStage, ...]
+
+    @property
+    def waits_for(self) -> int | None:
+        """The first bucket that is launched and not yet reduced."""
+        return next((number for number, one in enumerate(self.buckets) if one.state == "launched"), None)
+
+    @property
+    def missing(self) -> list[str]:
+        """Parameters whose gradients a backward that has begun still lacks."""
+        return [name for one in self.buckets for name in one.missing] if self.in_flight else []
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One rank.
+
+    Attributes:
+        rank: its rank.
+        state: ``"running"`` a cell, ``"idle"``, ``"freed"``, ``"silent"`` (it does not answer), ``"stopped"`` (by a
+            signal) or ``"dead"``.
+        why: of a dead one, how it ended; of a stopped one, the command that continues it.
+        label: of the running cell.
+        asked: the cell was given to this rank, too.
+        seconds: since the cell began here.
+        stack: frames of the main thread, innermost first.
+        call: the function of torch.distributed that it is in.
+        sequences: group -> collectives entered.
+        models: the wrapped ones.
+        flights: the collectives that it has entered, by group.
+        last_cell: id of the running cell, or of the last one.
+        entered_at: where it entered the collective that is not the same on all ranks, if that is known.
+    """
+
+    rank: int
+    state: str
+    why: str = ""
+    label: str = ""
+    asked: bool = True
+    seconds: float = 0.0
+    stack: tuple[Place, ...] = ()
+    call: Call | None = None
+    sequences: Mapping[str, int] = field(default_factory=dict)
+    models: tuple[Model, ...] = ()
+    flights: tuple[GroupFlights, ...] = ()
+    last_cell: str | None = None
+    entered_at: Place | None = None
+
+    @classmethod
+    def of(cls, rank: int, state: str, answer: Mapping[str, Any], **more: Any) -> Examined:
+        """From what the rank answered (`ddp_lab.engine.status.examine`)."""
+        call = answer["call"]
+        return cls(
+            rank=rank,
+            state=state,
+            seconds=float(answer["seconds"]),
+            stack=tuple(Place(**one) for one in answer["stack"]),
+            call=Call(**{**call, "ranks": tuple(call["ranks"])}) if call else None,
+            sequences=dict(answer["sequences"]),
+            models=tuple(_model(one) for one in answer["models"] if "error" not in one),
+            flights=tuple(GroupFlights.of(one) for one in answer.get("flights", ())),
+            last_cell=answer.get("last_cell"),
+            **more,
+        )
+
+    @property
+    def place(self) -> Place | None:
+        """The innermost line of the user's own."""
+        return next((one for one in self.stack if one.users), None)
+
+    @property
+    def paused(self) -> Model | None:
+        """The model that pauses at a breakpoint."""
+        return next((one for one in self.models if one.paused), None)
+
+    @property
+    def bucket(self) -> tuple[Model, int] | None:
+        """The model whose backward waits for its buckets, and the first of these that is not reduced."""
+        if self.state != "running" or self.call is not None:
+            return None
+        for model in self.models:
+            if model.finalizing and model.waits_for is not None:
+                return model, model.waits_for
+        return None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for other ranks."""
+        return self.state == "running" and (self.call is not None or self.bucket is not None)
+
+    @property
+    def in_flight(self) -> str:
+        """E.g. ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``: launched collectives that have not ended; or ""."""
+        return open_words(self.flights)
+
+    @property
+    def waits_in(self) -> str:
+        """What it waits in; "" if it does not wait."""
+        if self.call is not None:
+            return str(self.call)
+        if self.bucket is None:
+            return ""
+        model, number = self.bucket
+        return f"the backward, for bucket {number} of {model.module}"
+
+    def within(self, *names_: str) -> bool:
+        """Whether one of the functions of these names, or of files whose path holds one of them, is on the stack."""
+        return any(name == one.function.rpartition(".")[2] or name in one.file for one in self.stack for name in names_)
+
+    def __str__(self) -> str:
+        """What it does, after "rank 1 "."""
+        if self.state == "dead":
+            return f"is gone: {self.why}"
+        if self.state == "stopped":
+            return f"is stopped (SIGSTOP); `{self.why}` continues it"
+        if self.state == "silent":
+            return "does not answer: a call into C code may hold the interpreter"
+        if self.state != "running":
+            return "runs no cell"
+        at = f" at {self.place}" if self.place is not None else ""
+        if self.paused is not None:
+            return f"pauses at a breakpoint ({self.paused.paused}){at}"
+        if self.call is not None:
+            return f"waits in {self.call}{at}"
+        if self.bucket is not None:
+            return f"waits for bucket {self.bucket[1]} of {self.bucket[0].module}{at}"
+        model = next((one for one in self.models if one.missing and self.within("_engine_run_backward")), None)
+        if model is not None:
+            return f"computes a backward that still lacks {names(model.missing)}{at}"
+        doing = self.stack[0] if self.stack else None
+        return f"is in `{(self.place or doing or _NOWHERE).text or '?'}`{at}"
+
+
+_NOWHERE = Place("", 0, "", "", False)
+
+
+def _model(answer: Mapping[str, Any]) -> Model:
+    pause = answer["paused"]
+    where = ""
+    if pause:
+        about = pause.get("parameter") or (f"bucket {pause['bucket']}" if pause.get("bucket") is not None else "")
+        where = f"{pause['point'].replace('_', ' ')}: {about}"
+    buckets = tuple(
+        BucketStage(one["state"], one["arrived"], one["of"], tuple(one["missing"])) for one in answer["buckets"]
+    )
+    begun = {name: bool(answer[name]) for name in ("in_flight", "finalizing")}
+    return Model(answer["reducer"], answer["module"], answer["step"], paused=where, buckets=buckets, **begun)
+
+
+def label(ranks: Iterable[int]) -> str:
+    """``"rank 0"`` or ``"ranks 0 and 2"``."""
+    ordered = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' if len(ordered) > 1 else ''} {enumeration(ordered)}"

@@ -1,0 +1,92 @@
+"""What a rank of a detached cluster tells a client that comes later: its cell, what that has printed, how it ended.
+
+While no client is attached, a cell's outputs reach nobody. So the end of its text is kept here, whoever listens.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from ..telemetry import Telemetry
+from . import cell
+
+__all__ = ["install"]
+
+_CHARACTERS = 8_192
+
+
+class _LastText:
+    """The end of what was written; `OutStream` writes to it besides."""
+
+    def __init__(self) -> None:
+        self._parts: deque[str] = deque()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            self._parts.append(text[-_CHARACTERS:])
+            self._size += len(self._parts[-1])
+            while self._size - len(self._parts[0]) >= _CHARACTERS:
+                self._size -= len(self._parts.popleft())
+        return len(text)
+
+    def read(self) -> str:
+        with self._lock:
+            return "".join(self._parts)[-_CHARACTERS:]
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def clear(self) -> None:
+        with self._lock:
+            self._parts.clear()
+            self._size = 0
+
+
+class Left:
+    """Knows this rank's last cell; installed on the rank's main thread."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._text = _LastText()
+        self._cell: dict[str, Any] | None = None  # replaced, never changed: another thread reads it
+
+    def install(self) -> None:
+        """Starts listening and answering."""
+        cell.before_cell.append(self._before_cell)
+        cell.on_done.append(self._on_done)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "echo"):
+                stream.echo = self._text
+        self._telemetry.on_control("introduce", self._introduce)
+        self._telemetry.on_control("last_cell", self._answer)
+
+    def _before_cell(self, cell_id: str, label: str) -> None:
+        self._text.clear()
+        self._cell = {"id": cell_id, "label": label, "began": time.time(), "ended": None, "error": ""}
+
+    def _on_done(self, end: cell.CellEnd) -> None:
+        assert self._cell is not None
+        error = "" if end.error is None else f"{type(end.error).__name__}: {cell.text_of(end.error)}"
+        self._cell = {**self._cell, "ended": time.time(), "error": error}
+
+    def _introduce(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """On the control thread: another client is there."""
+        self._telemetry.renew()
+        return self._answer(request)
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return {"cell": self._cell, "text": self._text.read(), "now": time.time()}
+
+
+def install(telemetry: Telemetry) -> None:
+    """Makes this rank ready for a client that comes later."""
+    Left(telemetry).install()

@@ -1,0 +1,1 @@
+"""A rank's process groups: known with their sockets, freed, built again."""

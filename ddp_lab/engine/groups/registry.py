@@ -1,0 +1,285 @@
+"""Every process group of this rank with its sockets, so that a thread can free whoever waits in a collective.
+
+Gloo gives no way to end a collective that is waiting: `abort` and `shutdown` return and change nothing, and destroying
+a group frees nobody while a model, a work or a variable refers to it. Its sockets can be shut down from any thread, and
+then every collective on them fails on both ends. Other backends have an `abort` that works.
+
+See [Note: a reused descriptor]. A group's sockets are remembered as (descriptor, inode). When the group is gone its
+descriptors are given to other sockets, so `free` first duplicates the descriptor, compares the duplicate's inode, and
+shuts down the duplicate: what it shuts is what it compared.
+
+See [Note: half a shutdown]. A socket is shut down for reading alone: Gloo's thread reads what is there, can still
+answer its peer, then reads the end, tells everybody who waits, and closes the socket; that close is what the peer
+reads. Were it shut down for writing, too, the answer would fail, and Gloo would tell nobody.
+
+See [Note: what is on its way]. Whom Gloo forgets all the same ([Note: a work that Gloo forgets] in
+`csrc/comm/endable_work.h`: what is just being sent or received) is freed by `end_forgotten`. That leaves threads of
+Gloo's behind, so it is better to wait with `free` until nothing moves any more (`bytes_moved`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from ... import native
+from ...comm.shared_memory import is_broken
+from . import sockets
+from .sockets import Socket
+
+__all__ = [
+    *("GroupRecord", "alive", "bound_to", "broken", "bytes_moved", "end_forgotten", "exclude_port"),
+    *("forget", "free", "free_store", "install", "quiet", "seal_store", "sequences", "uninstall"),
+]
+
+_CONNECTED_AT_ONCE = {"gloo", "shm"}  # backends of which nobody connects any more once a group is made ...
+_LAZY = "TORCH_GLOO_LAZY_INIT"  # ... without this
+_LOOK_SECONDS = 0.005
+_C = native.load()
+
+
+@dataclass
+class GroupRecord:
+    """One process group that this rank is a member of.
+
+    Attributes:
+        name: c10d's name of the group; the same on every member.
+        ranks: global ranks in the order of the group; empty for the default group.
+        backend: backend configuration as given, e.g. ``"cpu:gloo,cuda:nccl"``.
+        timeout_seconds: the group's timeout.
+        description: c10d's description.
+        sockets: the group's sockets as (descriptor, inode).
+        made_ns: before it was made (wall clock).
+        backends: own names of its backends, whatever was asked for.
+    """
+
+    name: str
+    ranks: list[int]
+    backend: str
+    timeout_seconds: float
+    description: str
+    sockets: list[Socket]
+    reference: weakref.ref[Any] = field(repr=False)
+    made_ns: int = 0
+    backends: tuple[str, ...] = ()
+    freed: bool = False
+    asks_backend: bool = field(default=False, repr=False)  # for its count: a group asks only torch's own backends
+
+    @property
+    def group(self) -> Any:
+        """The process group, None once nobody refers to it."""
+        return self.reference()
+
+    @property
+    def sequence(self) -> int | None:
+        """How many collectives this rank has entered on it; None if it is gone or its backend does not count."""
+        group = self.group
+        if group is None:
+            return None
+        if not self.asks_backend:
+            try:
+                return int(group._get_sequence_number_for_group())
+            except RuntimeError:
+                self.asks_backend = True
+        try:
+            return int(_backends(group)[0]._get_sequence_number_for_group())
+        except (RuntimeError, IndexError):
+            return None
+
+
+_records: list[GroupRecord] = []
+_left_behind: set[Any] = set()  # groups with threads that are still in a collective; c10d's, no record's
+_lock = threading.Lock()
+_original: Callable[..., Any] | None = None
+_store_port: int | None = None
+
+
+def install() -> None:
+    """Starts registering: from now on every group made by `torch.distributed` is known here."""
+    global _original
+    if _original is None:
+        _original = c10d._new_process_group_helper
+        c10d._new_process_group_helper = _registering
+        _C.make_gloo_endable()
+
+
+def uninstall() -> None:
+    """Stops registering and forgets every group."""
+    global _original
+    if _original is not None:
+        c10d._new_process_group_helper = _original
+        _original = None
+    forget()
+
+
+def bound_to(device: torch.device, backend: str) -> dict[str, Any]:
+    """What `init_process_group` has to be told of a rank's device.
+
+    Nccl2, which "nccl" builds from torch 2.15 on, takes the GPU of LOCAL_RANK unless it is told one. The former NCCL
+    takes the first tensor's, and would make groups of some ranks in another way if it were told.
+    """
+    nccl2 = hasattr(c10d, "_nccl2_device") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0"
+    return {"device_id": device} if nccl2 and device.type == "cuda" and "nccl" in backend else {}
+
+
+def exclude_port(port: int) -> None:
+    """Names the rendezvous store's port: its connections belong to no group.
+
+    Only the store that is in use counts. The system gives the ports of earlier ones to new connections, and a
+    connection that is not known to belong to its group can't be freed.
+    """
+    global _store_port
+    _store_port = port
+
+
+def alive() -> list[GroupRecord]:
+    """The groups that somebody still refers to, in the order of their creation."""
+    with _lock:
+        return [record for record in _records if record.group is not None]
+
+
+def forget() -> None:
+    """Forgets every group; their sockets are left alone."""
+    with _lock:
+        _records.clear()
+
+
+def seal_store() -> None:
+    """Lets nobody connect to the rendezvous store any more: all ranks are. See [Note: a sealed port]."""
+    if _store_port is not None:
+        sockets.seal(_store_port)
+
+
+def free() -> int:
+    """Ends every collective that waits on any group of this rank, here and on its peers; callable from any thread.
+
+    Returns:
+        How many groups were freed now. They stay unusable: the ranks have to rejoin.
+    """
+    with _lock:
+        records = [record for record in _records if not record.freed]
+        for record in records:
+            record.freed = True
+    for record in records:
+        for one in record.sockets:
+            sockets.shut_down(one, socket.SHUT_RD)  # see [Note: half a shutdown]
+        _abort_others(record.group)
+    return len(records)
+
+
+def end_forgotten(seconds: float = 0.0) -> None:
+    """Ends what still waits on groups that were freed, after up to this long in which it may end by itself.
+
+    Such a group stays for ever: its end would wait for Gloo's own threads, which go on until their timeout.
+    """
+    freed = [(record, record.group) for record in alive() if record.freed]
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(_C.count_gloo_works(group) for _, group in freed):
+        time.sleep(_LOOK_SECONDS)
+    for record, group in freed:
+        if _C.end_gloo_works(group, "the collective was ended: its process group had been shut down"):
+            _left_behind.add(group)
+            sockets.silence(record.sockets)
+
+
+def quiet() -> None:
+    """Lets Gloo's threads rest that are told again and again of what nobody waits for, on groups that were freed."""
+    with _lock:
+        sockets.silence([one for record in _records if record.freed for one in record.sockets])
+
+
+def bytes_moved() -> int:
+    """How many bytes have gone through all groups' sockets both ways; stands still when nothing is on its way."""
+    with _lock:
+        return sockets.bytes_moved([one for record in _records if not record.freed for one in record.sockets])
+
+
+def free_store() -> int:
+    """Ends whatever waits in the rendezvous store on this rank (a group that not all ranks make); from any thread.
+
+    Returns:
+        How many connections were shut down. The ranks have to rejoin, which makes another store.
+    """
+    count = 0
+    for one in list(sockets.all_sockets()):
+        if sockets.connection_ports(one)[1:] == (_store_port,):
+            sockets.shut_down(one)
+            count += 1
+    return count
+
+
+def broken() -> bool:
+    """Whether a group of this rank is of no use any more, though nobody has freed it."""
+    return any(is_broken(backend) for record in alive() for backend in _backends(record.group))
+
+
+def sequences() -> dict[str, int]:
+    """Group name -> how many collectives this rank has entered on it; equal on all members when none is half done."""
+    counts = {record.name: record.sequence for record in alive() if not record.freed}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _registering(*args: Any, **kwargs: Any) -> Any:
+    assert _original is not None
+    before, made_ns = {inode for _, inode in sockets.all_sockets()}, time.time_ns()
+    group, store = _original(*args, **kwargs)
+    if group is None or group is c10d.GroupMember.NON_GROUP_MEMBER:
+        return group, store
+    bound = dict(zip(("size", "rank", "ranks", "backend", "store", "name"), args, strict=False))
+    name = str(kwargs.get("group_name", bound.get("name")))
+    with _lock:
+        if any(record.group is group for record in _records):  # an existing group, found by its tag
+            return group, store
+        timeout = kwargs.get("timeout")
+        record = GroupRecord(
+            name=name,
+            ranks=list(kwargs.get("global_ranks_in_group", bound.get("ranks")) or []),
+            backend=str(kwargs.get("backend", bound.get("backend"))),
+            timeout_seconds=timeout.total_seconds() if timeout is not None else 0.0,
+            description=str(kwargs.get("group_desc") or "undefined"),
+            sockets=[found for found in sockets.all_sockets() if found[1] not in before and _is_connection(found)],
+            reference=weakref.ref(group),
+            made_ns=made_ns,
+            backends=_backend_names(group),
+        )
+        _records.append(record)
+    if set(record.backends) <= _CONNECTED_AT_ONCE and not os.environ.get(_LAZY):
+        sockets.close_beside(record.sockets)
+    return group, store
+
+
+def _is_connection(one: Socket) -> bool:
+    """Whether it is a connected TCP socket that is not one of the rendezvous store's."""
+    ports = sockets.connection_ports(one)
+    return bool(ports) and _store_port not in ports
+
+
+def _abort_others(group: Any) -> None:
+    """Aborts the group's backends other than Gloo, whose `abort` frees nobody."""
+    for backend in _backends(group):
+        if backend.name() != "gloo":
+            backend.abort()
+
+
+def _backends(group: Any) -> list[Any]:
+    if group is None:
+        return []
+    return [group._get_backend(torch.device(device)) for device in group._device_types]
+
+
+def _backend_names(group: Any) -> tuple[str, ...]:
+    found = set()
+    for backend in _backends(group):
+        with contextlib.suppress(RuntimeError):  # a third party's need not have a name
+            found.add(str(backend.name()))
+    return tuple(sorted(found))

@@ -1,0 +1,1 @@
+"""The processes of a cluster beside its ranks: controller, fork server, keeper, servers on other hosts."""

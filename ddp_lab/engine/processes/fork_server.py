@@ -1,0 +1,292 @@
+"""Imports torch once, then forks one engine per rank: a rank starts in tenths of a second, and shares torch's pages.
+
+`python -m ddp_lab.engine.processes.fork_server PARENT RUN_DIR` reads one JSON object a line from standard input and
+answers the same way on standard output:
+
+    {"op": "fork", "connection": {...}, "ranks": [{"rank": 0, "env": {...}, "log": "..."}, ...]}
+    {"op": "signal", "rank": 0, "signal": 15}
+    {"op": "ping"}, and the questions of `ddp_lab.engine.processes.reach`, with an "id"
+
+The end of its input ends every rank.
+
+Events: `stage` (what it does now), `ready`, `forked` (rank, pid), `exited` (rank, pid, code; minus the signal's number
+if one ended it), `failed` (traceback), `answer` (id), `pong`. It holds no CUDA context, no sockets and runs no tensor
+operation, so that a forked rank starts clean. Its ranks can't outlive it, nor it its parent: see `watch`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import importlib
+import json
+import logging
+import math
+import os
+import select
+import selectors
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...protocol import entry_points
+from . import parent_watch as watch
+from .reach import Meeting
+
+__all__ = ["ForkServer", "preload"]
+
+_TERM_SECONDS = 0.5
+_LAST_WORDS = 16_384  # bytes of a rank's log that travel to another host
+_USED_BY_ENGINES = (
+    "ipykernel.debugger",
+    "ipyparallel.engine.app",
+    "IPython.core.completerlib",
+    "IPython.extensions.storemagic",
+    "numpy.random",
+    "sqlite3",
+    "tornado.platform.asyncio",
+)
+
+
+class ForkServer:
+    """The ranks that this process forked, and the channel to the client.
+
+    Args:
+        run_dir: the cluster's folder.
+        commands: descriptor that the client writes to.
+        events: descriptor that the client reads.
+        logs: where logs of ranks lie if the client is on another host; the end of one travels there when its rank ends.
+        lease: seconds without a command after which the client counts as gone; None: it is seen when it goes.
+    """
+
+    def __init__(
+        self, run_dir: str, commands: int, events: int, logs: Path | None = None, lease: float | None = None
+    ) -> None:
+        self._run_dir = run_dir
+        self._logs = logs
+        self._lease = lease
+        self._meeting = Meeting()
+        self._commands = commands
+        self._events = events
+        # pid -> rank; forked by one thread, ended by whichever learns of the end first
+        self._ranks: dict[int, int] = {}
+        self._forking = threading.Lock()
+        self._buffer = b""
+        self._heard_s = 0.0  # when the client was last heard
+
+    def send(self, event: str, **content: Any) -> None:
+        """Writes one event to the client; a client that is gone is the parent watch's business."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._events, json.dumps({"event": event, **content}).encode() + b"\n")
+
+    def end_now(self) -> None:
+        """Kills every rank with the processes it started, removes the cluster's files, ends this process."""
+        self._forking.acquire()  # for good: no rank is forked any more, which would make files again
+        for pid in list(self._ranks):
+            _kill_group(pid)
+        for pid in list(self._ranks):
+            with contextlib.suppress(ChildProcessError):  # the other thread has reaped it
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        watch.end_and_remove(self._run_dir)
+
+    def serve(self) -> Callable[[], None] | None:
+        """Forks, signals and reaps until the input ends; in a forked rank, returns what that rank is to run."""
+        wakeup_read, wakeup_write = os.pipe()
+        os.set_blocking(wakeup_write, False)
+        os.set_blocking(wakeup_read, False)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._heard_s = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._commands, selectors.EVENT_READ)
+            selector.register(wakeup_read, selectors.EVENT_READ)
+            while True:
+                ready = selector.select(self._lease)
+                if self._silent_for() > (self._lease or math.inf):
+                    self._end_gently()
+                    return None
+                for key, _ in ready:
+                    if key.fd == wakeup_read:
+                        os.read(wakeup_read, 4096)
+                        self._reap()
+                        continue
+                    data = os.read(self._commands, 1 << 16)
+                    self._heard_s = time.monotonic()
+                    if not data:
+                        self._end_gently()
+                        return None
+                    for command in self._lines(data):
+                        child = self._obey(command)
+                        if child is not None:
+                            signal.set_wakeup_fd(-1)
+                            os.close(wakeup_read)
+                            os.close(wakeup_write)
+                            return child
+
+    def _silent_for(self) -> float:
+        """Seconds since the client was heard; what waits to be read counts as heard."""
+        waiting, _, _ = select.select([self._commands], [], [], 0)
+        return 0.0 if waiting else time.monotonic() - self._heard_s
+
+    def _end_gently(self) -> None:
+        """Asks every rank to end, so that what it registered with atexit runs, and waits a moment."""
+        for pid in self._ranks:
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_SECONDS
+        while self._ranks and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.005)
+
+    def _lines(self, data: bytes) -> list[dict[str, Any]]:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _obey(self, command: Mapping[str, Any]) -> Callable[[], None] | None:
+        if command["op"] == "fork":
+            for spec in command["ranks"]:
+                server = os.getpid()
+                with self._forking:
+                    pid = os.fork()
+                    if pid != 0:
+                        self._ranks[pid] = spec["rank"]
+                if pid == 0:
+                    watch.kill_with_parent_thread(server)
+                    os.setsid()
+                    os.close(self._commands)
+                    os.close(self._events)
+                    log = spec["log"] if self._logs is None else str(self._log_of(spec["rank"]))
+                    return lambda: _run_rank(spec, log, command["connection"], self._run_dir)
+                self.send("forked", rank=spec["rank"], pid=pid)
+        elif command["op"] == "signal":
+            for pid, rank in self._ranks.items():
+                if rank == command["rank"]:
+                    if command["signal"] == signal.SIGKILL:
+                        _kill_group(pid)
+                    else:
+                        os.kill(pid, command["signal"])
+        elif command["op"] == "ping":
+            self.send("pong")
+        elif (answer := self._meeting.answer(command)) is not None:
+            self.send("answer", id=command["id"], **answer)
+        return None
+
+    def _log_of(self, rank: int) -> Path:
+        assert self._logs is not None
+        return self._logs / f"rank-{rank}.log"
+
+    def _last_words(self, rank: int) -> dict[str, str]:
+        """What an `exited` event says besides: the end of the rank's log, for a client on another host."""
+        if self._logs is None or not self._log_of(rank).exists():
+            return {}
+        return {"log": self._log_of(rank).read_bytes()[-_LAST_WORDS:].decode(errors="replace")}
+
+    def _reap(self) -> None:
+        for pid in list(self._ranks):
+            # Looked at before it is reaped: until then its process group's id can't be given to anybody else.
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            rank = self._ranks.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            self.send("exited", rank=rank, pid=pid, code=code, **self._last_words(rank))
+
+
+def _kill_group(pid: int) -> None:
+    for kill in (os.killpg, os.kill):  # its group does not exist before it has called setsid
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+
+
+def preload(send: Callable[..., None]) -> None:
+    """Imports what every rank needs; nothing here may start a thread, open a socket or touch a GPU."""
+    gc.disable()  # a collection during the import finds nothing to free, and costs a tenth of it
+    send("stage", name="importing torch")
+    # An engine has no debugger's channel, yet ipykernel would import a hundred modules for it in every rank.
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    for name in _USED_BY_ENGINES:
+        importlib.import_module(name)
+    del sys.modules["debugpy"]
+    importlib.import_module("torch.distributed")
+    importlib.import_module(entry_points.RANK).preload()
+    _format_a_traceback()
+    gc.freeze()
+    gc.enable()
+
+
+def _format_a_traceback() -> None:
+    """The first traceback costs 0.15 s of imports and caches; after this, a rank's first one costs as the others."""
+    from IPython.core import ultratb
+
+    try:
+        raise LookupError
+    except LookupError:
+        formatter: Any = ultratb.AutoFormattedTB
+        formatter(mode="Context").structured_traceback(*sys.exc_info())
+
+
+def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, Any], run_dir: str) -> None:
+    """Becomes the engine of one rank; ends the process when the engine has been asked to end."""
+    import numpy as np
+    import torch
+    from ipyparallel.engine.app import IPEngine
+    from traitlets.config import Config
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    sys.argv = [""]
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(spec["env"])
+    np.random.seed()  # forked ranks must not share one state
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    config = Config()
+    config.ProfileDir.location = os.path.join(run_dir, "profile")
+    config.Application.log_level = logging.ERROR
+    config.IPEngine.id = spec["rank"]
+    config.IPEngine.enable_nanny = False  # the fork server notices an exit, the agent relays interrupts
+    config.IPEngine.max_heartbeat_misses = 0  # a paused controller must not end a rank
+    config.IPEngine.timeout = 60.0
+    engine = IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
+    engine.initialize([])
+    # Of a crash in C code; ipykernel's own would write to a pipe that nobody reads by then.
+    faulthandler.enable(log, all_threads=False)
+    engine.start()
+    # Not the interpreter's own end: it would wait for threads that may sit in a collective.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def main(argv: list[str]) -> None:
+    """Serves one client until its end of the input closes."""
+    commands, events = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = ForkServer(argv[1], commands, events)
+    watch.on_parent_exit(int(argv[0]), server.end_now)
+    try:
+        preload(server.send)
+    except BaseException:
+        server.send("failed", error=traceback.format_exc())
+        raise
+    server.send("ready")
+    child = server.serve()
+    if child is None:
+        server.end_now()
+    else:
+        child()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,100 @@
+"""The fork server of another host: `ddp_lab.engine.processes.fork_server` at the end of an ssh connection.
+
+`python -m ddp_lab.engine.processes.host_server` says at once what is installed and what the host has (event `hello`,
+see `ddp_lab.machine.facts`), then waits for one line:
+
+    {"op": "begin", "environment": {...}, "lease": 120.0, "former": {"pid": 12, "started": "..."} or null}
+
+From then on it is a fork server. Its logs lie in a folder of its own that only this user can enter; of a rank that
+ends, the end of its log travels with the event. Keys come through the connection and are written nowhere.
+
+[Note: a host on its own]
+A host can lose its client without being told: the cable is cut. The ranks must not wait there for ever, nor hold a
+GPU. So the client sends `ping` now and then, and a server that has heard nothing for ``lease`` seconds ends its ranks
+and itself. The client gives the host up in a fourth of that time, so that it never takes ranks for living ones that
+have ended. When the way back opens sooner than that, a new server ends its ``former`` one first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ... import machine
+from . import fork_server
+from . import parent_watch as watch
+
+__all__: list[str] = []
+
+
+def main() -> None:
+    """Serves one client until its end of the connection closes, or the lease ends."""
+    commands, events = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the connection's end is seen, and ranks are asked to end first
+    _send(events, "hello", **machine.facts())
+    begin = _first_line(commands)
+    if begin is None:
+        return
+    _end_former(begin["former"])
+    os.environ.update(begin["environment"])
+    folder = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))  # mode 0700
+    (folder / "profile").mkdir(mode=0o700)
+    server = fork_server.ForkServer(str(folder), commands, events, logs=folder, lease=begin["lease"])
+    watch.on_parent_exit(os.getppid(), server.end_now)
+    try:
+        fork_server.preload(server.send)
+    except BaseException:
+        server.send("failed", error=traceback.format_exc())
+        shutil.rmtree(folder)
+        raise
+    server.send("ready")
+    child = server.serve()
+    if child is None:
+        server.end_now()
+    else:
+        child()
+
+
+def _send(events: int, event: str, **content: Any) -> None:
+    os.write(events, json.dumps({"event": event, **content}).encode() + b"\n")
+
+
+def _first_line(commands: int) -> dict[str, Any] | None:
+    """The first command; None if the client went before it gave one."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(commands, 1)  # nothing of what follows may be taken
+        if not byte:
+            return None
+        line += byte
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def _end_former(former: Mapping[str, Any] | None) -> None:
+    """Kills the server whose ranks are to be replaced, and so its ranks, if it still runs on this host."""
+    if former is None or machine.started(former["pid"]) != former["started"]:
+        return
+    os.kill(former["pid"], signal.SIGKILL)
+    for folder in Path(tempfile.gettempdir()).glob(f"ddp_lab-{former['pid']}-*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if folder.lstat().st_uid == os.getuid():  # anybody can make a link of that name
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)

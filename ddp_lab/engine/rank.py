@@ -1,0 +1,291 @@
+"""What an engine does to be a rank: join, rejoin, leave.
+
+The client calls these functions by name, each on all ranks: `prepare` (rank 0 opens the rendezvous, everybody says who
+and what it is), then `join` or `rejoin` with what the client put together from the answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import FallbackWarning
+from .groups import registry as groups
+from .groups import rejoin as regroup
+
+__all__ = ["join", "leave", "preload", "prepare", "rejoin"]
+
+
+class _Rank:
+    """What this process holds as a rank."""
+
+    listener: socket.socket | None = None
+    held: socket.socket | None = None  # keeps a port for a store that the user's code may open
+    store: Any = None
+    telemetry: Any = None
+    agent: Any = None
+    vitals: Any = None
+
+
+_rank = _Rank()
+
+
+def preload() -> None:
+    """Imports what a rank needs besides torch; called once, before the ranks are forked."""
+    from .. import native
+    from ..parallel import distributed as ddp
+    from . import agent, telemetry
+    from . import model_control as live
+    from .cells import completion, object_help, spawned, warm_up
+    from .cells import last_cell as left
+    from .cells import progress_bars as text_bars
+    from .status import vitals
+
+    native.load()
+    del agent, completion, ddp, left, live, object_help, spawned, telemetry, text_bars, vitals, warm_up
+
+
+def prepare(address: str) -> dict[str, Any]:
+    """Says who this rank is; rank 0 also opens the next rendezvous, on a port of the system's choice.
+
+    The rendezvous takes nobody else once the ranks have joined ([Note: a sealed port] in
+    `ddp_lab.engine.groups.sockets`). So what the user's code opens with ``env://`` has a port of its own,
+    which is kept for it.
+
+    Args:
+        address: of rank 0's host, where the others reach it; loopback if all are on that host.
+
+    Returns:
+        ``rank``, ``pid``, ``host``, ``port`` and ``users_port`` (None but on rank 0), and what a rejoin has to build
+        again: ``groups`` and ``group_count``.
+    """
+    rank, port, users_port = int(os.environ["DDP_LAB_RANK"]), None, None
+    if rank == 0:
+        if _rank.listener is not None:
+            _rank.listener.close()
+        _rank.listener = socket.create_server((address, 0), backlog=1024)
+        port = _rank.listener.getsockname()[1]
+        if _rank.held is not None:
+            _rank.held.close()
+        _rank.held = socket.socket()
+        _rank.held.bind((address, 0))
+        _rank.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who has it, too, may listen there
+        users_port = _rank.held.getsockname()[1]
+    about = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
+    return {**about, "port": port, "users_port": users_port, **regroup.inventory()}
+
+
+def join(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes this engine a rank: process group, agent, telemetry, names in the namespace; then one all-reduce.
+
+    Args:
+        spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``host_index``, ``backend``, ``address``
+            and ``port`` (of the rendezvous), ``users_port``, ``interface`` (by which the host reaches the others),
+            ``device``, ``endpoint`` (of the client's wire), ``detached`` (whether another client may come later), and
+            ``groups`` and ``group_count`` of ranks that were there before.
+
+    Returns:
+        ``device`` and ``backend`` in words; ``warnings``: what the default group has to do without.
+    """
+    import torch
+    import torch.distributed as dist
+    from IPython import get_ipython
+
+    import ddp_lab
+
+    from . import model_control as live
+    from .agent import Agent
+    from .cells import completion, object_help, sources, spawned, warm_up
+    from .cells import last_cell as left
+    from .cells import progress_bars as text_bars
+    from .status import examine, flights
+    from .status.vitals import Gpu, Vitals
+    from .telemetry import Telemetry
+
+    _set_environment(spec)
+    device = torch.device(spec["device"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    shell = get_ipython()
+    groups.install()
+    flights.install(Path(shell.kernel.parent.profile_dir.location))
+    text_bars.install()
+    _rank.telemetry = Telemetry(spec["endpoint"], spec["rank"], spec["world_size"])
+    _rank.agent = Agent(_rank.telemetry, spec["rank"])
+    _rank.agent.install(shell.kernel)
+    _rank.telemetry.on_control("entered_at", examine.entered_at)
+    _rank.telemetry.on_control("inspect", _inspect)
+    _rank.telemetry.on_control("event_cost", _event_cost)
+    if spec.get("detached"):
+        left.install(_rank.telemetry)
+    live.install(_rank.telemetry)
+    completion.install(_rank.telemetry)
+    object_help.install(_rank.telemetry)
+    sources.install()
+    spawned.install()
+    _rank.telemetry.start()
+    told = _open_default_group(spec)
+    regroup.rebuild({}, spec["groups"], spec["group_count"])
+    shell.user_ns.update(
+        rank=spec["rank"],
+        world_size=spec["world_size"],
+        local_rank=spec["local_rank"],
+        device=device,
+        torch=torch,
+        dist=dist,
+        ddp_lab=ddp_lab,
+    )
+    _first_collective(device)
+    _seal(device)
+    _rank.vitals = Vitals(_rank.agent.ping, Gpu.of(device))
+    _rank.vitals.install(_rank.telemetry)
+    _rank.agent.joined()
+    warm_up.start()
+    return {"device": _device_name(device), "backend": _backend(), "warnings": told}
+
+
+def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces every group of this rank by a new one; variables are kept, and those that name a group follow it.
+
+    Args:
+        spec: as for `join`; ``groups`` are the user's groups to build again, ``broken`` the models that on some rank
+            were in a backward: their gradients are discarded.
+
+    Returns:
+        ``rebuilt``: names of the groups that were built again; ``lost``: name -> why one could not be; ``backend`` and
+        ``warnings`` as of `join`.
+    """
+    import torch
+
+    old = regroup.take_down()
+    _rank.store = None
+    _set_environment(spec)
+    told = _open_default_group(spec)
+    lost = regroup.rebuild(old, spec["groups"], spec["group_count"])
+    regroup.discard_gradients(spec["broken"])
+    _first_collective(torch.device(spec["device"]))
+    _seal(torch.device(spec["device"]))
+    _rank.agent.joined()
+    rebuilt = [group["name"] for group in spec["groups"] if group["name"] not in lost]
+    return {"rebuilt": rebuilt, "lost": lost, "backend": _backend(), "warnings": told}
+
+
+def leave() -> None:
+    """Ends this rank's threads and groups; the engine itself goes on."""
+    import torch.distributed as dist
+
+    if _rank.agent is not None:
+        _rank.agent.remove()
+    if _rank.vitals is not None:
+        _rank.vitals.remove()
+    groups.free()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    groups.uninstall()
+    if _rank.telemetry is not None:
+        _rank.telemetry.stop()
+    _rank.store = _rank.agent = _rank.vitals = _rank.telemetry = None
+
+
+def _inspect(message: Mapping[str, Any]) -> None:
+    """Answers with norm and checksum of a model's averaged gradients, as a description (control thread)."""
+    from ddp_lab.parallel import distributed as ddp
+
+    ddp.request_inspection(message["reducer"], message["step"])
+
+
+def _event_cost(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers with the measured cost of one event in nanoseconds (control thread; about 10 ms)."""
+    from ddp_lab import recording
+
+    return {"ns": recording.statistics(measure=True).ns_per_event}
+
+
+def _set_environment(spec: Mapping[str, Any]) -> None:
+    """What torchrun would set, for code that reads it."""
+    os.environ.update(
+        RANK=str(spec["rank"]),
+        WORLD_SIZE=str(spec["world_size"]),
+        LOCAL_RANK=str(spec["local_rank"]),
+        LOCAL_WORLD_SIZE=str(spec["local_world_size"]),
+        GROUP_RANK=str(spec["host_index"]),
+        ROLE_RANK=str(spec["rank"]),
+        ROLE_WORLD_SIZE=str(spec["world_size"]),
+        MASTER_ADDR=spec["address"],
+        MASTER_PORT=str(spec["users_port"]),
+    )
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", spec["interface"])
+    if spec["interface"] != "lo":
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=" + spec["interface"])  # "=": this one, not those that begin so
+
+
+def _open_default_group(spec: Mapping[str, Any]) -> list[str]:
+    """Returns what that group has to do without, in words: here nobody would see a warning."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    from .. import comm
+
+    comm.register()
+    if "mpi" in spec["backend"]:
+        comm.mpi.check_started(spec["world_size"])
+    groups.exclude_port(spec["port"])
+    listener: dict[str, Any] = {}
+    if _rank.listener is not None:
+        listener = {"master_listen_fd": _rank.listener.detach()}
+        _rank.listener = None
+    _rank.store = TCPStore(
+        spec["address"], spec["port"], spec["world_size"], is_master=bool(listener), wait_for_workers=False, **listener
+    )
+    bound = groups.bound_to(torch.device(spec["device"]), spec["backend"])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", FallbackWarning)
+        dist.init_process_group(
+            spec["backend"], store=_rank.store, rank=spec["rank"], world_size=spec["world_size"], **bound
+        )
+    told = [one for one in warned if issubclass(one.category, FallbackWarning)]
+    for other in warned:
+        if other not in told:
+            warnings.showwarning(other.message, other.category, other.filename, other.lineno)
+    return [str(one.message) for one in told]
+
+
+def _backend() -> str:
+    """The default group's backends by device; one that goes through Gloo is Gloo."""
+    import torch
+    import torch.distributed as dist
+
+    backends: str = dist.get_backend_config()
+    if "cpu:shm" not in backends:
+        return backends
+    group: Any = dist.group.WORLD
+    return backends.replace("cpu:shm", f"cpu:{group._get_backend(torch.device('cpu')).name()}")
+
+
+def _first_collective(device: Any) -> None:
+    """Ready means that every rank has finished a real all-reduce, on the CPU and on its device."""
+    import torch
+    import torch.distributed as dist
+
+    for place in {torch.device("cpu"), device} if "gloo" in dist.get_backend_config() else {device}:
+        ones = torch.ones(1, device=place)
+        dist.all_reduce(ones)
+        if ones.item() != dist.get_world_size():
+            raise RuntimeError(f"the first all-reduce on {place} gave {ones.item()}, not {dist.get_world_size()}")
+
+
+def _seal(device: Any) -> None:
+    """After a collective over all ranks, each of them is connected. (NCCL connects to the store later, too.)"""
+    if device.type == "cpu":
+        groups.seal_store()
+
+
+def _device_name(device: Any) -> str:
+    import torch
+
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

@@ -1,0 +1,1 @@
+"""What a rank can tell of itself: where it is, what it has launched, what it uses."""

@@ -1,0 +1,231 @@
+"""Where this rank is, read off its main thread's frames without stopping it: the rank side of `lab.doctor()`.
+
+A thread that waits in C++ (a collective, a sleep, the end of a backward) still has its Python frames: which function of
+torch it called, with which tensors, from which line of the user's. None of the rank's code runs for it, and nothing is
+sent to other ranks.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unused-ignore]
+from torch.distributed import distributed_c10d as c10d
+
+from ...diagnostics.rank_state import Examined
+from ...parallel.live import breakpoints
+from ...parallel.monitoring.inspection import live_models
+from ..cells import cell
+from ..cells.tracebacks import is_users
+from ..groups import registry as groups
+from . import flights
+
+__all__ = ["entered_at", "examine", "waited_in"]
+
+_C10D = c10d.__file__
+_COLLECTIVES = {
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_reduce_coalesced"),
+    *("all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
+    *("monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
+}
+_POINT_TO_POINT = {"send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
+_GROUPS = {"init_process_group", "new_group", "new_subgroups", "split_group"}
+_WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
+_FRAMES = 40  # at most, innermost first
+
+
+def examine(thread: int, began: tuple[str, int] | None) -> dict[str, Any]:
+    """What this rank does now, as JSON can hold it. Called on another thread than the main one.
+
+    Args:
+        thread: the main thread's identifier.
+        began: id and begin (host time in ns) of the running cell, or of the last one; None before the first.
+
+    Returns:
+        ``cell`` and ``seconds`` of the running cell; ``stack``: frames from the innermost outwards, each ``file``,
+        ``line``, ``function``, ``text`` (what of the line is being executed, where Python knows) and ``users`` (it is
+        the user's own code); ``call``: the function of torch.distributed that it is in, or None: ``name``, ``kind``
+        (``"collective"``, ``"point to point"`` or ``"group"``), ``group`` (its name), ``ranks`` of the group, ``what``
+        (sizes and types of the tensors), ``bytes``, ``peer`` (source or destination), ``sequence`` (on its group);
+        ``sequences``: group -> collectives entered; ``flights``: what `flights.flights` says, ``last_cell`` the one
+        that it counts from; ``models``: for each ``reducer``, ``module`` and what `breakpoints.stage` says.
+    """
+    frame = sys._current_frames().get(thread)
+    frames = [] if frame is None else list(_walk(frame))[:_FRAMES]
+    running = cell.running()
+    return {
+        "cell": running,
+        "seconds": (time.monotonic_ns() - began[1]) / 1e9 if began is not None and began[0] == running else 0.0,
+        "stack": [_described(one) for one in frames] if running is not None else [],
+        "call": _call(frames) if running is not None else None,
+        "sequences": groups.sequences(),
+        "flights": flights.flights(began[1] if began is not None else None),
+        "last_cell": began[0] if began is not None else None,
+        "models": [_model(model) for model in live_models()],
+    }
+
+
+def entered_at(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the user's code entered a collective: ``file`` and ``line``; empty if that is not known.
+
+    Args:
+        request: ``group`` and ``number`` of the collective.
+    """
+    for name, line in flights.frames_of(str(request["group"]), int(request["number"])):
+        if is_users(name):
+            return {"file": name, "line": line}
+    return {}
+
+
+def waited_in(error: BaseException) -> str:
+    """What a rank waited in when it was freed, from what it raised then; "" if it did not wait. On the main thread."""
+    frames, step = [], error.__traceback__
+    while step is not None:
+        frames.append(step.tb_frame)
+        step = step.tb_next
+    found = {"seconds": 0.0, "stack": [], "call": _call(frames[::-1]), "sequences": {}}
+    # A backward that has failed does not wait any more: its buckets say in what it did.
+    backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
+    models = [{**_model(model), "finalizing": True} for model in live_models()] if backward else []
+    return Examined.of(0, "running", found | {"models": models}).waits_in
+
+
+def _walk(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _described(frame: FrameType) -> dict[str, Any]:
+    code = frame.f_code
+    return {
+        "file": code.co_filename,
+        "line": frame.f_lineno or 0,  # generated code may have none
+        "function": getattr(code, "co_qualname", code.co_name),  # from Python 3.11 on
+        "text": _text(frame),
+        "users": is_users(code.co_filename),
+    }
+
+
+def _text(frame: FrameType) -> str:
+    """The expression that is being executed; the whole line where that is not known, or goes over several."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).rstrip("\n")
+    if sys.version_info >= (3, 11) and frame.f_lasti >= 0:
+        places = list(frame.f_code.co_positions())
+        first, last, begin, end = places[min(frame.f_lasti // 2, len(places) - 1)]
+        if first == last == frame.f_lineno and begin is not None and end is not None:
+            return line.encode()[begin:end].decode(errors="replace")
+    return line.strip()
+
+
+def _call(frames: list[FrameType]) -> dict[str, Any] | None:
+    """The outermost function of torch.distributed that the thread is in."""
+    found = None
+    for frame in frames:
+        name = frame.f_code.co_name
+        if frame.f_code.co_filename == _C10D and name in _COLLECTIVES | _POINT_TO_POINT | _GROUPS:
+            found = frame
+    if found is None:
+        return _work(frames[0]) if frames else None
+    name, given = found.f_code.co_name, dict(found.f_locals)
+    kind = "group" if name in _GROUPS else "point to point" if name in _POINT_TO_POINT else "collective"
+    group = given.get("group") if kind != "group" else None
+    record = _record(group)
+    tensors = list(_tensors(given))
+    return {
+        "name": name,
+        "kind": kind,
+        "group": record.name if record is not None else "",
+        "ranks": (ranks := _ranks(group, record)),
+        "what": _what(tensors),
+        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        "peer": _peer(given, ranks),
+        "sequence": record.sequence if record is not None else None,
+    }
+
+
+def _work(frame: FrameType) -> dict[str, Any] | None:
+    """An asynchronous collective that the innermost line waits for: it knows its operation, not its group."""
+    match = _WAIT.search(_text(frame))
+    if match is None:
+        return None
+    work = frame.f_locals.get(match[1], frame.f_globals.get(match[1]))
+    if not isinstance(work, dist.Work) or work.is_completed():
+        return None
+    kind: int = work._get_op_type()  # type: ignore[attr-defined, unused-ignore]
+    name = OpType(kind).name.lower().strip("_")
+    record = _record(None)
+    return {
+        "name": {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name),
+        "kind": "point to point" if name in ("send", "recv", "recvanysource") else "collective",
+        "group": record.name if record is not None else "",
+        "ranks": _ranks(None, record),
+        "what": "",
+        "bytes": 0,
+        "peer": None,
+        "sequence": record.sequence if record is not None else None,
+    }
+
+
+def _record(group: Any) -> groups.GroupRecord | None:
+    """What is registered of a group; None stands for the default one."""
+    if group is None or group is getattr(dist.group, "WORLD", None):
+        group = c10d._get_default_group() if dist.is_initialized() else None
+    for record in groups.alive():
+        if record.group is group and group is not None:
+            return record
+    return None
+
+
+def _ranks(group: Any, record: groups.GroupRecord | None) -> list[int]:
+    if record is not None and record.ranks:
+        return list(record.ranks)
+    return list(range(dist.get_world_size())) if dist.is_initialized() else []
+
+
+def _tensors(given: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among a function's arguments: the first that holds any."""
+    for name in ("tensor", "tensors", "input", "output", "tensor_list", "output_tensor", "input_tensor", "object_list"):
+        value = given.get(name)
+        if isinstance(value, torch.Tensor):
+            yield value
+            return
+        if isinstance(value, list | tuple) and value and all(isinstance(one, torch.Tensor) for one in value):
+            yield from value
+            return
+
+
+def _what(tensors: list[torch.Tensor]) -> str:
+    if not tensors:
+        return ""
+    types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+    shape = str(list(tensors[0].shape)) if len(tensors) == 1 else f"{len(tensors)} tensors"
+    return f"{'/'.join(types)} {shape}"
+
+
+def _peer(given: dict[str, Any], ranks: list[int]) -> int | None:
+    """The source or destination, as a global rank; torch takes it as one, or as a place in the group."""
+    for key in ("src", "dst"):
+        value, place = given.get(key), given.get(f"group_{key}")
+        if isinstance(value, int):
+            return value
+        if isinstance(place, int) and 0 <= place < len(ranks):
+            return ranks[place]
+    return None
+
+
+def _model(model: Any) -> dict[str, Any]:
+    try:
+        stage = breakpoints.stage(model)
+    except RuntimeError as error:  # it is being given new buckets at this moment
+        stage = {"error": "".join(traceback.format_exception_only(error)).strip()}
+    return {"reducer": model.reducer_id, "module": type(model.module).__name__, **stage}

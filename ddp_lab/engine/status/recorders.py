@@ -1,0 +1,125 @@
+"""The recorders of this process: who notes the collectives of which backend, and how each of them is asked.
+
+[Note: which recorder notes what]
+"shm" has a log of its own. Gloo writes into torch's Flight Recorder by itself, and so does NCCL up to torch 2.14, and
+later with ``TORCH_DIST_USE_NCCL2=0``: each into an instance of its own. From torch 2.15 on every other backend (nccl2,
+which is what "nccl" then builds, "mpi", a third party's) has an instance that bears its name; torch attaches a hook
+that writes into it to each group (`distributed_c10d._maybe_attach_flight_recorder`). Before, nothing notes them.
+
+Which instance is the right one is told by the name that a group's backend itself has, not by the one that was asked
+for: "nccl" may have built nccl2, and "shm" may have become Gloo. Entries have the same form in all of them.
+
+The hook keeps no events of CUDA: a look at what it wrote asks no GPU, and needs none of the care of [Note: looks at a
+GPU's collectives]. That a collective has ended it hears from the backend: from nccl2 within a second or so (`end_s`);
+of one that never tells, entries count as ended when they are launched, so that nothing of it is ever in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import _dump_fr_trace as _dump  # type: ignore[attr-defined, unused-ignore]
+
+from ... import native
+from .gpu_flights import GpuFlights
+
+__all__ = ["Dump", "Recorders", "end_s"]
+
+_END_S = 0.05
+_END_BY_HOOK_S = 1.5  # nccl2's thread looks once a second
+_C = native.load()
+_BY_NAME = "backend:" in (_dump.__doc__ or "")  # torch 2.15: an instance for each backend
+
+Dump = Mapping[str, Any]
+
+
+class Recorders:
+    """Asks them.
+
+    Args:
+        folder: where a folder with a socket may be made; None: NCCL is not asked.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._nccl = None if folder is None else GpuFlights(folder)
+
+    def dump(self, backend: str, active: bool) -> Dump:
+        """What a backend's recorder holds, without frames; empty if nothing notes its collectives.
+
+        Args:
+            backend: its own name.
+            active: of NCCL only what has not ended.
+        """
+        if backend == "nccl":
+            return {} if self._nccl is None else self._nccl.dump(active)
+        ask = _asker(backend)
+        return {} if ask is None else ask(False)
+
+    def frames(self, backend: str, record: int) -> list[tuple[str, int]]:
+        """File and line of each frame of the call that made a record, innermost first; none of NCCL's. The first time
+        takes some tenths of a second, in which no Python code of this process runs.
+        """
+        return [] if _asker(backend) is None else _frames(backend, record)
+
+
+def end_s(backend: str) -> float:
+    """Seconds until the end of a collective is noted."""
+    return _END_S if backend in ("gloo", "nccl", "shm") else _END_BY_HOOK_S
+
+
+def _asker(backend: str) -> Callable[[bool], Dump] | None:
+    """What dumps a backend's collectives, with their frames or without; None if nothing that we may ask notes them."""
+    if backend == "shm":
+        ours: Callable[[bool], Dump] = _C.flights
+        return ours
+    if backend == "gloo":
+        return lambda frames: pickle.loads(_dump(includeStackTraces=frames))
+    if backend != "nccl" and _BY_NAME:
+        return lambda frames: pickle.loads(_dump(includeStackTraces=frames, backend=backend))
+    return None
+
+
+@functools.lru_cache(maxsize=4)
+def _frames(backend: str, record: int) -> list[tuple[str, int]]:
+    ask = _asker(backend)
+    assert ask is not None
+    with _without_inductor():
+        found = [one for one in ask(True)["entries"] if one["record_id"] == record]
+    return [(str(frame["filename"]), int(frame["line"])) for one in found for frame in one["frames"]]
+
+
+class _NoInductor:
+    """Stands for `torch._inductor`: this thread finds nothing in it, other threads the module, which they load."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self._thread:
+            raise AttributeError(name)
+        return getattr(importlib.import_module("torch._inductor"), name)
+
+
+@contextlib.contextmanager
+def _without_inductor() -> Iterator[None]:
+    """Torch looks up frames of compiled code, too, and loads its compiler to ask it: for seconds, in which this rank
+    would answer nobody. As long as it is not loaded there is no such code."""
+    if "torch._inductor" in sys.modules:
+        yield
+        return
+    stand_in = _NoInductor()
+    vars(torch)["_inductor"] = stand_in
+    try:
+        yield
+    finally:
+        if vars(torch).get("_inductor") is stand_in:  # another thread may have loaded it
+            del vars(torch)["_inductor"]

@@ -1,0 +1,131 @@
+"""How this rank is, for the widget of the cluster: what it runs, for how long, and how full and busy its GPU is.
+
+[Note: a GPU that hangs]
+The control thread answers while a cell runs, also while the GPU hangs in a collective: that is when the answer matters.
+CUDA's runtime and torch's allocator can block then, with the interpreter's lock held, and nobody could interrupt the
+rank any more. So the GPU is asked through the driver's management library (NVML) alone, which also makes no CUDA
+context where there is none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from ..cells import cell
+from . import flights
+
+__all__ = ["Gpu", "Vitals"]
+
+
+class _Channel(Protocol):
+    def on_control(self, op: str, handler: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None: ...
+
+
+class Vitals:
+    """Answers ``{"op": "vitals"}``.
+
+    Args:
+        ping: what the rank says of its state (`Agent.ping`).
+        gpu: the rank's; None for a CPU rank.
+    """
+
+    def __init__(self, ping: Callable[[Mapping[str, Any]], dict[str, Any]], gpu: Gpu | None) -> None:
+        self._ping, self._gpu = ping, gpu
+        self._began: tuple[str, str, float] | None = None  # the newest cell: id, label, begin in seconds
+
+    def install(self, channel: _Channel) -> None:
+        """Starts answering."""
+        cell.before_cell.append(self._before_cell)
+        channel.on_control("vitals", self.answer)
+
+    def remove(self) -> None:
+        """Gives the hook back."""
+        if self._before_cell in cell.before_cell:
+            cell.before_cell.remove(self._before_cell)
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What `Agent.ping` says, ``label`` and ``seconds`` of the running cell (None between cells), ``gpu``, and
+        ``in_flight`` (see `flights.in_flight`).
+        """
+        reply, began = self._ping(request), self._began
+        runs = began is not None and reply["cell"] == began[0]
+        reply["label"] = began[1] if began is not None and runs else None
+        reply["seconds"] = time.monotonic() - began[2] if began is not None and runs else None
+        reply["in_flight"] = flights.in_flight()
+        return {**reply, "gpu": self._gpu.read() if self._gpu is not None else None}
+
+    def _before_cell(self, cell_id: str, label: str) -> None:
+        self._began = (cell_id, label, time.monotonic())
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class Gpu:
+    """One GPU as the driver's management library knows it. See [Note: a GPU that hangs].
+
+    Args:
+        uuid: as the driver names it, with or without its prefix.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._found: tuple[ctypes.CDLL, ctypes.c_void_p] | None = None
+        self._missing = False
+
+    @classmethod
+    def of(cls, device: torch.device) -> Gpu | None:
+        """The GPU of a rank that has initialised CUDA; None for another device. Call it on the main thread."""
+        if device.type != "cuda" or not torch.cuda.is_initialized():
+            return None
+        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+        return None if uuid is None else cls(str(uuid))
+
+    def read(self) -> dict[str, int | None] | None:
+        """Returns bytes ``used`` and ``total`` of the whole device, by all processes, and ``percent`` of the time in
+        which it was busy (of about the last second); a value that the driver does not tell is None, and so is all of
+        it where there is no such library or GPU.
+        """
+        found = self._handle()
+        if found is None:
+            return None
+        library, handle = found
+        memory, utilization = _Memory(), _Utilization()
+        knows_memory = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
+        knows_use = library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(utilization)) == 0
+        return {
+            "used": int(memory.used) if knows_memory else None,
+            "total": int(memory.total) if knows_memory else None,
+            "percent": int(utilization.gpu) if knows_use else None,
+        }
+
+    def _handle(self) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
+        """The library and its handle of the GPU; looked up once."""
+        if self._found is None and not self._missing:
+            self._found = self._look_up()
+            self._missing = self._found is None
+        return self._found
+
+    def _look_up(self) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
+        try:
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError:
+            return None
+        if library.nvmlInit_v2() != 0:
+            return None
+        handle = ctypes.c_void_p()
+        plain = self._uuid.removeprefix("GPU-").removeprefix("MIG-")
+        for prefix in ("GPU-", "MIG-"):
+            if library.nvmlDeviceGetHandleByUUID(f"{prefix}{plain}".encode(), ctypes.byref(handle)) == 0:
+                return library, handle
+        return None

@@ -1,0 +1,1 @@
+"""The IPython extension: %cluster, %%distributed, completion."""

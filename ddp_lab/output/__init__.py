@@ -1,0 +1,1 @@
+"""What ranks print and display, as the notebook shows it."""

@@ -1,0 +1,111 @@
+"""A block of rows as the text that a notebook shows: labels of ranks, a gutter, lines of bounded length.
+
+[Note: what a page can draw]
+A notebook draws the whole text anew at each update, on the thread that also answers the user: a thousand lines take it
+50 to 100 ms, a colour in each line half as long again. So of many lines fewer are shown while the cell runs than
+in the end, and text with many colours loses them. Labels have none of their own: what a notebook is exported to would
+show them as escape sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..formatting import label_of
+from .progress_bars import merged
+from .rows import ROW_LINES, Block, Row
+from .terminal import plain
+
+__all__ = ["text_of"]
+
+_GUTTER = {"stderr": "┃", "value": "→", "rich": "▾"}
+LIVE_HEAD = 50
+LIVE_TAIL = 150
+_LONGEST_LINE = 5_000
+_SHORTEST_LINE = 120
+_MOST_COLOURS = 200  # changes of colour: each is an element of the page
+_MOST_CHARACTERS = 100_000  # of all lines together, unless each is cut to the shortest
+
+
+def text_of(block: Block, where: str, final: bool = True) -> str:
+    """The block's text; sets `block.shortened`.
+
+    Args:
+        block: what is shown.
+        where: says where the lines are that are left out.
+        final: show every row; else so few of many that they can be drawn often.
+    """
+    rows, hidden, hidden_to = list(_by_rank(block.rows)), block.hidden, block.hidden_to
+    block.shortened = not final and len(rows) > LIVE_HEAD + LIVE_TAIL
+    if block.shortened:
+        between = rows[LIVE_HEAD:-LIVE_TAIL]
+        rows = rows[:LIVE_HEAD] + rows[-LIVE_TAIL:]
+        hidden += sum(row.lines * len(row.ranks) for row in between)
+        hidden_to = max(row.order for row in between)
+        where = f"many of them when the cell has ended; {where}"
+    labels = [label_of(row.ranks) for row in rows]
+    texts = [_text_of(row) for row in rows]
+    width = max(map(len, labels), default=0)
+    longest = _longest(sum(map(len, texts)), sum(row.lines for row in rows))
+    note = f"{'':{width}} … {hidden:,} lines not shown here (of all ranks together); {where} …" if hidden else ""
+    lines: list[str] = []
+    before: set[int] | None = None
+    for row, label, text in zip(rows, labels, texts, strict=True):
+        if note and row.order > hidden_to:
+            lines.append(note)
+            note, before = "", None
+        lines += _lines_of(row, label.rjust(width), text, longest, labelled=row.ranks != before)
+        before = row.ranks
+    shown = "\n".join([*lines, note] if note else lines)
+    return plain(shown) if shown.count("\x1b[") > _MOST_COLOURS else shown
+
+
+def _lines_of(row: Row, label: str, text: str, longest: int, labelled: bool) -> Iterator[str]:
+    gutter, blank = _GUTTER.get(row.kind, "│"), " " * len(label)
+    if row.kind == "rich":
+        yield f"{label} {gutter}"
+        return
+    for number, line in enumerate(_bounded(text)):
+        if not number:
+            yield f"{label if labelled else blank} {gutter} {_fit(line, longest)}".rstrip()
+        else:
+            yield f"{blank} {' ' if gutter == '→' else gutter} {_fit(line, longest)}".rstrip()
+
+
+def _text_of(row: Row) -> str:
+    return merged(row.bars) if row.bars else row.text
+
+
+def _bounded(text: str) -> list[str]:
+    """The lines of a row, the middle left out of many."""
+    lines, some = text.split("\n"), ROW_LINES // 2
+    if len(lines) <= 2 * some:
+        return lines
+    return [*lines[:some], f"… {len(lines) - 2 * some + 1:,} lines of this one not shown …", *lines[1 - some :]]
+
+
+def _longest(characters: int, lines: int) -> int:
+    """How long a line may be so that all of them are not too much."""
+    if characters <= _MOST_CHARACTERS:
+        return _LONGEST_LINE
+    return max(_SHORTEST_LINE, min(_LONGEST_LINE, _MOST_CHARACTERS // max(1, lines)))
+
+
+def _by_rank(rows: list[Row]) -> list[Row]:
+    """`rows` with neighbours of different ranks in rank order: which rank was first by a moment says nothing."""
+    ordered: list[Row] = []
+    window: list[Row] = []
+    seen: set[int] = set()
+    for row in rows:
+        if row.kind == "rich" or not seen.isdisjoint(row.ranks):
+            ordered += sorted(window, key=lambda each: min(each.ranks))
+            window, seen = [], set()
+        window.append(row)
+        seen |= row.ranks
+    return ordered + sorted(window, key=lambda each: min(each.ranks))
+
+
+def _fit(text: str, longest: int) -> str:
+    if len(text) > longest:
+        text = f"{text[:longest]}… ({len(text):,} characters)"
+    return text + "\x1b[0m" if "\x1b" in text else text

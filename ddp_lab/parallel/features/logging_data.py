@@ -1,0 +1,173 @@
+"""What `_get_ddp_logging_data` returns: how a model was set up, and what a sampled step of it cost.
+
+[Note: when logging data is taken]
+The data of a run is taken at the begin of a synchronised forward and describes the backward before it: `iteration` n
+is the number of synchronised forwards before this one. It is taken in the first ten iterations and then in every
+hundredth (`_set_ddp_runtime_logging_sample_rate`). What does not change with time is there from the start. Times are
+nanoseconds; those that end in ``_start`` and ``_end`` count from 1970, as torch's do.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..core import process_groups
+
+if TYPE_CHECKING:
+    from ..core.model_state import ModelState
+
+__all__ = ["DDPLogger"]
+
+_FIRST_ITERATIONS = 10
+_SAMPLE_RATE = 100
+_ABSENT = "N/A"
+
+_C_NAMES = {
+    torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
+    torch.complex64: "c10::complex<float>", torch.complex128: "c10::complex<double>", torch.int64: "long int",
+}  # fmt: skip
+_ENVIRONMENT = {
+    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
+    "nccl": (
+        "NCCL_SOCKET_IFNAME", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG",
+        "NCCL_NTHREADS", "NCCL_IB_TIMEOUT",
+    ),
+}  # fmt: skip
+_GLOO_THREADS = 2
+
+
+class DDPLogger:
+    """Facts of one model, kept as the dict that `_get_ddp_logging_data` returns.
+
+    Holds its model only while it is called, so that the two make no cycle. See [Note: when logging data is taken].
+    """
+
+    def __init__(self, model: ModelState) -> None:
+        self._data: dict[str, Any] = {"iteration": 0}
+        self._iteration = 0
+        self._samples = 0
+        self._reducer_error = ""
+        self._sample_rate = _SAMPLE_RATE
+        self._set_up(model)
+
+    # -- what torch's code calls
+
+    def set_error_and_log(self, error: str) -> None:
+        """Keeps the text of an error that was raised."""
+        self._data.update(has_error=1, error=error)
+
+    def _set_static_graph(self) -> None:
+        self._data["static_graph"] = 1
+
+    def _set_comm_hook_name(self, name: str) -> None:
+        self._data["comm_hook"] = name
+
+    def _set_uneven_input_join(self) -> None:
+        self._data["join_uneven_inputs"] = 1
+
+    def set_sample_rate(self, rate: int) -> None:
+        """Data is taken every `rate` iterations after the first ten."""
+        self._sample_rate = rate
+
+    # -- what ours does
+
+    def _set_up(self, model: ModelState) -> None:
+        """Notes what is known at construction."""
+        parameters = model._trained
+        backend = process_groups.backend_name(model.process_group)
+        self._data.update(
+            module_name=type(model.module).__name__,
+            world_size=model.process_group.size(),
+            rank=model.process_group.rank(),
+            is_multi_device_module=int(model.is_multi_device_module),
+            num_parameter_tensors=len(parameters),
+            total_parameter_size_bytes=sum(model._sizes),
+            dtypes=", ".join(sorted({_C_NAMES.get(p.dtype, str(p.dtype)) for p in parameters})),
+            bucket_sizes=_bucket_sizes(model),
+            device_ids=", ".join(map(str, model.device_ids or ())),
+            output_device=-1 if model.output_device is None else model.output_device,
+            broadcast_buffers=int(model.forward_sync_buffers),
+            has_sync_bn=int(model._survey.batch_norm is not None),
+            bucket_cap_bytes=model.bucket_bytes_cap,
+            find_unused_parameters=int(model.find_unused_parameters),
+            gradient_as_bucket_view=int(model.gradient_as_bucket_view),
+            backend_name=backend,
+        )
+        for name in ("MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES"):
+            self._data[name.lower()] = os.environ.get(name, _ABSENT)
+        for name in _ENVIRONMENT.get(backend, ()):
+            self._data[name.lower().removeprefix("torch_")] = os.environ.get(name, _ABSENT)
+        if backend == "gloo":
+            self._data["gloo_num_threads"] = _GLOO_THREADS
+
+    def begin_iteration(self, model: ModelState) -> None:
+        """Called at the begin of each synchronised forward: takes the data of the backward before it, if it is due."""
+        iteration = self._iteration
+        self._iteration += 1
+        if iteration and (iteration <= _FIRST_ITERATIONS or iteration % self._sample_rate == 0):
+            self._take(model, iteration)
+
+    def data(self, model: ModelState) -> dict[str, Any]:
+        """A copy of the data, with the reducer's latest error."""
+        self._keep_error(model.reducer.report()["error"])
+        return dict(self._data)
+
+    def _keep_error(self, error: str) -> None:
+        """Keeps the reducer's last error, if it is a new one."""
+        if error != self._reducer_error:
+            self._reducer_error = error
+            self.set_error_and_log(error)
+
+    def _take(self, model: ModelState, iteration: int) -> None:
+        report = model.reducer.report()
+        rebuilt = model._has_rebuilt_buckets
+        self._data.update(
+            iteration=iteration,
+            unused_parameter_size=report["unused_parameter_size"],
+            num_buckets_reduced=report["num_buckets_reduced"],
+            prev_iteration_grad_ready_order_indices=", ".join(map(str, report["ready_order_last"])),
+            has_rebuilt_buckets=int(rebuilt),
+            can_set_static_graph=bool(model.reducer._ddp_graph_static()),
+        )
+        if rebuilt:
+            self._data["rebuilt_bucket_sizes"] = _bucket_sizes(model)
+            self._data["rebuilt_per_bucket_param_indices"] = ", ".join(
+                " ".join(map(str, bucket)) for bucket in model._assignment
+            )
+        self._keep_error(report["error"])
+        self._take_times(report)
+
+    def _take_times(self, report: dict[str, Any]) -> None:
+        forward, compute, compute_end = (
+            report["forward_begin"], report["backward_begin"], report["backward_compute_end"],
+        )  # fmt: skip
+        sent, received = report["communication_begin"], report["communication_end"]
+        if not (forward and compute and sent):
+            return
+        epoch = time.time_ns() - time.monotonic_ns()
+        durations = {
+            "forward_compute_time": compute - forward,
+            "backward_compute_time": compute_end - compute,
+            "backward_comm_time": received - sent,
+            "backward_compute_comm_overlap_time": max(0, min(compute_end, received) - sent),
+        }
+        self._samples += 1
+        for name, value in durations.items():
+            mean = self._data.get(f"avg_{name}", 0)
+            self._data[name] = value
+            self._data[f"avg_{name}"] = mean + (value - mean) // self._samples
+        self._data.update(
+            forward_compute_time_start=forward + epoch,
+            backward_compute_time_start=compute + epoch,
+            backward_compute_time_end=compute_end + epoch,
+            backward_comm_time_start=sent + epoch,
+            backward_comm_time_end=received + epoch,
+        )
+
+
+def _bucket_sizes(model: ModelState) -> str:
+    return ", ".join(str(sum(model._sizes[i] for i in bucket)) for bucket in model._assignment)

@@ -1,0 +1,204 @@
+"""`mixed_precision=_MixedPrecision(param_dtype, reduce_dtype, buffer_dtype)`: compute and reduce in low precision.
+
+[Note: mixed precision]
+A parameter has two copies: `_fp_param`, in full precision, which the optimizer and checkpoints see, and `_mp_param`,
+in `param_dtype`, whose memory is held from a forward to the end of its backward. In between `parameter.data` is the
+low copy. One backward:
+
+1. `cast_inputs`, before the module runs: all parameters are copied down in one go and switched; floating-point inputs
+   are cast. Autograd makes a new accumulator for a tensor that changes its dtype, so the reducer's own hooks, on the
+   old ones, do not fire: each parameter's new accumulator gets one that calls `_arrived`.
+2. `_arrived`: casts the gradient to the dtype of its bucket (`reduce_dtype`, else `param_dtype`) and hands it to the
+   reducer, which averages as always. A gradient that was accumulated before stays in full precision under this:
+   autograd adds the low one to it in place, so that only the sum is rounded, once, on its way into the bucket.
+3. `restore`, when the backward is over and all buckets are reduced: parameters and gradients are back in full
+   precision, also under `no_sync`. It is queued when an output gets its gradient, because that happens in the
+   outermost backward (those of reentrant checkpointing end earlier), and queued again from there, so that it runs
+   after the reducer's own end of the backward. Of a backward that the caller ends, `finalize_backward` calls it.
+
+A forward without gradients restores at once, unless the backward of an earlier one is still to come. After a failed
+backward the next forward restores first. Calling `model.module` itself computes in full precision.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import Variable
+from torch.distributed.utils import _cast_forward_inputs
+
+if TYPE_CHECKING:
+    from ..core.model_state import ModelState
+
+__all__ = ["after_forward", "attach_reducer", "cast_inputs", "install"]
+
+
+class LowPrecision:
+    """The low-precision copies of one model's parameters, and who holds them when. See [Note: mixed precision].
+
+    Args:
+        model: its parameters, buffers and reducer must be ready.
+    """
+
+    def __init__(self, model: ModelState) -> None:
+        config = model.mixed_precision
+        self._dtype = config.param_dtype
+        self.bucket_dtype = config.reduce_dtype or config.param_dtype
+        self._model = weakref.ref(model)
+        # with the attributes of [Note: mixed precision]
+        self._parameters: list[Any] = [p for p in model.module.parameters() if not getattr(p, "_ddp_ignored", False)]
+        self._hooks: list[Any] = []  # (accumulator, handle): a variable holds its accumulator weakly
+        self._low = False
+        self._queued = False
+        for parameter in self._parameters:
+            _add_low_copy(parameter, self._dtype)
+        if config.buffer_dtype is not None:
+            _cast_buffers(model.module, config.buffer_dtype)
+
+    def begin(self) -> None:
+        """Switches all parameters to their low copies, with new values, and hooks their gradients."""
+        if self._queued and not self._awaits_caller():  # the last backward failed before its end
+            self.restore()
+        if self._low or self._dtype is None:
+            return
+        self._low = True
+        for parameter in self._parameters:
+            _hold(parameter._mp_param, True)
+            parameter._fp_param = parameter.data
+        low = [parameter._mp_param for parameter in self._parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(low, [parameter._fp_param for parameter in self._parameters])
+        for parameter in self._parameters:
+            parameter.data = parameter._mp_param
+        if torch.is_grad_enabled():
+            self._hook_gradients()
+
+    def end(self, outputs: Iterable[torch.Tensor], was_low: bool) -> None:
+        """After the module has run: back to full precision if there will be no backward, else when it is over."""
+        waiting = [output for output in outputs if output.requires_grad]
+        if not torch.is_grad_enabled() and not was_low:
+            self.restore()
+        for output in waiting:
+            output.register_hook(functools.partial(_backward_begins, weakref.ref(self)))
+
+    @property
+    def low(self) -> bool:
+        """Whether the parameters are switched to their low copies now."""
+        return self._low
+
+    def _hook_gradients(self) -> None:
+        model = self._model()
+        assert model is not None
+        for index, parameter in enumerate(model._trained):
+            accumulator: Any = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            hook = functools.partial(_arrived, weakref.ref(self), index, parameter)
+            self._hooks.append((accumulator, accumulator.register_hook(hook)))
+
+    def arrived(self, index: int, parameter: torch.nn.Parameter) -> None:
+        """A gradient is in `parameter.grad`: to its bucket, if this backward is synchronised."""
+        model = self._model()
+        if model is None or not self._low:
+            return
+        self.queue_restore()
+        _cast_gradient(parameter, self.bucket_dtype)
+        model.reducer._autograd_hook(index)
+
+    def queue_restore(self) -> None:
+        """Makes `restore` the last thing of the current backward."""
+        if self._queued:
+            return
+        self._queued = True
+        queue = Variable._execution_engine.queue_callback
+        queue(lambda: queue(self._end_of_backward))
+
+    def _end_of_backward(self) -> None:
+        if not self._awaits_caller():
+            self.restore()
+
+    def _awaits_caller(self) -> bool:
+        model = self._model()
+        return model is not None and model._require_manual_backward_finalization and bool(model.reducer.in_flight())
+
+    def restore(self) -> None:
+        """Parameters and gradients in full precision again."""
+        for _, handle in self._hooks:
+            handle.remove()
+        self._hooks = []
+        self._low = self._queued = False
+        for parameter in self._parameters:
+            if parameter.data.data_ptr() == parameter._mp_param.data_ptr():
+                parameter.data = parameter._fp_param
+            _hold(parameter._mp_param, False)
+            if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
+                # Not through `.grad.data`: it may be the bucket's own view, which stays what it is.
+                parameter.grad = parameter.grad.to(parameter.dtype)
+
+
+def install(model: ModelState) -> None:
+    """Prepares a model whose `mixed_precision` is set: low copies, buffers, dtype of the buckets."""
+    model._low_precision = LowPrecision(model)
+    attach_reducer(model)
+
+
+def attach_reducer(model: ModelState) -> None:
+    """Tells the model's reducer, a new one perhaps, in which dtype gradients arrive and travel."""
+    if model._low_precision.bucket_dtype is not None:
+        model.reducer._set_mixed_precision_param_dtype(model._low_precision.bucket_dtype)
+
+
+def cast_inputs(
+    model: ModelState, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The forward's arguments with floating-point tensors in `param_dtype`; switches the parameters as well."""
+    state = model._low_precision
+    model._was_low = state.low
+    state.begin()
+    cast_args, cast_kwargs = _cast_forward_inputs(model.mixed_precision.param_dtype, *args, **kwargs)
+    return tuple(cast_args), cast_kwargs
+
+
+def after_forward(model: ModelState, outputs: Iterable[torch.Tensor]) -> None:
+    """To be called when the module has run, with the tensors that it returned."""
+    model._low_precision.end(outputs, model._was_low)
+
+
+def _arrived(
+    state: weakref.ReferenceType[LowPrecision], index: int, parameter: torch.nn.Parameter, *grads: Any
+) -> None:
+    alive = state()
+    if alive is not None:
+        alive.arrived(index, parameter)
+
+
+def _backward_begins(state: weakref.ReferenceType[LowPrecision], grad: torch.Tensor) -> None:
+    alive = state()
+    if alive is not None and alive.low:
+        alive.queue_restore()
+
+
+def _add_low_copy(parameter: Any, dtype: torch.dtype | None) -> None:
+    if not hasattr(parameter, "_mp_param"):
+        low = torch.zeros_like(parameter, dtype=dtype, requires_grad=parameter.requires_grad)
+        _hold(low, False)
+        parameter._mp_param = low
+    parameter._fp_param = parameter.data
+
+
+def _hold(low: torch.Tensor, memory: bool) -> None:
+    low.untyped_storage().resize_(low.numel() * low.element_size() if memory else 0)
+
+
+def _cast_buffers(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    for buffer in module.buffers():
+        if buffer.is_floating_point() and not getattr(buffer, "_ddp_ignored", False):
+            buffer.data = buffer.to(dtype)
+
+
+def _cast_gradient(parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> None:
+    # `.grad =` would refuse a dtype that is not the parameter's
+    if parameter.grad is not None and dtype is not None and parameter.grad.dtype != dtype:
+        parameter.grad.data = parameter.grad.to(dtype)

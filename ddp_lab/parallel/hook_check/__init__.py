@@ -1,0 +1,223 @@
+"""`ddp_lab.check_hook`: tries a comm hook: contract, equal ranks, accuracy, bytes, times, training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import BuiltinCommHookType
+
+from ... import recording
+from ...analysis.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
+from ..core import comm_hooks, process_groups
+from ..core.store_exchange import Exchange
+from ..distributed import DistributedDataParallel
+from . import training as hook_training
+from . import trial as hook_trial
+from . import verdict as hook_verdict
+from .cases import Case, cases
+from .state import copy_of_state
+
+__all__ = ["check_hook"]
+
+
+def check_hook(
+    hook: comm_hooks.Hook,
+    state: object = None,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    model: nn.Module | None = None,
+    loss: hook_training.Loss | None = None,
+    steps: int = 30,
+    dtypes: Sequence[torch.dtype] | None = None,
+    in_flight: int = 4,
+    tolerance: float | None = None,
+    expect_equal: bool = True,
+    make_state: Callable[[], object] | None = None,
+    timeout: float = 10.0,
+) -> HookReport:
+    """Tries a comm hook on random buckets and in training, and says what is wrong with it. All ranks call it.
+
+    It looks at: whether the hook can be called and returns a future of a fitting tensor; whether all ranks get the same
+    bits; how far they are from the exact mean; NaN, Inf and zeros; several buckets at once; what is handed to
+    collectives and how long encoding, communicating, decoding and copying take; and the loss of a model beside plain
+    averaging. Sparse gradients are not tried. It takes some seconds, neither your state nor your model changes, and
+    nothing of it is recorded.
+
+    Args:
+        hook: ``hook(state, bucket)``, or a `dist.BuiltinCommHookType`.
+        state: what the hook gets. Each trial uses a copy of its own.
+        process_group: the ranks that call this; None for the default group. It is not given to the hook, whose
+            group is in its state or the default one.
+        model: a module to train, instead of a small classifier; goes with `loss`.
+        loss: ``loss(model, step)``: the loss of this rank's batch of that step; `model` is the wrapped copy.
+        steps: training steps; 0: none.
+        dtypes: of gradients; the first is tried in all sizes. None: float32 (with `model`: its dtypes), and others as
+            far as they go.
+        in_flight: buckets that are started before the first is waited for; 1 for hooks that can't.
+        tolerance: largest relative error (Euclidean) that is no error; None: none is.
+        expect_equal: False for hooks after which ranks may differ until parameters are averaged (local SGD).
+        make_state: makes a state for each trial, for one that can't be copied.
+        timeout: seconds that one bucket, or one training step, may take.
+
+    Returns:
+        The report, the same on all ranks.
+
+    Raises:
+        ValueError: `model` without `loss`, or the other way round.
+        RuntimeError: a rank did not make the call.
+
+    Example:
+        >>> print(ddp_lab.check_hook(my_hook, my_state))
+    """
+    if (model is None) != (loss is None):
+        raise ValueError("check_hook: give model and loss together, or neither")
+    group = process_group if process_group is not None else dist.group.WORLD
+    if group is None:
+        raise ValueError("check_hook needs a process group: call torch.distributed.init_process_group() first")
+    check = _Check(hook, state, group, model, loss)
+    check.timeout, check.tolerance, check.expect_equal = timeout, tolerance, expect_equal
+    check.make_state = make_state
+    with recording.suspended(), torch.random.fork_rng():
+        if check.signature():
+            asked = list(dtypes) if dtypes else check.dtypes()
+            healthy = all(check.try_buckets(case) for case in cases(asked, in_flight, others=dtypes is None))
+            if steps > 0 and healthy:
+                check.train(steps, several_buckets=in_flight > 1)
+            elif steps > 0:
+                check.notes.append("No training: collectives of the hook are unfinished.")
+    return check.report()
+
+
+class _Check:
+    timeout: float
+    tolerance: float | None
+    expect_equal: bool
+    make_state: Callable[[], object] | None
+
+    def __init__(
+        self,
+        hook: comm_hooks.Hook,
+        state: object,
+        group: dist.ProcessGroup,
+        model: nn.Module | None,
+        loss: hook_training.Loss | None,
+    ) -> None:
+        self._group, self._state = group, state
+        self._rank, self._ranks = group.rank(), group.size()
+        self._name = str(hook) if isinstance(hook, BuiltinCommHookType) else comm_hooks.hook_name(hook)
+        self._given = hook
+        self._hook: Callable[..., Any] = hook  # type: ignore[assignment]
+        parameter = next(model.parameters(), None) if model is not None else None
+        self._device = parameter.device if parameter is not None else _device_of(group)
+        self._module = model if model is not None else hook_training.default_model().to(self._device)
+        self._loss = loss or hook_training.default_loss(self._rank, self._device)
+        self._exchange = Exchange(group)
+        self._problems: list[HookProblem] = []
+        self._buckets: list[BucketCheck] = []
+        self._training: TrainingCheck | None = None
+        self.notes: list[str] = []
+
+    def dtypes(self) -> list[torch.dtype]:
+        """Those of the model's parameters, the most frequent first."""
+        found = [p.dtype for p in self._module.parameters() if p.requires_grad and p.dtype.is_floating_point]
+        return sorted(set(found), key=lambda dtype: (-found.count(dtype), str(dtype))) or [torch.float32]
+
+    def signature(self) -> bool:
+        """Whether it can be called."""
+        if isinstance(self._given, BuiltinCommHookType):
+            self._hook = _as_function(self._given, self._group, self._device)
+        refused = _refusal(comm_hooks.check_signature, self._hook)
+        answers = self._exchange.all([refused, _refusal(comm_hooks.check_backend, self._hook)], 60 + self.timeout)
+        for which, remedy in enumerate(
+            ("Give it two parameters: (state, bucket).", "Wrap it in a function of your own.")
+        ):
+            bad = [rank for rank, answer in enumerate(answers) if answer[which]]
+            if bad:
+                who, why = ", ".join(map(str, bad)), answers[bad[0]][which]
+                what = f"Rank {who}: register_comm_hook() refuses it: {why}"
+                self._problems.append(HookProblem("refused", what, remedy))
+        return not any(answer[0] for answer in answers)
+
+    def _fresh_state(self) -> object:
+        if self.make_state is not None:
+            return self.make_state()
+        made, copied = copy_of_state(self._state)
+        note = f"The state, a {type(self._state).__qualname__}, can't be copied: trials share it. Pass make_state."
+        if not copied and note not in self.notes:
+            self.notes.append(note)
+        return made
+
+    def try_buckets(self, case: Case) -> bool:
+        """Tries one case on all ranks; returns whether the group can go on."""
+        trial = hook_trial.try_case(self._hook, self._fresh_state(), case, self._rank, self._device, self.timeout)
+        mine = hook_verdict.measure(case, trial, self._rank, self._ranks)
+        answers = self._exchange.all(mine, 60 + 4 * self.timeout)
+        self._problems += hook_verdict.problems(case, answers, tolerance=self.tolerance, expect_equal=self.expect_equal)
+        checked = hook_verdict.bucket_check(case, answers)
+        if checked is not None:
+            self._buckets.append(checked)
+        stuck = [one["broken"][0] for one in answers if one["broken"]]
+        return not {"never completes", "never ends"} & set(stuck)
+
+    def train(self, steps: int, *, several_buckets: bool) -> None:
+        """Trains on all ranks."""
+        mine = hook_training.train(
+            self._hook,
+            self._fresh_state(),
+            self._module,
+            self._loss,
+            group=self._group,
+            steps=steps,
+            several_buckets=several_buckets,
+            seconds=max(self.timeout, 10.0),
+        )
+        answers = self._exchange.all(mine, 60 + 4 * max(self.timeout, 10.0))
+        name = type(self._module).__name__
+        self._training, found = hook_training.judge(name, answers, expect_equal=self.expect_equal)
+        self._problems += found
+
+    def report(self) -> HookReport:
+        """What was found."""
+        self.notes.append(
+            "Bytes handed over to collectives are measured; bytes on the wire are computed from them, for algorithms "
+            "that send as little as possible (a ring), since no backend tells."
+        )
+        if self._device.type != "cpu":
+            self.notes.append("Times are the host's; a device may run on after a future is complete.")
+        return HookReport(
+            hook=self._name,
+            ranks=self._ranks,
+            backend=process_groups.backend_name(self._group),
+            buckets=tuple(self._buckets),
+            training=self._training,
+            problems=hook_verdict.merged(self._problems),
+            notes=tuple(self.notes),
+        )
+
+
+def _refusal(check: Callable[[Any], None], hook: Any) -> str | None:
+    try:
+        check(hook)
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    on_device = process_groups.backend_name(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_device else torch.device("cpu")
+
+
+def _as_function(kind: Any, group: dist.ProcessGroup, device: torch.device) -> Callable[..., Any]:
+    """A built-in hook as a function: a small model's reducer runs it."""
+    model = DistributedDataParallel(nn.Linear(1, 1, device=device), process_group=group)
+    model._register_builtin_comm_hook(kind)
+
+    def hook(state: object, bucket: Any) -> Any:
+        return model.reducer._run_comm_hook(bucket)
+
+    return hook

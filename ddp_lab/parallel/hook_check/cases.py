@@ -1,0 +1,93 @@
+"""The buckets on which a comm hook is tried: the same on all ranks, with gradients that each rank can compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ...formatting import counted
+
+__all__ = ["Case", "cases"]
+
+Shapes = tuple[tuple[int, ...], ...]
+Content = Literal["random", "zeros", "NaN", "Inf"]
+
+MATRICES: Shapes = ((64, 32), (32,), (16, 8, 3))
+SHAPES: tuple[Shapes, ...] = (MATRICES, ((1,),), ((7,), (3, 5)), ((512, 512), (512,)))
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of bucket.
+
+    Attributes:
+        dtype: of the gradients.
+        shapes: of a bucket's parameters.
+        content: of the gradients; "NaN" and "Inf": one element of the first rank's.
+        buckets: how many are in flight at once.
+        rounds: how often, with the same gradients.
+        primary: False: a dtype that the caller did not ask for, so that what fails is a warning.
+    """
+
+    dtype: torch.dtype
+    shapes: Shapes
+    content: Content = "random"
+    buckets: int = 1
+    rounds: int = ROUNDS
+    primary: bool = True
+
+    @property
+    def numel(self) -> int:
+        """Elements of a bucket."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        content = "" if self.content == "random" else f", {self.content}"
+        flight = f", {self.buckets} in flight" if self.buckets > 1 else ""
+        return f"{str(self.dtype).removeprefix('torch.')}, {counted(self.numel, 'element')}{content}{flight}"
+
+    def gradients(self, rank: int, bucket: int, device: torch.device) -> list[torch.Tensor]:
+        """One rank's gradients of one bucket, of the case's shapes and dtype."""
+        generator = torch.Generator().manual_seed(1_000_003 * rank + 101 * bucket + self.numel)
+        made = [torch.randn(shape, generator=generator) * (1 + 0.5 * rank) for shape in self.shapes]
+        if self.content == "zeros":
+            made = [torch.zeros(shape) for shape in self.shapes]
+        elif self.content != "random" and rank == 0:
+            made[0].view(-1)[0] = math.nan if self.content == "NaN" else math.inf
+        return [gradient.to(self.dtype).to(device) for gradient in made]
+
+    def mean(self, ranks: int, bucket: int) -> torch.Tensor:
+        """The exact average over the ranks, flat, float64."""
+        total = torch.zeros(self.numel, dtype=torch.float64)
+        for rank in range(ranks):
+            parts = self.gradients(rank, bucket, torch.device("cpu"))
+            total += torch.cat([part.reshape(-1) for part in parts]).double()
+        return total / ranks
+
+
+def cases(dtypes: Sequence[torch.dtype], in_flight: int, *, others: bool) -> Iterator[Case]:
+    """What to try, the simplest first, what may end in a deadlock last.
+
+    Args:
+        dtypes: asked for; the first is tried in all sizes.
+        in_flight: buckets at once in the last case; 1 leaves it out.
+        others: also try further dtypes, as such that were not asked for.
+    """
+    first = dtypes[0]
+    yield from (Case(first, shapes) for shapes in SHAPES)
+    yield from (Case(dtype, MATRICES) for dtype in dtypes[1:])
+    yield Case(first, MATRICES, "zeros")
+    if others:
+        further = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        yield from (Case(dtype, MATRICES, primary=False) for dtype in further if dtype not in dtypes)
+    yield Case(first, MATRICES, "NaN", rounds=1)
+    yield Case(first, MATRICES, "Inf", rounds=1)
+    if in_flight > 1:
+        yield Case(first, MATRICES, buckets=in_flight)

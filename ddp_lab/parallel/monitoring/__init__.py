@@ -1,0 +1,1 @@
+"""Looking at a model while it trains: its gradients, its replicas, its link."""

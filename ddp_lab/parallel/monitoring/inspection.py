@@ -1,0 +1,119 @@
+"""The living models, and on demand: are the averaged gradients equal on all ranks? Norm and checksum of each bucket."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ... import recording
+
+if TYPE_CHECKING:
+    from ..core.model_state import ModelState
+    from ..observe import Observation
+
+__all__ = ["inspect_gradients", "install", "install_observed", "is_observed", "live_models", "request_inspection"]
+
+# A model that has done nothing for so long is not between two steps of a running loop.
+_IDLE_SECONDS = 1.0
+_NEVER = 2**63 - 1
+
+_live: weakref.WeakSet[ModelState] = weakref.WeakSet()
+_observed: weakref.WeakSet[Observation] = weakref.WeakSet()
+
+
+def live_models() -> list[ModelState]:
+    """The models of this process that exist, in the order of their numbers."""
+    return sorted(_live, key=lambda model: model.reducer_id)
+
+
+def inspect_gradients(model: ModelState) -> list[dict[str, Any]]:
+    """See `DistributedDataParallel.inspect_gradients`."""
+    found = model.reducer.inspect_gradients()
+    if found is None:
+        raise RuntimeError("inspect_gradients() was called during a backward: call it when backward() has returned")
+    return _as_dicts(found)
+
+
+def install(model: ModelState) -> None:
+    """Counts the model among the living, and makes its reducer report here when it has carried out a request."""
+    _live.add(model)
+    _report_here(model)
+
+
+def install_observed(model: Observation) -> None:
+    """The same for a model of torch's class: requests reach it, but it is none of `live_models`."""
+    _observed.add(model)
+    _report_here(model)
+
+
+def is_observed(reducer_id: int) -> bool:
+    """Whether this is the number of a model of torch's class that exists."""
+    return any(model.reducer_id == reducer_id for model in list(_observed))
+
+
+def _report_here(model: ModelState | Observation) -> None:
+    reducer_id = model.reducer_id
+    model.reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
+
+
+def request_inspection(reducer_id: int, step: int) -> None:
+    """Has one model's gradients inspected at the end of the first backward from `step` on, or now if it is idle.
+
+    Any thread may ask. What is found is a description (`recording.descriptions`) of type ``"inspection"``.
+
+    Raises:
+        KeyError: there is no such model in this process.
+    """
+    living: list[ModelState | Observation] = [*_observed, *live_models()]
+    models = {model.reducer_id: model for model in living}
+    if reducer_id not in models:
+        raise KeyError(f"no living model has reducer id {reducer_id}; there are {list(models)}")
+    model = models[reducer_id]
+    reducer = model.reducer
+    reducer.request_inspection(step)
+    at_step = reducer.step()
+    if step < at_step:
+        _inspect_now(model)
+    _watch(weakref.ref(model), at_step)
+
+
+def _watch(reference: weakref.ref[ModelState | Observation], at_step: int) -> None:
+    """Carries out a pending request as soon as no backward has ended for `_IDLE_SECONDS`."""
+
+    def look() -> None:
+        model = reference()
+        if model is None or not model.reducer.inspection_pending():
+            return
+        now = model.reducer.step()
+        if now != at_step or not _inspect_now(model):
+            _watch(reference, now)
+
+    model = reference()
+    if model is not None and model.reducer.inspection_pending():
+        timer = threading.Timer(_IDLE_SECONDS, look)
+        timer.daemon = True
+        timer.start()
+
+
+def _inspect_now(model: ModelState | Observation) -> bool:
+    found = model.reducer.inspect_averages()
+    if found is None:
+        return False
+    model.reducer.request_inspection(_NEVER)
+    _describe(model.reducer_id, *found)
+    return True
+
+
+def _describe(reducer_id: int, step: int, found: list[tuple[float, int]]) -> None:
+    recording.describe(
+        {"type": "inspection", "reducer": reducer_id, "step": step, "buckets": _as_dicts(found, as_text=True)}
+    )
+
+
+def _as_dicts(found: list[tuple[float, int]], *, as_text: bool = False) -> list[dict[str, Any]]:
+    # JSON's numbers can't hold 64 bits
+    return [
+        {"bucket": index, "norm": norm, "checksum": f"{checksum:016x}" if as_text else checksum}
+        for index, (norm, checksum) in enumerate(found)
+    ]

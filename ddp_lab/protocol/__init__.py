@@ -1,0 +1,1 @@
+"""What crosses a socket or stands in a file: events, messages, journals, the registry of clusters."""

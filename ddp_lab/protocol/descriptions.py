@@ -1,0 +1,205 @@
+"""What a rank's descriptions must hold, checked where they come in: everything behind may rely on it.
+
+A description comes over the wire, from a journal or from a file that somebody sent. Its texts are made printable, see
+[Note: texts are printable from where they come in]. Fields that are not named here are
+kept as they are; of those named here, most may be missing (older files lack some), and none may be of another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..printable import printable_json
+from .events import MOST_BUCKETS, MOST_PARAMETERS
+
+__all__ = ["checked", "integer", "text"]
+
+_Check = Callable[[Any, str], None]
+
+
+def integer(low: int, bound: int) -> _Check:
+    """A check that a value is an integer from `low` to `bound` - 1."""
+
+    def checked(value: Any, where: str) -> None:
+        if type(value) is not int or not low <= value < bound:
+            raise ValueError(f"{where} is {_shown(value)}, not an integer from {low} to {bound - 1}")
+
+    return checked
+
+
+def text(value: Any, where: str) -> None:
+    """Checks that a value is a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {_shown(value)}, not a text")
+
+
+def _flag(value: Any, where: str) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{where} is {_shown(value)}, neither true nor false")
+
+
+def _number(value: Any, where: str) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, int) and abs(value) >= _WIDE)
+    ):
+        raise ValueError(f"{where} is {_shown(value)}, not a number")
+
+
+def _maybe(one: _Check) -> _Check:
+    def checked(value: Any, where: str) -> None:
+        if value is not None:
+            one(value, where)
+
+    return checked
+
+
+def _list(one: _Check) -> _Check:
+    def checked(value: Any, where: str) -> None:
+        if not isinstance(value, list):
+            raise ValueError(f"{where} is {_shown(value)}, not a list")
+        for number, entry in enumerate(value):
+            one(entry, f"{where}[{number}]")
+
+    return checked
+
+
+def _record(needed: Mapping[str, _Check], known: Mapping[str, _Check] | None = None) -> _Check:
+    """A check of an object: these fields it must have, those it may have."""
+
+    def checked(value: Any, where: str) -> None:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is {_shown(value)}, not an object")
+        for name, one in needed.items():
+            if name not in value:
+                raise ValueError(f"{where} lacks {name!r}")
+            one(value[name], f"{where}.{name}")
+        for name, one in (known or {}).items():
+            if name in value:
+                one(value[name], f"{where}.{name}")
+
+    return checked
+
+
+def _shown(value: Any) -> str:
+    """A value in an error, however long it is."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:60]}…"
+
+
+_WIDE = 1 << 63
+_INDEX, _BUCKET = integer(0, MOST_PARAMETERS), integer(0, MOST_BUCKETS)
+_REDUCER, _STEP, _COUNT = integer(0, 1 << 20), integer(-1, 1 << 53), integer(0, 1 << 53)
+_RANK = integer(0, 1 << 31)
+_PARAMETER = _record(
+    {"index": _INDEX, "name": text, "bytes": _COUNT},
+    {"shape": _list(_COUNT), "numel": _COUNT, "dtype": text, "device": text},
+)
+_OF_BUCKET = _record({"bucket": _BUCKET, "bytes": _COUNT, "parameters": _list(_INDEX)}, {"dtype": text, "device": text})
+_OPTIONS = _record(
+    {},
+    {
+        "find_unused_parameters": _flag,
+        "static_graph": _flag,
+        "gradient_as_bucket_view": _flag,
+        "batched_grad_copy": _flag,
+        "averages_in_place": _flag,
+        "bucket_cap_mb": _maybe(_number),
+        "bucket_cap_mb_list": _maybe(_list(_number)),
+        "comm_hook": _maybe(text),
+    },
+)
+_KINDS: dict[str, _Check] = {
+    "mark": _record({"index": integer(0, 1 << 31), "name": text}),
+    "assignment": _record(
+        {
+            "reducer": _REDUCER,
+            "generation": integer(0, 1 << 16),
+            "group_ranks": _list(_RANK),
+            "module": text,
+            "parameters": _list(_PARAMETER),
+            "buckets": _list(_OF_BUCKET),
+        },
+        {
+            "first_step": _STEP,
+            "process_group": integer(-1, 1 << 31),
+            "backend": text,
+            "rebuilt": _flag,
+            "options": _maybe(_OPTIONS),
+        },
+    ),
+    "gone": _record({"reducer": _REDUCER}),
+    "inspection": _record(
+        {
+            "reducer": _REDUCER,
+            "step": _STEP,
+            "buckets": _list(_record({"bucket": _BUCKET, "norm": _number, "checksum": text})),
+        }
+    ),
+    "gradients": _record(
+        {
+            "reducer": _REDUCER,
+            "step": _STEP,
+            "generation": integer(0, 1 << 16),
+            "ranks": _list(_RANK),
+            "before": _list(_list(_maybe(_number))),
+            "after": _list(_maybe(_number)),
+            "nonfinite": _maybe(_record({"kind": text, "rank": _RANK, "parameter": _maybe(text)})),
+            "seconds": _number,
+        }
+    ),
+    "drift": _record(
+        {
+            "reducer": _REDUCER,
+            "step": _STEP,
+            "ok": _flag,
+            "first": _maybe(text),
+            "groups": _list(_list(_RANK)),
+            "seconds": _number,
+        },
+        {"differing": _COUNT, "tensors": _COUNT, "bytes": _COUNT, "error": text},
+    ),
+}
+_COMMON = _record({}, {"type": text, "session": _maybe(integer(0, _WIDE))})
+
+
+def checked(description: Any) -> dict[str, Any]:
+    """Checks one description; returns it with texts that can be shown anywhere.
+
+    Raises:
+        ValueError: names the field, what is wrong with it and what belongs there.
+    """
+    _COMMON(description, "a description")
+    kind = description.get("type")
+    if kind in _KINDS:
+        _KINDS[kind](description, f"a description of type {kind!r}")
+    if kind == "assignment":
+        _check_members(description)
+    if kind == "gradients":
+        _check_table(description)
+    try:
+        shown: dict[str, Any] = printable_json(description)
+    except RecursionError as error:
+        raise ValueError("a description holds lists in lists without end") from error
+    return shown
+
+
+def _check_table(gradients: Mapping[str, Any]) -> None:
+    """Checks that there is a norm for each rank and bucket."""
+    ranks, buckets = len(gradients["ranks"]), len(gradients["after"])
+    if not ranks or not buckets or [len(row) for row in gradients["before"]] != [buckets] * ranks:
+        raise ValueError(f"norms of gradients are not those of {ranks} ranks and {buckets} buckets")
+
+
+def _check_members(assignment: Mapping[str, Any]) -> None:
+    """Checks that the buckets are numbered from 0, and that their parameters are described."""
+    known = {one["index"] for one in assignment["parameters"]}
+    for number, bucket in enumerate(assignment["buckets"]):
+        if bucket["bucket"] != number:
+            raise ValueError(f"an assignment of buckets names bucket {bucket['bucket']} in place {number}")
+        if not bucket["parameters"] or not known.issuperset(bucket["parameters"]):
+            raise ValueError(f"bucket {number} of an assignment holds no parameter, or one that is not described")

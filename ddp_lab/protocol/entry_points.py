@@ -1,0 +1,72 @@
+"""What is reached in other processes by its name alone: functions that ranks import, modules that are started.
+
+Nothing of it is imported where it is named: the client loads no torch. A test imports each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "APPLY_CHANGE",
+    "BIND",
+    "CALL",
+    "CAPABILITY_TRIAL",
+    "CHECK_DRIFT",
+    "CLUSTER",
+    "CONTROLLER",
+    "DEMONSTRATE",
+    "FORK_SERVER",
+    "HOST_SERVER",
+    "KEEPER",
+    "MEASURE_LINK",
+    "RANK",
+    "READ",
+    "RUN_CELL",
+    "STAGE",
+    "WORKER",
+    "RankFunction",
+]
+
+
+@dataclass(frozen=True)
+class RankFunction:
+    """A function that the ranks import: by name, so that the client need not.
+
+    Attributes:
+        module: the module's full name.
+        name: the function's name in it.
+    """
+
+    module: str
+    name: str
+
+    @property
+    def expression(self) -> str:
+        """What evaluates to the function in any namespace."""
+        return f"__import__({self.module!r}, fromlist=[{self.name!r}]).{self.name}"
+
+
+# What a process does to be a rank, asked for by the functions' names.
+RANK = "ddp_lab.engine.rank"
+
+RUN_CELL = RankFunction("ddp_lab.engine.cells.cell", "run")
+CALL = RankFunction("ddp_lab.engine.cells.variables", "call")  # a function of the notebook that came in a parcel
+STAGE = RankFunction("ddp_lab.engine.cells.variables", "stage")
+BIND = RankFunction("ddp_lab.engine.cells.variables", "bind")
+READ = RankFunction("ddp_lab.engine.cells.variables", "read")
+DEMONSTRATE = RankFunction("ddp_lab.parallel.monitoring.collectives", "demonstrate")
+MEASURE_LINK = RankFunction("ddp_lab.parallel.monitoring.link", "measure")
+CHECK_DRIFT = RankFunction("ddp_lab.parallel.monitoring.monitors", "check_now")
+APPLY_CHANGE = RankFunction("ddp_lab.parallel.live.turn", "apply")
+
+# Modules that are started.
+CONTROLLER = "ddp_lab.engine.processes.controller"
+FORK_SERVER = "ddp_lab.engine.processes.fork_server"
+KEEPER = "ddp_lab.engine.processes.keeper"
+HOST_SERVER = "ddp_lab.engine.processes.host_server"
+WORKER = "ddp_lab.launch.worker"
+CAPABILITY_TRIAL = "ddp_lab.comm.capability_trial"
+
+# What is asked for clusters only if something has imported it.
+CLUSTER = "ddp_lab.cluster.cluster"

@@ -1,0 +1,1 @@
+"""A timeline as one HTML page."""

@@ -1,0 +1,168 @@
+"""The numbers of a report: one model's steps, ranks and buckets, without pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..analysis import findings
+from ..analysis.findings.facts import Finding
+from ..formatting import ms, names, size
+from ..timeline.tables import span_columns
+from ..timeline.tables.span_columns import Columns
+from ..timeline.timeline import Timeline
+
+__all__ = ["ReportData", "by_group", "gather", "last_alone_ms"]
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """What is shown of one model; columns as those of `Timeline`, complete steps alone."""
+
+    reducer: int
+    module: str
+    ranks: tuple[int, ...]
+    buckets: int
+    parameters: int
+    first_step: int
+    last_step: int
+    other_models: int
+    steps: Columns
+    spans: Columns
+    sync: Columns
+    findings: Sequence[Finding]
+    headline: str
+    tiles: Sequence[tuple[str, str]] = ()
+    tables: Sequence[Table] = field(default_factory=list)
+
+
+def gather(timeline: Timeline, reducer: int | None, last_steps: int) -> ReportData | None:
+    """Reads a timeline; None if no step of the model is complete."""
+    known = [one for one in timeline.reducers() if one.last_step >= 0]
+    wanted = [one for one in known if reducer in (None, one.reducer)]
+    if not wanted:
+        return None
+    info = wanted[-1]
+    layout, judged = timeline.judged(info.reducer), timeline.judgement(info.reducer)
+    if layout is None or judged is None:
+        return None
+    views = timeline.views_of(info.reducer, layout.step[-last_steps:])
+    steps = span_columns.step_columns(views)
+    spans = span_columns.span_columns(views, {})
+    sync = span_columns.sync_columns(spans, {info.reducer: len(info.ranks)})
+    assignment = layout.description or {"parameters": [], "buckets": []}
+    found = findings.findings(judged)
+    dropped = {one.rank: one.dropped for one in timeline.ranks()}
+    return ReportData(
+        reducer=info.reducer,
+        module=info.module,
+        ranks=tuple(sorted({*info.ranks, *steps["rank"].astype(int).tolist()})),  # a file may tell of others
+        buckets=max(len(assignment["buckets"]), int(spans["bucket"].max(initial=-1)) + 1),
+        parameters=len(assignment["parameters"]),
+        first_step=int(steps["step"].min()),
+        last_step=int(steps["step"].max()),
+        other_models=len(known) - 1,
+        steps=steps,
+        spans=spans,
+        sync=sync,
+        findings=found,
+        headline=findings.headline(judged, found),
+        tiles=_tiles(steps),
+        tables=[_rank_table(steps, sync, dropped), _bucket_table(spans, sync, assignment), *_options(assignment)],
+    )
+
+
+def _rows(columns: Columns, chosen: npt.NDArray[Any]) -> Columns:
+    return {name: values[chosen] for name, values in columns.items()}
+
+
+def _median(values: npt.NDArray[Any]) -> float:
+    known = values[np.isfinite(values)] if len(values) else values
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def by_group(columns: Columns, key: str, value: str, groups: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Median of a column for each group; NaN for none."""
+    return np.array([_median(columns[value][columns[key] == group]) for group in groups])
+
+
+def last_alone_ms(found: ReportData) -> npt.NDArray[np.float64]:
+    """How long, on average, all other ranks waited for one alone: shape ``[ranks, buckets]``, ms a step."""
+    made = np.zeros((len(found.ranks), found.buckets))
+    sync = found.sync
+    if not len(sync["step"]) or len(found.ranks) < 2:
+        return made
+    waits = np.array([[one[rank] for rank in found.ranks] for one in sync["wait_ms"]])
+    alone = np.sort(waits, axis=1)[:, 1]  # the last waits 0, the one before it as long as it waits for the last
+    row = np.searchsorted(found.ranks, sync["last_rank"])
+    np.add.at(made, (row, sync["bucket"].astype(int)), alone)
+    return made / max(1, len(np.unique(sync["step"])))
+
+
+def _tiles(steps: Columns) -> list[tuple[str, str]]:
+    busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
+    medians = {
+        "step (median)": _median(steps["step_ms"]),
+        "forward": _median(steps["forward_ms"]),
+        "backward’s computation": _median(steps["compute_ms"]),
+        "waiting for gradients": _median(steps["exposed_ms"]),
+    }
+    tiles = [(name, ms(value)) for name, value in medians.items() if value == value]
+    tiles += [("communication hidden", f"{100 * hidden / busy:.0f} %" if busy > 0 else "none")]
+    return [*tiles, ("gradients a step", size(_median(steps["bytes"].astype(float))))]
+
+
+def _rank_table(steps: Columns, sync: Columns, dropped: dict[int, int]) -> Table:
+    lines = []
+    for rank in np.unique(steps["rank"]).astype(int).tolist():
+        mine = _rows(steps, steps["rank"] == rank)
+        last = 100 * float((sync["last_rank"] == rank).mean()) if len(sync["last_rank"]) else float("nan")
+        medians = [_median(mine[f"{name}_ms"]) for name in ("step", "forward", "compute", "hidden", "exposed")]
+        lines.append([rank, len(mine["step"]), *medians, f"{last:.0f}" if last == last else "–", dropped.get(rank, 0)])
+    head = [
+        "rank",
+        "steps",
+        "step ms",
+        "forward ms",
+        "computation ms",
+        "hidden ms",
+        "exposed ms",
+        "last in %",
+        "dropped",
+    ]
+    return ("Ranks (medians)", head, lines)
+
+
+def _bucket_table(spans: Columns, sync: Columns, assignment: dict[str, Any]) -> Table:
+    lines = []
+    of_parameters = {one["index"]: one["name"] for one in assignment["parameters"]}
+    for bucket in assignment["buckets"]:
+        number, members = bucket["bucket"], [of_parameters[index] for index in bucket["parameters"]]
+        mine, ours = _rows(spans, spans["bucket"] == number), _rows(sync, sync["bucket"] == number)
+        lines.append(
+            [number, size(bucket["bytes"]), len(members), _median(mine["ready_ms"]), _median(ours["late_ms"]),
+             _median(ours["all_reduce_ms"]), _median(ours["bandwidth_gb_s"]), _median(mine["exposed_ms"]),
+             names(members, 2)]
+        )  # fmt: skip
+    head = ["bucket", "size", "parameters", "ready ms", "waits ms", "all-reduce ms", "GB/s", "exposed ms", "holds:"]
+    return ("Buckets (medians)", head, lines)
+
+
+def _options(assignment: dict[str, Any]) -> list[Table]:
+    options = assignment.get("options")
+    if not options:
+        return []
+    lines = [[name, _shown(value)] for name, value in options.items()]
+    return [("The model was built with", ["option", "value:"], lines)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_shown(one) for one in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,147 @@
+"""The figures of a report: what they show, their captions, and the numbers behind them as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..timeline.timeline import Timeline
+from ..views.gradients import gradient_facts, gradients_svg
+from ..views.paint import charts
+from ..views.paint.charts import Series
+from ..views.paint.svg import step_svg
+from ..views.timeline_figure import find_step
+from .data import ReportData, by_group, last_alone_ms
+
+__all__ = ["Figure", "figures"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture (SVG) with its title, caption and legend (HTML), and its table twin: column names and rows."""
+
+    title: str
+    caption: str
+    picture: str
+    legend: str = ""
+    style: str = ""
+    table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None = None
+
+
+def figures(timeline: Timeline, found: ReportData) -> Iterator[Figure]:
+    """All figures that the recorded steps allow."""
+    yield _step(timeline, found)
+    yield _breakdown(found)
+    if len(found.sync["step"]) and len(found.ranks) > 1:
+        yield _waiting(found)
+        yield _sync(found)
+    gradients = gradient_facts(timeline, found.reducer)
+    if gradients["steps"]:
+        yield _gradients(timeline, found, gradients)
+
+
+def _step(timeline: Timeline, found: ReportData) -> Figure:
+    try:
+        frame, _ = find_step(timeline, None, found.reducer)
+    except ValueError as error:  # the other figures come from tables that reach further back
+        return Figure("Every bucket of a step", f"Not drawn: {error}.", "")
+    return Figure(
+        title=f"Every bucket of step {frame.step}",
+        caption="A row for each bucket on each rank. Filling: its gradients come; queued: it waits for its turn; "
+        "waiting: launched, but not on every rank; reducing: under way; exposed (thin line): after the rank’s own "
+        "computation, so that it costs time.",
+        picture=step_svg(frame, ""),
+        style="step",
+    )
+
+
+def _breakdown(found: ReportData) -> Figure:
+    """Forward, computation, waiting and the rest of each step: medians over the ranks."""
+    numbers = np.unique(found.steps["step"])
+    columns = {}
+    for name in ("step_ms", "forward_ms", "compute_ms", "exposed_ms", "hidden_ms"):
+        table = np.full((len(found.ranks), len(numbers)), np.nan)
+        row = np.searchsorted(found.ranks, found.steps["rank"])
+        table[row, np.searchsorted(numbers, found.steps["step"])] = found.steps[name]
+        known = np.isfinite(table).any(axis=0)
+        columns[name] = np.full(len(numbers), np.nan)
+        columns[name][known] = np.nanmedian(table[:, known], axis=0)
+    told = [np.nan_to_num(columns[name]) for name in ("forward_ms", "compute_ms", "exposed_ms")]
+    rest = np.maximum(np.nan_to_num(columns["step_ms"]) - np.sum(told, axis=0), 0.0)
+    series = [
+        Series("forward", "forward", told[0]),
+        Series("backward’s computation", "compute", told[1]),
+        Series("waiting for gradients (exposed)", "exposed", told[2]),
+        Series("optimizer and the rest", "other", rest),
+    ]
+    lines = [
+        [int(numbers[i]), *(float(one.values[i]) for one in series), float(columns["hidden_ms"][i])]
+        for i in range(max(0, len(numbers) - 50), len(numbers))
+    ]
+    return Figure(
+        title="What a step consists of",
+        caption="Medians over the ranks. The table holds the newest 50 steps, and how much communication was hidden.",
+        picture=charts.stacked(numbers, series, "Milliseconds of each step by what they were spent on", "step"),
+        legend=charts.legend(series),
+        table=(["step", *(f"{one.name}, ms" for one in series), "hidden, ms"], lines),
+    )
+
+
+def _waiting(found: ReportData) -> Figure:
+    alone = last_alone_ms(found)
+    head = ["rank", *(f"bucket {number}" for number in range(found.buckets)), "all"]
+    lines = [
+        [rank, *(float(value) for value in row), float(row.sum())] for rank, row in zip(found.ranks, alone, strict=True)
+    ]
+    return Figure(
+        title="For whom the others waited",
+        caption="Milliseconds a step during which every other rank had launched a bucket’s collective, and this rank "
+        "had not. A rank that is late once is late in the buckets that follow, too: the first cell of its row with "
+        "a strong colour is where to look. The strongest colour is the longest wait.",
+        picture=charts.heat(alone, [f"rank {rank}" for rank in found.ranks], "Waiting by rank and bucket", "bucket"),
+        table=(head, lines),
+    )
+
+
+def _sync(found: ReportData) -> Figure:
+    buckets = np.unique(found.sync["bucket"]).astype(int).tolist()
+    late = by_group(found.sync, "bucket", "late_ms", buckets)
+    reduce = by_group(found.sync, "bucket", "all_reduce_ms", buckets)
+    speed = by_group(found.sync, "bucket", "bandwidth_gb_s", buckets)
+    series = [
+        Series("the first rank waits for the last one", "waiting", late),
+        Series("all-reduce, once all have launched", "reducing", reduce),
+    ]
+    rates = [f"{value:.2g} GB/s" if value == value else "" for value in speed.tolist()]
+    lines = [[b, float(late[i]), float(reduce[i]), float(speed[i])] for i, b in enumerate(buckets)]
+    return Figure(
+        title="What synchronising each bucket took",
+        caption="Medians over the steps; beside each bar the bucket’s bytes over the time of its all-reduce.",
+        picture=charts.rows([f"bucket {b}" for b in buckets], series, rates, "Waiting and all-reduce by bucket"),
+        legend=charts.legend(series),
+        table=(["bucket", "first waits for last, ms", "all-reduce, ms", "GB/s"], lines),
+    )
+
+
+def _gradients(timeline: Timeline, found: ReportData, known: dict[str, Any]) -> Figure:
+    lines = []
+    for one in known["steps"][-50:]:
+        before = [value for value in one["before"] if value is not None] or [float("nan")]
+        bad = one["bad"]
+        where = "" if bad is None else f"{bad['kind']} in {bad['parameter']}" if bad["parameter"] else bad["kind"]
+        lines.append([one["step"], min(before), max(before), _number(one["after"]), _number(one["noise"]), where])
+    return Figure(
+        title="Gradients before and after averaging",
+        caption="Norms of each rank’s own gradients and of their average. The table holds the newest 50 watched steps, "
+        "and the noise scale in batches of a rank.",
+        picture=gradients_svg(timeline, found.reducer),
+        style="gradients",
+        table=(["step", "smallest norm", "largest norm", "norm of the average", "noise scale", "NaN or Inf:"], lines),
+    )
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value

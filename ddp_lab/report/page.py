@@ -1,0 +1,159 @@
+"""A timeline as one HTML page: findings in words first, figures and tables after; it asks no network for anything."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from .._version import __version__
+from ..analysis.findings.facts import Finding
+from ..formatting import enumeration
+from ..timeline.judgement.summary import CHANGE
+from ..timeline.timeline import Timeline
+from . import figures as report_figures
+from .data import ReportData, gather
+
+__all__ = ["page"]
+
+_STYLE = Path(__file__).with_name("report.css")
+_LATEST = 1 << 62  # nanoseconds since 1970: no clock shows that
+_FEW_HOSTS = 4
+_CODE = re.compile(r"([\w.]+\((?:[^()]|\([^()]*\))*\)|[\w.]+=(?:\[[^\]]*\]|[\w.\-]*\w)|\b\w+_\w+\b)")
+
+
+def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400) -> str:
+    """Returns the page.
+
+    Args:
+        timeline: what was recorded.
+        reducer: which model; None for the most recently active.
+        last_steps: how many of its newest steps to show.
+    """
+    found = gather(timeline, reducer, last_steps)
+    title = "Data-parallel training: " + (
+        f"{found.module} on {_count(len(found.ranks), 'rank')}" if found else "report"
+    )
+    body = _body(timeline, found, title) if found else _empty(timeline)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _empty(timeline: Timeline) -> str:
+    return f'<h1>Nothing recorded</h1>\n<div class="sheet"><p>{escape(timeline.summary())}</p></div>\n'
+
+
+def _body(timeline: Timeline, found: ReportData, title: str) -> str:
+    shown = f"steps {found.first_step:,} to {found.last_step:,}"
+    others = f"; {_count(found.other_models, 'other model')} in the same program" if found.other_models else ""
+    parts = [
+        f"<header>\n<h1>{escape(title)}</h1>\n"
+        f'{_recorded(timeline)}<p class="note">{shown}, '
+        f"{_count(found.buckets, 'bucket')} of {_count(found.parameters, 'parameter')}"
+        f"{others}; ddp_lab {__version__}</p>\n{_tiles(found.tiles)}</header>\n<main>\n",
+        '<section aria-labelledby="change"><h2 id="change">What to change</h2>\n'
+        f"{_findings(found.findings, found.headline)}</section>\n",
+        '<section aria-labelledby="words"><h2 id="words">What happened</h2>\n<div class="sheet words">'
+        + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer))
+        + "</div></section>\n",
+    ]
+    for number, one in enumerate(report_figures.figures(timeline, found)):
+        parts.append(
+            f'<section aria-labelledby="f{number}"><h2 id="f{number}">{escape(one.title)}</h2>\n<div class="sheet">'
+            f'<p class="note">{escape(one.caption)}</p>{one.legend}<figure class="{one.style}">{one.picture}</figure>'
+            f"{_twin(one.table)}</div></section>\n"
+        )
+    for number, (heading, head, lines) in enumerate(found.tables):
+        parts.append(
+            f'<section aria-labelledby="t{number}"><h2 id="t{number}">{escape(heading)}</h2>\n'
+            f'<div class="sheet tables">{_table(head, lines)}</div></section>\n'
+        )
+    return "".join([*parts, "</main>\n"])
+
+
+def _recorded(timeline: Timeline) -> str:
+    """When and where what was recorded, as far as the files say it."""
+    said = [one.status for one in timeline.ranks()]
+    scripts, hosts, versions = (
+        sorted({str(one[name]) for one in said if one.get(name)}) for name in ("script", "host", "torch")
+    )
+    began = [one["began_ns"] for one in said if isinstance(one.get("began_ns"), int) and 0 < one["began_ns"] < _LATEST]
+    facts = [Path(script).name for script in scripts] + [f"torch {version}" for version in versions]
+    when = time.strftime(" %Y-%m-%d %H:%M %Z", time.localtime(min(began) / 1e9)) if began else ""
+    where = f" on {enumeration(hosts)}" if 0 < len(hosts) <= _FEW_HOSTS else f" on {len(hosts)} hosts" if hosts else ""
+    if not (facts or when or where):
+        return ""
+    text = f"recorded{when}{where}{': ' if facts else ''}{', '.join(facts)}"
+    return f'<p class="note">{escape(text)}</p>\n'
+
+
+def _words(timeline: Timeline, reducer: int) -> list[str]:
+    """The summary without its finding, which stands above."""
+    return [line for line in timeline.summary(reducer).splitlines() if not line.startswith(CHANGE)]
+
+
+def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
+    return (
+        '<dl class="tiles">'
+        + "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)
+        + "</dl>\n"
+    )
+
+
+def _findings(found: Sequence[Finding], headline: str) -> str:
+    if not found:
+        return f'<div class="sheet"><p>{escape(headline)}</p></div>\n'
+    items = "".join(
+        f'<li class="{one.kind}"><div class="gain">{_percent(one.gain_percent)}<small>of the step</small></div>'
+        f"<div><h3>{escape(one.title)}</h3><p>{escape(one.evidence)}</p>"
+        f'<p class="remedy">{_with_code(one.remedy)}</p></div></li>\n'
+        for one in found
+    )
+    note = "Gains are estimates, each for a change of its own; two that save the same waiting don’t add up."
+    return f'<ol class="findings">\n{items}</ol>\n<p class="note">{escape(headline)} {note}</p>\n'
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f} %" if value >= 10 else f"{value:.1f} %" if value >= 0.1 else "&lt; 0.1 %"
+
+
+def _with_code(text: str) -> str:
+    """Escapes a text, and sets calls and settings in it as code."""
+    return _CODE.sub(lambda match: f"<code>{match[1]}</code>", escape(text, quote=False))
+
+
+def _twin(table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None) -> str:
+    if table is None:
+        return ""
+    return f'<details><summary>As a table</summary><div class="tables">{_table(*table)}</div></details>'
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """A table; columns whose name ends in a colon hold text."""
+    classes = [' class="text"' if name.endswith(":") else "" for name in head]
+    names = "".join(
+        f'<th scope="col"{style}>{escape(name.rstrip(":"))}</th>' for name, style in zip(head, classes, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{style}>{escape(_cell(value))}</td>" for value, style in zip(line, classes, strict=True))
+        + "</tr>\n"
+        for line in lines
+    )
+    return f"<table><thead><tr>{names}</tr></thead><tbody>\n{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:.2f}"
+    return str(value)

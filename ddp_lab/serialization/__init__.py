@@ -1,0 +1,1 @@
+"""Objects on their way between processes: by value, in parcels, through shared memory."""

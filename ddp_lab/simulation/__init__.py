@@ -1,0 +1,1 @@
+"""What a step would take: with other buckets, another link, more ranks. Pure functions on numpy arrays."""

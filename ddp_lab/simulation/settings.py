@@ -1,0 +1,181 @@
+"""What a model that trains can be given instead of what it has: caps of its buckets, a comm hook; and which to try.
+
+[Note: which settings to try]
+The simulator ranks a grid of caps (each power of 2 down from the whole model, with and without a smaller first
+bucket). It errs by some percent, and near the best cap the curve is flat, so its best few are alike and trying only
+those would test one idea. Hence the best one is taken, then the best of those with clearly fewer buckets, the best of
+those with clearly more, and then by rank; each differs from all that were taken by more than a factor of 1.7 in a cap.
+What makes the same buckets counts once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .configuration import Assignment, Configuration, Hook
+from .link_model import LinkModel
+from .simulator import simulate_many
+from .workload import Workload
+
+__all__ = ["HOOKS", "Setting", "candidates", "grid", "spread"]
+
+_MEBIBYTE = 1024 * 1024
+_DEFAULT = (1.0, 25.0)  # torch's caps in MiB
+_SMALLEST_MB = 0.01
+_MOST_BUCKETS = 200
+_FIRST_MB = (0.25, 1.0)
+_CLEARLY = 1.7
+_ALIKE = math.log(_CLEARLY)
+
+HOOKS = {
+    # Half of the bytes; to convert them takes about as long as to copy them.
+    "fp16": Hook(bytes_factor=0.5, ns_per_byte=0.2, after_ns_per_byte=0.2),
+    "bf16": Hook(bytes_factor=0.5, ns_per_byte=0.2, after_ns_per_byte=0.2),
+}
+"""Lossy comm hooks that can be tried, as the simulator sees them."""
+
+_REGISTER = (
+    "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import {0}_compress_hook; "
+    "model.register_comm_hook(None, {0}_compress_hook)"
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What `reconfigure` changes.
+
+    Attributes:
+        caps_mb: caps in MiB, in the order of launch; the last one repeats.
+        hook: name of a comm hook; None: the one that the model has, or none.
+    """
+
+    caps_mb: tuple[float, ...]
+    hook: str | None = None
+
+    @property
+    def configuration(self) -> Configuration:
+        """For the simulator."""
+        return Configuration(self.caps_mb, hook=HOOKS.get(self.hook or ""))
+
+    def change(self, present: Setting) -> dict[str, Any]:
+        """Arguments of `reconfigure` that lead from `present` to this; empty if nothing is to be changed.
+
+        A model whose hook was its own gets it back by its name alone: `present` must not have replaced that one.
+        """
+        made: dict[str, Any] = {}
+        if self.caps_mb != present.caps_mb:
+            # A first cap and one for the others are told as such: as the constructor does it.
+            if len(self.caps_mb) <= 2:
+                made["bucket_cap_mb"] = self.caps_mb[-1]
+                made["first_bucket_mb"] = self.caps_mb[0]
+            else:
+                made["bucket_cap_mb_list"] = list(self.caps_mb)
+        if self.hook != present.hook:
+            made["comm_hook"] = self.hook or "none"
+        return made
+
+    @property
+    def arguments(self) -> str:
+        """What to write into the program to have it from the beginning."""
+        hook = "" if self.hook is None else "; " + _REGISTER.format(self.hook)
+        if self.caps_mb == _DEFAULT:
+            return f"DistributedDataParallel(model){hook}"
+        if len(set(self.caps_mb)) == 1:
+            return f"DistributedDataParallel(model, bucket_cap_mb={_number(self.caps_mb[0])}){hook}"
+        caps = ", ".join(map(_number, self.caps_mb))
+        return f"DistributedDataParallel(model, bucket_cap_mb_list=[{caps}]){hook}"
+
+    def __str__(self) -> str:
+        first, others = self.caps_mb[0], self.caps_mb[-1]
+        if len(self.caps_mb) > 2:
+            words = "caps of " + ", ".join(map(_number, self.caps_mb)) + " MiB"
+        elif first == others:
+            words = f"{_number(others)} MiB"
+        else:
+            words = f"first {_number(first)}, then {_number(others)} MiB"
+        return words if self.hook is None else f"{words}, {self.hook}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def grid(workload: Workload, hooks: Iterable[str | None] = (None,)) -> list[Setting]:
+    """The settings that are ranked.
+
+    Args:
+        workload: whose gradients are to be put into buckets.
+        hooks: None for the present one, and names of `HOOKS`.
+    """
+    whole = workload.bytes / _MEBIBYTE
+    caps = [_rounded(1.05 * whole)]  # all in one bucket, whatever is rounded
+    cap = whole / 2
+    while cap >= _SMALLEST_MB and whole / cap <= _MOST_BUCKETS:
+        caps.append(_rounded(cap))
+        cap /= 2
+    pairs = [(cap,) for cap in caps] + [(first, cap) for cap in caps for first in _FIRST_MB if first <= cap / 2]
+    return [Setting(pair, hook) for hook in hooks for pair in pairs]
+
+
+def _rounded(value: float) -> float:
+    """Two digits, so that it is pleasant to write; three for a model of one bucket."""
+    return float(f"{value:.2g}")
+
+
+def candidates(
+    workload: Workload, link: LinkModel, present: Setting, count: int, hooks: Iterable[str | None] = (None,)
+) -> list[tuple[Setting, float]]:
+    """The best few settings by simulation; see [Note: which settings to try].
+
+    Args:
+        workload: what a step computes.
+        link: how long an all-reduce takes.
+        present: the user's, which is not among them.
+        count: how many.
+        hooks: see `grid`.
+
+    Returns:
+        Settings with their predicted step in ns, the fastest first.
+    """
+    known = [present]
+    tried = _different(workload, [present, *grid(workload, hooks)])[1:]
+    if not tried:
+        return []
+    predicted = simulate_many(workload, [one.configuration for one in tried], link).step_ns
+    ranked: list[int] = predicted.argsort(kind="stable").tolist()
+    buckets = [len(Assignment.of(workload, one.configuration, {}).buckets) for one in tried]
+    best = buckets[ranked[0]]
+    fewer = [index for index in ranked if buckets[index] * _CLEARLY <= best]
+    more = [index for index in ranked if buckets[index] >= best * _CLEARLY]
+    found: list[tuple[Setting, float]] = []
+    for index in dict.fromkeys([ranked[0], *fewer[:1], *more[:1], *ranked]):
+        if len(found) < count and all(_unlike(tried[index], other) for other in known):
+            known.append(tried[index])
+            found.append((tried[index], float(predicted[index])))
+    return sorted(found, key=lambda one: one[1])
+
+
+def spread(workload: Workload, present: Setting, count: int) -> list[Setting]:
+    """Settings over the whole range of caps: what to try where no link is known to simulate."""
+    single = [one for one in _different(workload, [present, *grid(workload)])[1:] if len(one.caps_mb) == 1]
+    step = max(1, len(single) // max(count, 1))
+    return single[::step][:count]
+
+
+def _different(workload: Workload, settings: Sequence[Setting]) -> list[Setting]:
+    """The first setting for each assignment of buckets and hook."""
+    seen: dict[Any, Setting] = {}
+    known: dict[Any, Assignment] = {}
+    for one in settings:
+        seen.setdefault((Assignment.of(workload, one.configuration, known).buckets, one.hook), one)
+    return list(seen.values())
+
+
+def _unlike(one: Setting, other: Setting) -> bool:
+    if one.hook != other.hook:
+        return True
+    ends = zip((one.caps_mb[0], one.caps_mb[-1]), (other.caps_mb[0], other.caps_mb[-1]), strict=True)
+    return any(abs(math.log(a / b)) > _ALIKE for a, b in ends)

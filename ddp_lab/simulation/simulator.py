@@ -1,0 +1,230 @@
+"""What a step would take: a recorded (or made up) workload with other buckets, hooks, worlds and links.
+
+The launches come from the reducer's own schedule (`ddp_lab._schedule`) and the reducer's own assignment of buckets;
+what the times are made of is [Note: the replay's model] in `csrc/reduce/replay.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._schedule import Replay
+from ..analysis import overlap
+from .configuration import Assignment, Configuration, Hook, caps_of
+from .link_model import LinkModel
+from .workload import Workload
+
+__all__ = ["Configuration", "Hook", "Prediction", "Predictions", "caps_of", "simulate", "simulate_many"]
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One configuration's step; its parts are those of the rank that is the last to have computed.
+
+    ``step_ns = forward_ns + compute_ns + exposed_ns + other_ns``.
+
+    Attributes:
+        step_ns: from step to step.
+        forward_ns: begin of forward to begin of backward.
+        compute_ns: the backward's own computation.
+        hidden_ns: collectives under way meanwhile (not a part of the sum).
+        exposed_ns: collectives under way after it; with jitter, the wait for the slowest rank; `Workload.waits_ns`.
+        other_ns: the rest: optimizer, writing gradients back, input data.
+        buckets: parameters of each bucket, in the order of launch.
+        bytes: of each bucket, as in its buffer.
+        ready_ns: when each rank had all of a bucket's gradients, from the step's begin, ``[ranks, buckets]``.
+        launched_ns: when it launched it, ``[ranks, buckets]``.
+        begun_ns: when its collective could begin, ``[buckets]``.
+        reduced_ns: when it was complete, ``[buckets]``.
+        gradients_ns: when each gradient was ready, ``[ranks, parameters]``.
+        begin_ns: each rank's begin of backward, ``[ranks]``.
+        computed_ns: end of its computation, ``[ranks]``.
+        end_ns: end of its backward, ``[ranks]``.
+    """
+
+    step_ns: float
+    forward_ns: float
+    compute_ns: float
+    hidden_ns: float
+    exposed_ns: float
+    other_ns: float
+    buckets: tuple[tuple[int, ...], ...]
+    bytes: npt.NDArray[np.int64]
+    ready_ns: _Floats
+    launched_ns: _Floats
+    begun_ns: _Floats
+    reduced_ns: _Floats
+    gradients_ns: _Floats
+    begin_ns: _Floats
+    computed_ns: _Floats
+    end_ns: _Floats
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Many configurations' steps: one array of shape ``[configurations]`` for each of `Prediction`'s times."""
+
+    step_ns: _Floats
+    forward_ns: _Floats
+    compute_ns: _Floats
+    hidden_ns: _Floats
+    exposed_ns: _Floats
+    other_ns: _Floats
+
+
+def simulate(workload: Workload, configuration: Configuration, link: LinkModel) -> Prediction:
+    """Predicts one configuration's step, with the times of every bucket.
+
+    Args:
+        workload: what each rank computes.
+        configuration: what is tried.
+        link: how long an all-reduce takes there.
+    """
+    return _Run(workload, [configuration], [link]).prediction()
+
+
+def simulate_many(
+    workload: Workload, configurations: Sequence[Configuration], links: LinkModel | Sequence[LinkModel]
+) -> Predictions:
+    """Predicts the steps of many configurations at once.
+
+    Args:
+        workload: what each rank computes.
+        configurations: what is tried.
+        links: one for all of them, or one for each.
+
+    Raises:
+        ValueError: as many links as configurations are needed.
+    """
+    each = [links] * len(configurations) if isinstance(links, LinkModel) else list(links)
+    if len(each) != len(configurations):
+        raise ValueError(f"{len(configurations)} configurations, but {len(each)} links")
+    if not configurations:
+        return Predictions(*(np.zeros(0) for _ in range(6)))
+    parts: list[dict[str, _Floats]] = [{}] * len(configurations)
+    # What differs in contention or overlap starts from other times of readiness: one replay each.
+    groups: dict[tuple[float, bool], list[int]] = {}
+    for index, (configuration, link) in enumerate(zip(configurations, each, strict=True)):
+        groups.setdefault((link.compute_slowdown, configuration.overlap), []).append(index)
+    for chosen in groups.values():
+        run = _Run(workload, [configurations[index] for index in chosen], [each[index] for index in chosen])
+        totals = run.totals()
+        for position, index in enumerate(chosen):
+            parts[index] = {name: values[position] for name, values in totals.items()}
+    return Predictions(**{name: np.array([part[name] for part in parts]) for name in parts[0]})
+
+
+class _Run:
+    """Configurations that share slowdown and overlap, replayed together."""
+
+    def __init__(self, workload: Workload, configurations: list[Configuration], links: list[LinkModel]) -> None:
+        self.base = workload.alone(links[0].compute_slowdown)
+        self.configurations, self.links, self.world_size = configurations, links, workload.world_size
+        known: dict[Any, Assignment] = {}
+        self.assignments = [Assignment.of(workload, one, known) for one in configurations]
+        most = max(len(one.bytes) for one in self.assignments)
+        self.costs = {name: np.zeros((len(links), most)) for name in ("launch", "latency", "transfer", "write_back")}
+        self._fill_costs()
+        contention = [(one.compute_slowdown, one.comm_slowdown, one.sharing, one.lanes) for one in links]
+        self.begin = self.base.other_ns + self.base.forward_ns
+        ready = self.base.ready_ns
+        if not configurations[0].overlap:
+            ready = np.repeat(self.base.computed_ns[:, None], ready.shape[1], axis=1)
+        replay = Replay(ready, self.begin, self.base.computed_ns)
+        of = np.stack([one.bucket_of for one in self.assignments])
+        found = replay.run(of, **self.costs, contention=np.asarray(contention, np.float64))
+        self.launched, self.begun, self.reduced, self.computed, self.end = found
+
+    def _fill_costs(self) -> None:
+        fixed, per_byte = self.base.write_back_ns
+        for row, (one, link) in enumerate(zip(self.configurations, self.links, strict=True)):
+            size = self.assignments[row].bytes.astype(np.float64)
+            hook, count = one.hook or Hook(), len(size)
+            world = one.world_size or self.world_size
+            travels = self.base.carried if one.hook is None else self.base.buffered * hook.bytes_factor
+            latency, transfer = link.parts(size * travels, world)
+            self.costs["latency"][row, :count], self.costs["transfer"][row, :count] = latency, transfer
+            self.costs["launch"][row, :count] = link.launch_ns + hook.ns + hook.ns_per_byte * size
+            self.costs["write_back"][row, :count] = fixed + (per_byte + hook.after_ns_per_byte) * size
+
+    def totals(self) -> dict[str, _Floats]:
+        """The times of `Predictions`."""
+        rows = np.arange(len(self.configurations))
+        last = self.computed.argmax(axis=1)  # and so the last one to end: all wait for the same buckets
+        end, computed = self.end[rows, last], self.computed[rows, last]
+        begin, forward = self.begin[last], self.base.forward_ns[last]
+        valid = np.arange(self.begun.shape[1])[None, :] < [[len(one.bytes)] for one in self.assignments]
+        reduced = np.where(valid, self.reduced, 0).max(axis=1)
+        compute, exposed = computed - begin, np.maximum(reduced - computed, 0)
+        hidden_end = np.minimum(self.reduced, computed[:, None])
+        shown = valid & (hidden_end > self.begun)
+        covered = overlap.covered(self.begun.astype(np.int64), hidden_end.astype(np.int64), shown)
+        every = np.array([one.sync_every for one in self.configurations], np.float64)
+        # Backwards that only accumulate: computation alone.
+        alone = self.base.computed_ns[last]
+        compute = (compute + (every - 1) * alone) / every
+        other = (end - forward - (computed - begin) - exposed) / every
+        exposed = (exposed + self._waits()) / every
+        hidden = covered / every
+        # What is less than nothing of the waiting is less of the rest.
+        waiting = exposed + self.base.waits_ns / every
+        exposed, other = np.maximum(waiting, 0), other + np.minimum(waiting, 0)
+        return {
+            "step_ns": forward + compute + exposed + other,
+            "forward_ns": forward,
+            "compute_ns": compute,
+            "hidden_ns": hidden,
+            "exposed_ns": exposed,
+            "other_ns": other,
+        }
+
+    def _waits(self) -> _Floats:
+        """For the slowest of all ranks, see `Configuration.jitter_ns`."""
+        worlds = np.array([one.world_size or self.world_size for one in self.configurations], np.float64)
+        return np.asarray([one.jitter_ns for one in self.configurations] * np.sqrt(2 * np.log(worlds)))
+
+    def prediction(self) -> Prediction:
+        """The first configuration, with its buckets."""
+        totals = {name: float(values[0]) for name, values in self.totals().items()}
+        assignment = self.assignments[0]
+        count = len(assignment.bytes)
+        launched, reduced = self.launched[0, :, :count], self.reduced[0, :count]
+        gradients = self._gradients(assignment)
+        ready = np.stack([gradients[:, list(bucket)].max(axis=1) for bucket in assignment.buckets], axis=1)
+        return Prediction(
+            **totals,
+            buckets=assignment.buckets,
+            bytes=assignment.bytes,
+            ready_ns=ready,
+            launched_ns=np.maximum(launched, ready),
+            begun_ns=self.begun[0, :count],
+            reduced_ns=reduced,
+            gradients_ns=gradients,
+            begin_ns=self.begin,
+            computed_ns=self.computed[0],
+            end_ns=self.end[0],
+        )
+
+    def _gradients(self, assignment: Assignment) -> _Floats:
+        """When each gradient is ready, with what contention and launches have added to the computation."""
+        made = np.empty_like(self.base.ready_ns)
+        launch = self.costs["launch"][0]
+        for rank in range(self.base.ranks):
+            ready = self.base.ready_ns[rank]
+            needed = np.array([ready[list(bucket)].max() for bucket in assignment.buckets])
+            order = np.maximum.accumulate(needed) + np.cumsum(launch[: len(needed)])
+            computed = self.base.computed_ns[rank] + launch.sum()
+            # The replay gives the times of launches and of the end; in between time passes evenly.
+            known = np.concatenate([[0.0], order, [max(computed, order[-1])]])
+            times = [self.begin[rank], *self.launched[0, rank, : len(needed)], self.computed[0, rank]]
+            added = np.concatenate([[0.0], np.cumsum(launch[: len(needed)])])
+            before = np.searchsorted(np.maximum.accumulate(needed), ready, side="left")
+            made[rank] = np.interp(ready + added[before], known, np.asarray(times))
+        return made

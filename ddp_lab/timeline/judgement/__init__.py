@@ -1,0 +1,1 @@
+"""Which steps count, what they say, and in which words."""

@@ -1,0 +1,165 @@
+"""A timeline in words: a few sentences, every figure computed from the events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...analysis.findings.facts import Finding
+from ...analysis.findings.ranks import varying_rank
+from ...formatting import enumeration, ms, size, step_range
+from ..clocks import HostClock
+from ..records import Kept, LatePlace, ReducerInfo
+
+__all__ = ["CHANGE", "NOTHING", "Facts", "incomplete", "summary"]
+
+CHANGE = "To change"
+"""How the sentence begins that tells the first finding."""
+
+NOTHING = (
+    "No events yet: wrap the model in ddp_lab.DistributedDataParallel and run some steps in a %%distributed cell "
+    "(recording is on unless ddp_lab.recording.disable() was called)."
+)
+_MOST_NAMES = 2
+_TOGETHER_MS = 0.1
+_WORTH_TELLING = 2.0  # percent of the step
+_LEAST_COST = 0.5  # percent of the step: as for findings
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the sentences are made of: columns of `Timeline.steps()` and `Timeline.sync()` of judged steps, names."""
+
+    info: ReducerInfo
+    steps: Mapping[str, npt.NDArray[Any]]
+    sync: Mapping[str, npt.NDArray[Any]]
+    late: Sequence[LatePlace]
+    assignment: dict[str, Any] | None
+    dropped: int
+    findings: Sequence[Finding] = ()
+    kept: Kept | None = None
+    clocks: Sequence[HostClock] = ()
+
+
+def incomplete(info: ReducerInfo, dropped: int) -> str:
+    """What is said of a model without a complete step."""
+    return f"No step of {info.module} is complete yet. {_losses(dropped)}"
+
+
+def summary(facts: Facts) -> str:
+    """Returns the sentences, one a line."""
+    steps, sync = facts.steps, facts.sync
+    lines = [_cost(facts, steps), _communication(facts, steps, sync)]
+    if len(facts.info.ranks) > 1 and len(sync["step"]):
+        lines += [_longest(facts, sync), _last(sync)]
+        lines += [_late(facts, one) for one in facts.late[:2] if one.cost_percent >= _LEAST_COST]
+    lines += [_largest(facts.findings), _losses(facts.dropped), str(facts.kept or "")]
+    lines += [f"{clock}." for clock in facts.clocks]
+    return "\n".join(line for line in lines if line)
+
+
+def _cost(facts: Facts, steps: Mapping[str, npt.NDArray[Any]]) -> str:
+    ranks, numbers = len(facts.info.ranks), np.unique(steps["step"])
+    where = f"{facts.info.module} on {ranks} rank{'s' if ranks > 1 else ''}"
+    span = step_range(numbers.tolist())
+    total = _median(steps["step_ms"])
+    whole = f"{ms(total)} a step" if total is not None else f"{ms(_median(steps['backward_ms']))} a backward"
+    parts = {
+        "forward": _median(steps["forward_ms"]) if total is not None else None,
+        "the backward's computation": _median(steps["compute_ms"]),
+        "waiting for gradients after it": _median(steps["exposed_ms"]),
+    }
+    told = [f"{ms(value)} {name}" for name, value in parts.items() if value is not None]
+    of_which = f", of which {enumeration(told)}" if told else ""
+    return f"{where}, {span}: {whole} (median){of_which}."
+
+
+def _communication(facts: Facts, steps: Mapping[str, npt.NDArray[Any]], sync: Mapping[str, npt.NDArray[Any]]) -> str:
+    busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
+    buckets = int(np.median(steps["buckets"]))
+    of_bytes = size(float(np.median(steps["bytes"])))
+    told = f"{buckets} bucket{'s' if buckets != 1 else ''} ({of_bytes}) a step"
+    if len(facts.info.ranks) == 1:
+        return f"{told}; with one rank there is nobody to communicate with."
+    if busy <= 0:
+        return f"{told}; no collective has finished yet."
+    share = f"{100 * hidden / busy:.0f} % of the communication was hidden under the backward's computation"
+    if buckets == 1:
+        share += " (with a single bucket, nothing can overlap: lower bucket_cap_mb)" if hidden / busy < 0.05 else ""
+    return f"{told}, {ms(_median(steps['communication_ms']))} under way; {share}."
+
+
+def _longest(facts: Facts, sync: Mapping[str, npt.NDArray[Any]]) -> str:
+    """The bucket that leaves the ranks waiting the longest, and whether for data or for a rank."""
+    buckets = np.unique(sync["bucket"])
+    exposed = {int(b): _median(sync["exposed_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
+    late = {int(b): _median(sync["late_ms"][sync["bucket"] == b]) or 0.0 for b in buckets}
+    bucket = max(exposed, key=lambda b: (exposed[b], late[b]))
+    of_it = sync["bucket"] == bucket
+    speed = _median(sync["bandwidth_gb_s"][of_it])
+    told = (
+        f"Bucket {bucket}{_names(facts, bucket)} waited longest: {ms(exposed[bucket])} of its collective lie "
+        f"after the computation; once all ranks have launched it, it takes {ms(_median(sync['all_reduce_ms'][of_it]))}"
+    )
+    return told + (f" ({speed:.2g} GB/s)." if speed is not None else ".")
+
+
+def _last(sync: Mapping[str, npt.NDArray[Any]]) -> str:
+    """The rank for which the others waited most in all."""
+    waited = {int(r): float(sync["late_ms"][sync["last_rank"] == r].sum()) for r in np.unique(sync["last_rank"])}
+    rank = max(waited, key=lambda r: waited[r])
+    of_it = sync["last_rank"] == rank
+    late = _median(sync["late_ms"][of_it]) or 0.0
+    if late < _TOGETHER_MS:
+        return f"The ranks launch their collectives together: within {ms(_median(sync['late_ms']))} (median)."
+    return (
+        f"Rank {rank} was the last to launch in {100 * of_it.mean():.0f} % of the collectives; the first rank then "
+        f"waited {ms(late)} for it (median)."
+    )
+
+
+def _late(facts: Facts, one: LatePlace) -> str:
+    if one.where == "varying":
+        return varying_rank(one.rank, one.share, one.delay_ms) + f" It costs {one.cost_percent:.0f} % of a step."
+    cost = f" ({one.pattern}; it costs {one.cost_percent:.0f} % of a step)"
+    when = f"by {ms(one.delay_ms)} in {100 * one.share:.0f} % of the steps{cost}"
+    if one.where == "everywhere":
+        return f"Rank {one.rank} is slower than the others in its whole backward, {when}."
+    if one.parameter is not None:
+        where = f" (bucket {one.bucket})" if one.bucket is not None else ""
+        return f"Rank {one.rank} falls behind when it computes the gradient of {one.parameter}{where}, {when}."
+    if one.bucket is not None:
+        return f"Rank {one.rank} falls behind in bucket {one.bucket}{_names(facts, one.bucket)}, {when}."
+    return f"Rank {one.rank} comes late to its backward, {when}: look at its input data and its forward."
+
+
+def _largest(findings: Sequence[Finding]) -> str:
+    first = next(iter(findings), None)
+    if first is None or first.gain_percent < _WORTH_TELLING:
+        return ""
+    return f"{CHANGE}, for about {first.gain_percent:.0f} % of the step: {first.title} {first.remedy}"
+
+
+def _losses(dropped: int) -> str:
+    if not dropped:
+        return "No event was dropped."
+    return f"{dropped:,} events were dropped: spans may be missing, and figures are those of the others."
+
+
+def _names(facts: Facts, bucket: int) -> str:
+    assignment = facts.assignment
+    if assignment is None or bucket >= len(assignment["buckets"]):
+        return ""
+    of_bucket = assignment["buckets"][bucket]["parameters"]
+    names = [assignment["parameters"][index]["name"] for index in of_bucket[:_MOST_NAMES]]
+    more = len(of_bucket) - len(names)
+    return f" ({', '.join(names)}{f' and {more} more' if more else ''})"
+
+
+def _median(values: npt.NDArray[Any]) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None

@@ -1,0 +1,446 @@
+"""What a timeline holds: appended by the receiver thread, read by any other, bounded, losses counted."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..protocol import descriptions, events
+from .judgement.layouts import Layout, layouts, newest
+from .models import FLEETING, ReducerBook
+from .recorded.saved import Saved
+from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
+from .store import EventStore
+from .tables import column_cache, span_columns
+from .tables.span_columns import Columns, TableView
+from .tables.step_table import STEP_FIELDS, StepTable
+
+__all__ = ["TimelineModel"]
+
+
+_MAX_MARKS = 20_000
+
+
+_MARK = int(events.Kind.MARK)
+_BEGIN, _END, _ABANDONED = map(STEP_FIELDS.index, ("backward_begin", "backward_end", "abandoned"))
+
+
+class _Rank:
+    """What the timeline knows of one rank (guarded by the timeline's lock)."""
+
+    def __init__(self) -> None:
+        self.sessions: list[int] = []  # of its processes, one after the other
+        self.next = 0  # sequence number of the next event
+        self.events = self.dropped = self.last_event_ns = 0
+        self.step = -1
+        self.status: dict[str, Any] = {}
+
+    @property
+    def life(self) -> int:
+        """How many processes it had before this one."""
+        return max(0, len(self.sessions) - 1)
+
+
+class TimelineModel:
+    """The appending side of `Timeline`, and access to what it holds without pandas."""
+
+    def __init__(self, max_steps: int = 1_000, max_events: int = 1_000_000) -> None:
+        self._max_steps, self._max_events = max_steps, max_events
+        self._lock = threading.RLock()
+        self.version = 0
+        """Grows whenever something was appended; a view that has drawn this version has nothing to do."""
+        self.cleared = 0
+        """How often everything was forgotten."""
+        self.recorded = False
+        """Whether it holds what happened at another time; its times say nothing of now."""
+        self._start()
+
+    def _start(self) -> None:
+        self._store = EventStore(self._max_events, thinned=self._max_events // 4)
+        self._marks = EventStore(_MAX_MARKS)
+        self._book = ReducerBook()
+        self._ranks: dict[int, _Rank] = {}
+        self._tables: dict[tuple[int, int], StepTable] = {}  # (reducer, rank)
+        self._tables_by_model: dict[int, dict[int, StepTable]] = {}  # the same: reducer -> rank
+        self._cache = column_cache.ColumnCache()
+        self._latest: dict[int, int] = {}  # reducer -> time of its latest event
+        self._described: list[tuple[int, dict[str, Any]]] = []
+
+    # ---- appending --------------------------------------------------------------------------------------
+
+    def extend(self, batch: events.Batch) -> None:
+        """Takes one batch; events that it has had already (sent again after a rejoin) are left out."""
+        with self._lock:
+            rank = self._enter(batch.rank, batch.session)
+            if rank is None:
+                return
+            self.version += 1
+            taken = batch.events
+            repeated = rank.next - batch.first
+            if repeated > 0:
+                taken = taken[repeated:]
+            elif repeated < 0:
+                rank.dropped -= repeated
+            rank.next = max(rank.next, batch.first + len(batch.events))
+            if not len(taken):
+                return
+            rank.events += len(taken)
+            self._append(batch.rank, self._renumbered(batch.rank, rank.life, taken))
+
+    def _append(self, rank: int, taken: npt.NDArray[np.void]) -> None:
+        known, newest = self._ranks[rank], int(taken["host_ns"].max())
+        known.last_event_ns = max(known.last_event_ns, newest)
+        self._store.append(rank, taken)
+        marked = (taken["kind"] == _MARK) & (taken["parameter"] >= 0)
+        if marked.any():
+            self._marks.append(rank, taken[marked])
+        for reducer, of_reducer in _by_model(taken):
+            if reducer >= 0:
+                self._extend_table(reducer, rank, of_reducer)
+                at = newest if of_reducer is taken else int(of_reducer["host_ns"].max())
+                self._latest[reducer] = max(self._latest.get(reducer, 0), at)
+
+    def _extend_table(self, reducer: int, rank: int, taken: npt.NDArray[np.void]) -> None:
+        table = self._tables.get((reducer, rank))
+        if table is None:
+            table = self._tables[reducer, rank] = StepTable(self._max_steps)
+            self._tables_by_model.setdefault(reducer, {})[rank] = table
+        table.extend(taken)
+        self._ranks[rank].step = table.last_step
+
+    def _renumbered(self, rank: int, life: int, taken: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+        """Replaces the rank's numbers of reducers and marks by those of this timeline."""
+        changed = taken
+        models = _models(taken)
+        numbers = [self._book.number(rank, life, reducer) if reducer >= 0 else reducer for reducer in models]
+        if numbers != models:
+            changed = taken.copy()
+            changed["reducer"] = np.array(numbers)[np.searchsorted(models, taken["reducer"])]
+        marks = taken["kind"] == _MARK
+        if marks.any():
+            indices, place = np.unique(taken["parameter"][marks], return_inverse=True)
+            changed = taken.copy() if changed is taken else changed
+            changed["parameter"][marks] = np.array([self._book.mark(rank, life, one) for one in indices.tolist()])[
+                place
+            ]
+        return changed
+
+    def _enter(self, number: int, session: int | None) -> _Rank | None:
+        """The rank, after beginning a new life if the session is new; None for a message of a former life."""
+        rank = self._ranks.setdefault(number, _Rank())
+        if session is None or (rank.sessions and session == rank.sessions[-1]):
+            return rank
+        if session in rank.sessions:
+            return None
+        rank.sessions.append(session)
+        if rank.life:
+            self._abandon(number)
+            self._book.begin_life(number, rank.life)
+        rank.next = rank.events = rank.dropped = 0
+        rank.status = {}
+        return rank
+
+    def _abandon(self, rank: int) -> None:
+        """Notes which backwards the former process of a rank has left unfinished: nothing more will come of them."""
+        for (reducer, of), table in self._tables.items():
+            newest = table.rows(1) if of == rank else ()
+            for row in newest:
+                begun, ended, abandoned = table.steps[row, [_BEGIN, _END, _ABANDONED]]
+                if not begun or ended or abandoned:
+                    continue
+                event = np.zeros(1, events.DTYPE)
+                event["kind"], event["host_ns"] = events.Kind.ABANDONED, self._ranks[rank].last_event_ns
+                event["reducer"], event["step"] = reducer, table.step[row]
+                event["generation"], event["process_group"] = table.generation[row], table.process_group[row]
+                event["bucket"] = event["parameter"] = -1
+                self._append(rank, event)
+
+    def describe(self, rank: int, description: dict[str, Any]) -> None:
+        """Takes one description of a rank (assignment, mark, inspection); it may name its ``"session"``.
+
+        Raises:
+            ValueError: it is none; names the field.
+        """
+        description = descriptions.checked(description)
+        with self._lock:
+            known = self._enter(rank, description.get("session"))
+            if known is not None:
+                self.version += 1
+                made = self._book.describe(rank, known.life, description)
+                if made.get("type") == "assignment":
+                    self._cache = column_cache.ColumnCache()  # numbers of parameters are columns
+                if made.get("type") not in FLEETING:
+                    self._described.append((rank, made))
+
+    def set_status(self, rank: int, status: dict[str, Any]) -> None:
+        """Takes a rank's status: ``state``, ``cell``, ``pid``, ... (see `RankStatus`); merged into the last."""
+        with self._lock:
+            known = self._enter(rank, status.get("session"))
+            if known is not None:
+                self.version += 1
+                known.status.update(status)
+
+    def clear(self) -> None:
+        """Forgets all events, descriptions and ranks."""
+        with self._lock:
+            self.version += 1
+            self.cleared += 1
+            self._start()
+
+    def raw(self) -> Saved:
+        """What `save` writes: raw events in the order of arrival, descriptions, and what is known of the ranks."""
+        with self._lock:
+            chunks = [*self._store.thinned(), *self._store.since(self._store.start)[0]]
+            described = [*self._described, *self._book.watched.everything()]
+            ranks = {r.rank: {"dropped": r.dropped, "status": r.status} for r in self.ranks()}
+        return Saved(chunks, described, ranks)
+
+    def restore(self, saved: Saved) -> None:
+        """Takes what `raw` of another timeline gave; for one that is empty."""
+        with self._lock:
+            self.recorded = True
+            for number, about in saved.ranks.items():
+                self._enter(number, 0)
+                self._ranks[number].dropped, self._ranks[number].status = about["dropped"], about["status"]
+            for number, description in saved.described:
+                self.describe(number, description)
+            for number, chunk in saved.chunks:
+                self._ranks[number].events += len(chunk)
+                self._append(number, chunk)
+
+    def own_numbers(self, reducer: int) -> dict[int, int]:
+        """rank -> what that rank itself calls this reducer, for the living ranks that have it."""
+        with self._lock:
+            found = {rank: self._book.own_number(rank, known.life, reducer) for rank, known in self._ranks.items()}
+            return {rank: own for rank, own in found.items() if own is not None}
+
+    # ---- who and what -----------------------------------------------------------------------------------
+
+    def ranks(self) -> list[RankStatus]:
+        """One record for each rank that has sent anything."""
+        with self._lock:
+            return [
+                RankStatus(
+                    rank=number,
+                    session=rank.sessions[-1] if rank.sessions else None,
+                    pid=rank.status.get("pid"),
+                    state=rank.status.get("state", "unknown"),
+                    cell=rank.status.get("cell"),
+                    step=rank.step,
+                    last_event_ns=rank.last_event_ns,
+                    events=rank.events,
+                    dropped=rank.dropped,
+                    status=dict(rank.status),
+                )
+                for number, rank in sorted(self._ranks.items())
+            ]
+
+    def reducers(self) -> list[ReducerInfo]:
+        """One record for each model, the most recently active last."""
+        with self._lock:
+            made = [self._info(reducer) for reducer in {*self._book.reducers(), *self._latest}]
+        return sorted(made, key=lambda one: (one.last_event_ns, one.reducer))
+
+    def living(self) -> list[ReducerInfo]:
+        """Those of `reducers` that their ranks still have, as far as they have said: see `reducer_book`."""
+        with self._lock:
+            return [one for one in self.reducers() if not self._book.is_gone(one.reducer)]
+
+    def _tables_of(self, reducer: int) -> dict[int, StepTable]:
+        """rank -> its table of a model, ascending."""
+        return dict(sorted(self._tables_by_model.get(reducer, {}).items()))
+
+    def _info(self, reducer: int) -> ReducerInfo:
+        tables_by_rank = self._tables_of(reducer)
+        tables, ranks = list(tables_by_rank.values()), tuple(tables_by_rank)
+        generations = self._book.generations(reducer)
+        module, buckets = "?", 0
+        if generations:
+            newest = self._book.assignment(reducer)
+            module, buckets, ranks = newest["module"], len(newest["buckets"]), tuple(newest["group_ranks"])
+        buckets = buckets or max((table.buckets.shape[1] for table in tables), default=0)
+        last = max((table.last_step for table in tables), default=-1)
+        return ReducerInfo(reducer, module, ranks, generations, buckets, last, self._latest.get(reducer, 0))
+
+    def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:
+        """Which parameters each bucket holds: the description that the ranks sent (see tutorials/site/descriptions.md).
+
+        Args:
+            reducer: which model.
+            generation: which assignment; None for the newest.
+
+        Raises:
+            ValueError: there is no such assignment (yet).
+        """
+        with self._lock:
+            try:
+                return self._book.assignment(reducer, generation)
+            except KeyError:
+                known = {number: self._book.generations(number) for number in self._book.reducers()}
+                asked = f"reducer {reducer}, generation {'newest' if generation is None else generation}"
+                raise ValueError(f"no assignment of {asked}; known (reducer: generations): {known}") from None
+
+    def watched_gradients(self, reducer: int, last_steps: int | None = None) -> list[dict[str, Any]]:
+        """Descriptions of a model's watched steps, oldest first."""
+        with self._lock:
+            return self._book.watched.gradients(reducer, last_steps)
+
+    def drift_records(self, reducer: int | None = None, last_steps: int | None = None) -> list[DriftRecord]:
+        """Comparisons of the ranks' replicas, by model and step."""
+        with self._lock:
+            return self._book.watched.drift(reducer, last_steps)
+
+    def looks_arrived(self, reducer: int, kind: str = "drift") -> int:
+        """How many descriptions of type ``"drift"`` or ``"gradients"`` of a model have come in all."""
+        with self._lock:
+            return self._book.watched.arrived[kind, reducer]
+
+    def inspections(self, reducer: int) -> list[Inspection]:
+        """What the ranks answered when asked for their gradients' norms and checksums, oldest step first."""
+        with self._lock:
+            return self._book.inspections(reducer, self._info(reducer).ranks)
+
+    def kept(self, reducer: int) -> Kept:
+        """Which steps of a model are kept: [Note: old steps are thinned] in `step_table.py`."""
+        with self._lock:
+            tables = list(self._tables_of(reducer).values())
+            held = np.unique(np.concatenate([np.empty(0, np.int64), *(table.step[table.rows()] for table in tables)]))
+        if not len(held):
+            return Kept(0, 0, -1, 0, 0)
+        gaps = np.flatnonzero(np.diff(held) > 1)
+        whole = int(gaps[-1]) + 1 if len(gaps) else 0
+        return Kept(len(held), int(held[0]), int(held[-1]), int(held[whole]), whole)
+
+    # ---- times ------------------------------------------------------------------------------------------
+
+    def since(self, cursor: int) -> tuple[list[tuple[int, npt.NDArray[np.void]]], int, int]:
+        """Raw events that arrived since an earlier call.
+
+        Args:
+            cursor: 0, or the second value that the previous call returned.
+
+        Returns:
+            Pairs of rank and events (dtype `ddp_lab.protocol.events.DTYPE`) in the order of arrival, the next cursor,
+            and how many events in between are no longer kept.
+        """
+        with self._lock:
+            return self._store.since(cursor)
+
+    def marks(self) -> list[tuple[int, int, str]]:
+        """(rank, host time in ns, name) of the newest marks, at most 20,000."""
+        with self._lock:
+            chunks, _, _ = self._marks.since(self._marks.start)
+            names = list(self._book.mark_names)
+        return [
+            (rank, int(at), names[index])
+            for rank, chunk in chunks
+            for at, index in zip(chunk["host_ns"].tolist(), chunk["parameter"].tolist(), strict=True)
+            if index < len(names)
+        ]
+
+    def mark_names(self) -> list[str]:
+        """Names of the marks; the field ``parameter`` of a mark's event is an index of it."""
+        with self._lock:
+            return list(self._book.mark_names)
+
+    def layouts(self, reducer: int, generation: int | None = None) -> list[Layout]:
+        """The layouts of a model's buckets that have complete steps, in the order of their newest step.
+
+        Args:
+            reducer: which model.
+            generation: steps with this assignment alone; None for all.
+        """
+        with self._lock:
+            done = []
+            for table in (table for (of, _), table in self._tables.items() if of == reducer):
+                rows = table.rows()
+                ended = rows[table.steps[rows, _END] > 0]
+                done.append((table.step[ended], table.generation[ended]))
+            known = self._book.generations(reducer) if generation is None else (generation,)
+            described = {number: self.assignment(reducer, number) for number in known}
+        return layouts(done, described)
+
+    def judged(self, reducer: int) -> Layout | None:
+        """The layout whose steps are judged: see [Note: the layout that is judged]."""
+        return newest(self.layouts(reducer))
+
+    def views_of(self, reducer: int, steps: npt.NDArray[np.int64]) -> list[TableView]:
+        """Copies of the rows of these steps in a model's tables."""
+        first, last = (int(steps[0]), int(steps[-1])) if len(steps) else (0, -1)
+        with self._lock:
+            ranks = sorted(rank for of, rank in self._tables if of == reducer)
+            found = [
+                span_columns.view(rank, reducer, self._tables[reducer, rank], first=first, last=last) for rank in ranks
+            ]
+        return [span_columns.only(one, steps) for one in found]
+
+    def views(self, reducer: int | None = None, last_steps: int | None = None) -> list[TableView]:
+        """Copies of the tables behind `spans`, `steps` and `sync`, for drawing without pandas."""
+        with self._lock:
+            chosen = [key for key in sorted(self._tables) if reducer is None or key[0] == reducer]
+            first = {of: self._first_step(of, last_steps) for of in {of for of, _ in chosen}}
+            return [span_columns.view(rank, of, self._tables[of, rank], first=first[of]) for of, rank in chosen]
+
+    def _first_step(self, reducer: int, last_steps: int | None) -> int | None:
+        """The first of the newest `last_steps` steps over all ranks; None for all."""
+        if last_steps is None:
+            return None
+        tables = self._tables_of(reducer).values()
+        held = np.unique(np.concatenate([table.step[table.rows(last_steps)] for table in tables]))
+        return int(held[max(0, len(held) - last_steps)]) if len(held) else np.iinfo(np.int64).max
+
+    def columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
+        """The columns of `spans` as numpy arrays: for live views."""
+        parts = self._span_parts(reducer, last_steps)
+        return column_cache.joined([part.columns for part in parts], span_columns.SPAN_COLUMNS)
+
+    def step_columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
+        """The columns of `steps` as numpy arrays."""
+        first = self._first_steps(reducer, last_steps)
+        parts = self._cache.parts(
+            "steps", self._tables, self._lock, first, lambda view: span_columns.step_columns([view])
+        )
+        return column_cache.joined([part.columns for part in parts], span_columns.STEP_COLUMNS)
+
+    def sync_columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
+        """The columns of `sync` as numpy arrays."""
+        parts = self._span_parts(reducer, last_steps)
+        return self._cache.sync(parts, {one.reducer: len(one.ranks) for one in self.reducers()})
+
+    def _span_parts(self, reducer: int | None, last_steps: int | None) -> list[column_cache.Part]:
+        with self._lock:
+            sizes, cache, first = self._book.sizes(), self._cache, self._first_steps(reducer, last_steps)
+        return cache.parts(
+            "spans", self._tables, self._lock, first, lambda view: span_columns.span_columns([view], sizes)
+        )
+
+    def _first_steps(self, reducer: int | None, last_steps: int | None) -> dict[int, int | None]:
+        with self._lock:
+            chosen = {of for of, _ in self._tables if reducer is None or of == reducer}
+            return {of: self._first_step(of, last_steps) for of in chosen}
+
+    def model(self, reducer: int | None = None) -> ReducerInfo | None:
+        """The record of a reducer, for None of the most recently active one; None if there is none."""
+        known = [one for one in self.reducers() if one.last_step >= 0 and reducer in (None, one.reducer)]
+        return known[-1] if known else None
+
+
+def _by_model(taken: npt.NDArray[np.void]) -> list[tuple[int, npt.NDArray[np.void]]]:
+    """(reducer, its events in their order), in time that grows with the events, however many reducers they name."""
+    models = _models(taken)
+    if len(models) == 1:
+        return [(models[0], taken)]
+    order = np.argsort(taken["reducer"], kind="stable")
+    ends = np.searchsorted(taken["reducer"][order], models, side="right").tolist()
+    begins = [0, *ends[:-1]]
+    return [(one, taken[order[begin:end]]) for one, begin, end in zip(models, begins, ends, strict=True)]
+
+
+def _models(taken: npt.NDArray[np.void]) -> list[int]:
+    """The distinct numbers of reducers; nearly always one, which costs little to find out."""
+    reducer = taken["reducer"]
+    lowest = int(reducer.min())
+    return [lowest] if lowest == int(reducer.max()) else np.unique(reducer).tolist()

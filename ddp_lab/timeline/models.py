@@ -1,0 +1,173 @@
+"""Which reducer an event belongs to, and what its buckets hold: built from descriptions.
+
+Ranks number their reducers alike within one group and one life of their processes. After a restart, or with two
+groups of ranks that build models of their own, equal numbers mean different models: here each model gets a number
+of its own, the rank's where that is free.
+
+[Note: models that are gone]
+Which models exist only the ranks know, and they say so once, when one is gone (`ddp_lab.recording`). A rank
+with a new process has none of its former ones, until `restore_from` gives it a copy of another rank's, which goes on
+with the generation after the last. A model that one of its ranks has not can't train: so it counts as gone, and nobody
+has to ask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .records import Inspection
+from .tables.gradient_norms import GradientBook
+
+__all__ = ["FLEETING", "ReducerBook"]
+
+# Types of descriptions that come with each step: only the newest are kept.
+FLEETING = ("gradients", "drift")
+
+
+class ReducerBook:
+    """Numbers reducers for a timeline and keeps their assignments, inspections and the names of marks."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's number) -> number here
+        self._models: dict[tuple[int, tuple[int, ...]], int] = {}  # (ranks' number, ranks) -> number here, the newest
+        self._lives: dict[int, int] = {}  # rank -> its life
+        self._members: dict[int, dict[int, int]] = {}  # number here -> rank -> its life when it named the model last
+        self._missing: dict[int, set[int]] = {}  # number here -> ranks that do not have it any more
+        self._assignments: dict[int, dict[int, dict[str, Any]]] = {}  # reducer -> generation -> description
+        self._inspections: dict[tuple[int, int], dict[int, list[dict[str, Any]]]] = {}  # (reducer, step) -> rank
+        self._marks: dict[tuple[int, int, int], int] = {}  # (rank, life, rank's index) -> index in mark_names
+        self.mark_names: list[str] = []
+        self._mark_places: dict[str, int] = {}  # name -> index in mark_names
+        self.watched = GradientBook()
+
+    def number(self, rank: int, life: int, reducer: int, ranks: tuple[int, ...] = (), generation: int = 0) -> int:
+        """The number here of what this rank, in this life, calls `reducer`; the last two are of its description."""
+        own = (rank, life, reducer)
+        if own not in self._numbers:
+            number = self._models.get((reducer, ranks))
+            if number is None or not self._is_same(number, rank, generation):
+                number = reducer if reducer not in self._members else max(self._members) + 1
+                self._models[reducer, ranks] = number
+                self._members[number], self._missing[number] = {}, set()
+            self._members[number][rank] = self._lives[rank] = life
+            self._missing[number].discard(rank)
+            self._numbers[own] = number
+        return self._numbers[own]
+
+    def _is_same(self, number: int, rank: int, generation: int) -> bool:
+        """Whether a model that this rank names for the first time in its life is that one."""
+        members = self._members[number]
+        if rank not in members:  # the others may have named it, and be without it already: models can be short-lived
+            return all(life == self._lives[of] for of, life in members.items())
+        return generation > 0 and any(life == self._lives[of] for of, life in members.items() if of != rank)
+
+    def own_number(self, rank: int, life: int, reducer: int) -> int | None:
+        """What this rank, in this life, calls the reducer numbered so here; None if it has no such model."""
+        for (of_rank, of_life, own), number in self._numbers.items():
+            if (of_rank, of_life, number) == (rank, life, reducer):
+                return own
+        return None
+
+    def is_gone(self, reducer: int) -> bool:
+        """Whether a rank of this model is known not to have it. See [Note: models that are gone]."""
+        return bool(self._missing.get(reducer))
+
+    def begin_life(self, rank: int, life: int) -> None:
+        """This rank has a new process."""
+        self._lives[rank] = life
+        for number, members in self._members.items():
+            if rank in members:
+                self._missing[number].add(rank)
+
+    def mark(self, rank: int, life: int, index: int) -> int:
+        """Index in `mark_names` of what this rank, in this life, calls mark `index`; -1 if it has no name."""
+        return self._marks.get((rank, life, index), -1)
+
+    def describe(self, rank: int, life: int, description: dict[str, Any]) -> dict[str, Any]:
+        """Takes one description (types not known here are kept, no more) and returns it with the numbers used here."""
+        made = {key: value for key, value in description.items() if key != "session"}
+        kind = made.get("type")
+        if kind == "mark":
+            index = self._mark_places.setdefault(made["name"], len(self.mark_names))
+            if index == len(self.mark_names):
+                self.mark_names.append(made["name"])
+            self._marks[rank, life, made["index"]] = index
+            return {**made, "index": index}
+        if kind == "assignment":
+            ranks = tuple(made["group_ranks"])
+            made["reducer"] = self.number(rank, life, made["reducer"], ranks, made["generation"])
+            self._share(made)
+            self._assignments.setdefault(made["reducer"], {})[made["generation"]] = made
+        elif kind == "gone":
+            known = self._numbers.get((rank, life, made["reducer"]))
+            if known is not None:  # else it had gone before anybody looked
+                self._missing[known].add(rank)
+        elif kind == "inspection":
+            made["reducer"] = self.number(rank, life, made["reducer"])
+            self._inspections.setdefault((made["reducer"], made["step"]), {})[rank] = made["buckets"]
+        elif kind in FLEETING:
+            made["reducer"] = self.number(rank, life, made["reducer"])
+            self.watched.add(rank, made)
+        return made
+
+    def _share(self, made: dict[str, Any]) -> None:
+        """Lets what is equal in the model's last assignment be the same object: every rank describes each generation,
+        and each rejoin begins one."""
+        last = next(reversed(self._assignments.get(made["reducer"], {}).values()), None)
+        for field in ("parameters", "buckets", "options", "group_ranks"):
+            if last is not None and field in made and last.get(field) == made[field]:
+                made[field] = last[field]
+
+    def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:
+        """One assignment's description, the newest for None; raises `KeyError` if there is none."""
+        of_reducer = self._assignments[reducer]
+        return of_reducer[max(of_reducer) if generation is None else generation]
+
+    def generations(self, reducer: int) -> tuple[int, ...]:
+        """The described generations of a reducer, ascending."""
+        return tuple(sorted(self._assignments.get(reducer, ())))
+
+    def reducers(self) -> list[int]:
+        """Reducers that have been described."""
+        return sorted(self._assignments)
+
+    def sizes(self) -> dict[tuple[int, int], npt.NDArray[np.int64]]:
+        """(reducer, generation) -> number of parameters by bucket."""
+        return {
+            (reducer, generation): np.array([len(b["parameters"]) for b in description["buckets"]], np.int64)
+            for reducer, of_reducer in self._assignments.items()
+            for generation, description in of_reducer.items()
+        }
+
+    def buckets(self) -> dict[tuple[int, int], npt.NDArray[np.int64]]:
+        """(reducer, generation) -> bucket by parameter."""
+        made = {}
+        for reducer, of_reducer in self._assignments.items():
+            for generation, description in of_reducer.items():
+                of_parameter = np.zeros(1 + max((p["index"] for p in description["parameters"]), default=-1), np.int64)
+                for bucket in description["buckets"]:
+                    of_parameter[bucket["parameters"]] = bucket["bucket"]
+                made[reducer, generation] = of_parameter
+        return made
+
+    def names(self, reducer: int) -> list[str]:
+        """Qualified names by parameter index; empty if the reducer was not described."""
+        if reducer not in self._assignments:
+            return []
+        return [parameter["name"] for parameter in self.assignment(reducer)["parameters"]]
+
+    def inspections(self, reducer: int, ranks: tuple[int, ...]) -> list[Inspection]:
+        """Inspections of a reducer, oldest step first."""
+        made = []
+        for (of, step), by_rank in sorted(self._inspections.items()):
+            if of == reducer:
+                buckets = sorted({entry["bucket"] for entries in by_rank.values() for entry in entries})
+                found = {rank: {entry["bucket"]: entry for entry in entries} for rank, entries in by_rank.items()}
+                checksums = {b: {r: e[b]["checksum"] for r, e in found.items() if b in e} for b in buckets}
+                norms = {b: {r: e[b]["norm"] for r, e in found.items() if b in e} for b in buckets}
+                missing = tuple(rank for rank in ranks if rank not in by_rank)
+                made.append(Inspection(reducer, step, checksums, norms, missing))
+        return made

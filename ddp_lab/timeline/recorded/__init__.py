@@ -1,0 +1,1 @@
+"""Runs in files: read, joined, played, written for other tools."""

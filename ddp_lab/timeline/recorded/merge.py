@@ -1,0 +1,274 @@
+"""Many files of a run become one timeline: `ddp-lab report FILE…`, `Timeline.load([...])`, and the end of a run.
+
+A rank that was restarted has a file for each of its processes. Ranks on one host share a clock; those of another host
+are moved onto the first rank's, see [Note: buckets as barriers].
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...analysis.clocks import ClockOffset, Moments, clock_offset
+from ...formatting import label_of, label_of_ranges
+from ...protocol.events import Batch, Kind
+from ...protocol.journal import SUFFIX, is_journal
+from ..clocks import TIMES
+from ..model import TimelineModel
+from . import files as recorded_files
+from . import saved as saved_files
+from .files import Recording
+from .journal_messages import Opening
+from .saved import Saved
+
+__all__ = ["Recorded", "check_ranks", "of_saved", "read"]
+
+_GOOD_ENDS = ("finished", "saved")
+_ALL_OR_A_PART = "Give all ranks' files, or ask for a part (--partial, partial=True)"
+_NO_MODEL = (
+    "no DistributedDataParallel was built in the processes that were recorded, so there is nothing to show "
+    "(a model on one process needs none; a program that starts its ranks itself is not reached)"
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What files of one run hold.
+
+    Attributes:
+        recordings: of its ranks, on one clock; empty if `saved` is there.
+        saved: a timeline that was merged already.
+        path: its file.
+        partial: whether ranks may be missing.
+        notices: sentences on what a reader should know: who is missing, who was killed, how the clocks were aligned,
+            what is damaged.
+        damage: those of them on what of the files is damaged or missing.
+    """
+
+    recordings: Sequence[Recording]
+    saved: Saved | None
+    path: Path | None
+    partial: bool
+    notices: tuple[str, ...]
+    damage: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> int:
+        """How many there are."""
+        if self.saved is not None:
+            return sum(len(events) for _, events in self.saved.chunks)
+        return sum(len(batch.events) for one in self.recordings for batch in one.batches)
+
+    def fill(self, timeline: TimelineModel) -> tuple[str, ...]:
+        """Puts all of it into an empty timeline; returns what else a reader should know.
+
+        Raises:
+            ValueError: a rank of a model is missing, and may not be.
+        """
+        if self.saved is None:
+            _put(self.recordings, timeline)
+            return () if timeline.reducers() else (_NO_MODEL,)
+        timeline.restore(self.saved)
+        present = {rank.rank for rank in timeline.ranks()}
+        missing = {rank for model in timeline.reducers() for rank in model.ranks} - present
+        if not missing:
+            return ()
+        text = f"{self.path} holds {label_of(present)} alone, without {label_of(missing)}"
+        if not self.partial:
+            raise ValueError(f"{text}. {_ALL_OR_A_PART}")
+        return (text,)
+
+
+def read(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> Recorded:
+    """Reads files that ranks wrote, and puts their times on one clock.
+
+    Args:
+        paths: files, or folders that hold them.
+        partial: ranks without a file are said in a notice, and are no error.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is no recording or of another schema version; two are of the same rank, or of different
+            runs; a rank of a model has none.
+    """
+    files, left_out = recorded_files.find_files([Path(path) for path in paths])
+    if len(files) == 1 and not is_journal(files[0]):
+        if files[0].suffix == SUFFIX:
+            raise ValueError(f"{files[0]} is no journal of `ddp-lab run`: it does not begin as one")
+        return of_saved(files[0], partial=partial, notices=tuple(left_out))
+    recordings: list[Recording] = []
+    notices = [*left_out]
+    for path in files:
+        try:
+            recordings += recorded_files.read(path)
+        except ValueError as error:
+            if not partial:
+                raise
+            notices.append(f"left out: {error}")
+    if not recordings:
+        raise ValueError("; ".join(notices) or "there is nothing to read")
+    check_ranks(recordings)
+    missing = _missing(recordings)
+    if missing:
+        text = (
+            f"there is no file of {label_of_ranges(missing)}, which took part: the {len(files)} given are of "
+            f"{label_of({one.rank for one in recordings})}"
+        )
+        if not partial:
+            both = "; ".join([*left_out, text])
+            raise ValueError(f"{both}. {_ALL_OR_A_PART}")
+        notices.append(text)
+    damage = [sentence for one in recordings for sentence in one.damage]
+    notices += [*damage, *_early_ends(recordings)]
+    recordings, said = _on_one_clock(recordings)
+    return Recorded(recordings, None, None, partial, (*notices, *said), tuple(damage))
+
+
+def of_saved(path: Path, *, partial: bool, notices: tuple[str, ...] = ()) -> Recorded:
+    """Reads a saved timeline.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is none, or of another schema version.
+    """
+    return Recorded((), saved_files.read(path), path, partial, notices)
+
+
+def _early_ends(recordings: Sequence[Recording]) -> list[str]:
+    """Who did not finish, those with an error first: torch's agent kills the others then."""
+    early = [one for one in recordings if one.how not in _GOOD_ENDS]
+    early.sort(key=lambda one: (one.restart, one.how == "killed", one.rank))
+    return [f"rank {one.rank} ended early: {one.how}" for one in early]
+
+
+def check_ranks(recordings: Sequence[Recording] | Sequence[Opening]) -> None:
+    """Refuses files that can't be of one run.
+
+    Raises:
+        ValueError: two are of the same rank, or of different runs.
+    """
+    known: dict[tuple[int, int], Recording | Opening] = {}
+    runs: dict[str, Recording | Opening] = {}
+    for one in recordings:
+        other = known.setdefault((one.rank, one.restart), one)
+        if other is not one:
+            raise ValueError(f"two files are of rank {one.rank}: {other.path} and {one.path}. Give one of them")
+        if one.run:
+            runs.setdefault(one.run, one)
+    if len(runs) > 1:
+        first, second = list(runs.values())[:2]
+        raise ValueError(
+            f"{first.path} (rank {first.rank}) and {second.path} (rank {second.rank}) are of different runs, "
+            f"{first.run} and {second.run}: give the files of one"
+        )
+
+
+def _missing(recordings: Iterable[Recording]) -> list[range]:
+    """Ranks that took part, by what the others say, and have no file.
+
+    Ranges, and no more than there are files: how many ranks there were is only what a file says.
+    """
+    world, present, members = 0, set(), set()
+    for one in recordings:
+        present.add(one.rank)
+        world = max(world, one.world_size or 0)
+        for description in one.descriptions:
+            members.update(description.get("group_ranks", ()))
+    edges = [-1, *sorted(rank for rank in present if rank < world), world]
+    gaps = [range(before + 1, after) for before, after in itertools.pairwise(edges)]
+    return [*filter(len, gaps), *(range(rank, rank + 1) for rank in sorted(members - present) if rank >= world)]
+
+
+# ---- clocks ---------------------------------------------------------------------------------------------
+
+
+def _on_one_clock(recordings: Sequence[Recording]) -> tuple[list[Recording], list[str]]:
+    """Moves the times of other hosts onto the clock of the first rank; what was done, in words."""
+    first = min(recordings, key=lambda one: one.rank)
+    clocks: dict[str, list[Recording]] = defaultdict(list)
+    for one in recordings:
+        clocks[one.clock or first.clock].append(one)
+    if len(clocks) == 1:
+        return list(recordings), []
+    reference = _moments(clocks[first.clock])
+    moved, said = list(clocks[first.clock]), []
+    for clock, members in clocks.items():
+        if clock == first.clock:
+            continue
+        offset = clock_offset(reference, _moments(members))
+        said.append(_clock_text(first.host, members, offset))
+        moved += [_shifted(one, offset) for one in members] if offset else members
+    return moved, said
+
+
+def _clock_text(first: str, members: Sequence[Recording], offset: ClockOffset | None) -> str:
+    who = f"{label_of({one.rank for one in members})} on {members[0].host}"
+    if offset is None:
+        return f"no bucket was reduced both on {first} and by {who}: the times of the two hosts can't be compared"
+    return (
+        f"{who}: {offset.ns / 1e6:+.3f} ms put them on the clock of {first}, give or take "
+        f"{offset.uncertain_ns / 1e6:.3f} ms (from {offset.buckets} collectives)"
+    )
+
+
+def _moments(recordings: Sequence[Recording]) -> Moments:
+    """Last launch and first completion of each bucket among ranks of one clock."""
+    launched = _by_key(recordings, Kind.BUCKET_LAUNCHED, np.maximum)
+    reduced = _by_key(recordings, Kind.BUCKET_REDUCED, np.minimum)
+    keys, a, b = np.intersect1d(launched[0], reduced[0], assume_unique=True, return_indices=True)
+    return Moments(keys, launched[1][a], reduced[1][b])
+
+
+def _by_key(
+    recordings: Sequence[Recording], kind: Kind, pick: np.ufunc
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Keys (restart, reducer, step and bucket in one number), ascending, and the time that `pick` picks for each."""
+    keys, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for one in recordings:
+        for batch in one.batches:
+            chosen = batch.events[batch.events["kind"] == kind]
+            model = (one.restart << 12) + chosen["reducer"].astype(np.int64)
+            keys.append((model << 44) + (chosen["step"] << 12) + chosen["bucket"])
+            times.append(chosen["host_ns"].astype(np.int64))
+    every_key, every_time = np.concatenate(keys), np.concatenate(times)
+    order = np.argsort(every_key, kind="stable")
+    found, starts = np.unique(every_key[order], return_index=True)
+    return found, pick.reduceat(every_time[order], starts) if len(found) else every_time
+
+
+def _shifted(recording: Recording, by: ClockOffset) -> Recording:
+    batches = []
+    for batch in recording.batches:
+        events = batch.events.copy()
+        for name in TIMES:
+            events[name][events[name] != 0] += by.ns
+        batches.append(replace(batch, events=events))
+    return replace(recording, batches=batches, moved=by)
+
+
+# ---- merging --------------------------------------------------------------------------------------------
+
+
+def _put(recordings: Sequence[Recording], timeline: TimelineModel) -> None:
+    timeline.recorded = True
+    for one in sorted(recordings, key=lambda one: (one.restart, one.rank)):
+        session = one.restart + 1
+        status: dict[str, Any] = {"state": one.how, "pid": one.pid, "host": one.host, "session": session}
+        about = {"began_ns": one.session, "torch": one.torch, "script": one.script}
+        status |= {name: value for name, value in about.items() if value}
+        if one.moved is not None:
+            moved = {"offset_ns": one.moved.ns, "uncertain_ns": one.moved.uncertain_ns, "drift": one.moved.drift}
+            status["clock"] = {"host": one.host, **moved}
+        timeline.set_status(one.rank, status)
+        for description in one.descriptions:
+            timeline.describe(one.rank, {**description, "session": session})
+        for batch in one.batches:
+            timeline.extend(Batch(one.rank, session, batch.first, batch.dropped, batch.events))

@@ -1,0 +1,211 @@
+"""Plays a recorded timeline as if it happened now: its events come into another one, in their time."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ...protocol.events import DTYPE, Batch
+from ..model import TimelineModel
+
+__all__ = ["Player"]
+
+_Timeline = TypeVar("_Timeline", bound=TimelineModel)
+_LONGEST_PAUSE_NS = 1_000_000_000  # longer ones, between two cells say, are played as one second
+_TOLD_SECONDS = 0.2
+
+
+class Player(Generic[_Timeline]):
+    """What `Timeline.replay` plays. No thread of its own: who shows it calls `advance`, again and again.
+
+    Attributes:
+        timeline: what has been played so far; after `seek` to an earlier moment it begins anew.
+        seconds: how long the whole takes at speed 1.
+    """
+
+    def __init__(self, recorded: _Timeline, *, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """Takes what is recorded now, and plays from its beginning.
+
+        Args:
+            recorded: is not changed.
+            speed: 0.1 takes ten times as long as it took.
+            clock: seconds.
+
+        Raises:
+            ValueError: the speed is not positive, or nothing was recorded.
+        """
+        saved = recorded.raw()
+        if not any(len(events) for _, events in saved.chunks):
+            raise ValueError("there is nothing to replay: no event was recorded")
+        self.timeline: _Timeline = type(recorded)()
+        self.timeline.recorded = True
+        self._lock = threading.RLock()
+        self._clock = clock
+        self._status = {rank: about["status"] for rank, about in saved.ranks.items()}
+        self._dropped = {rank: int(about["dropped"]) for rank, about in saved.ranks.items()}
+        self._ranks, self._events = _in_order(saved.chunks)
+        gaps = np.diff(self._events["host_ns"], prepend=self._events["host_ns"][:1])
+        self._due = np.cumsum(np.clip(gaps, 0, _LONGEST_PAUSE_NS)) / 1e9
+        places = _Places(self._ranks, self._events)
+        described = ((places.of(rank, one), rank, one) for rank, one in saved.described)
+        self._described = sorted(described, key=lambda one: one[0])
+        self.seconds = float(self._due[-1])
+        self._speed, self._playing, self._position = _checked(speed), True, 0.0
+        self._at = clock()
+        self._told: tuple[float, dict[str, Any]] = (-math.inf, {})
+        self._begin()
+        self.advance()
+
+    @property
+    def playing(self) -> bool:
+        """Whether it goes on; not after `pause`, nor at the end."""
+        with self._lock:  # not over before another thread has handed on the last events
+            return self._playing
+
+    @property
+    def position(self) -> float:
+        """Seconds of the recording that have been played."""
+        with self._lock:
+            return self._position
+
+    @property
+    def speed(self) -> float:
+        """Seconds of the recording that pass in one second."""
+        return self._speed
+
+    @speed.setter
+    def speed(self, speed: float) -> None:
+        with self._lock:
+            self.advance()
+            self._speed = _checked(speed)
+
+    def play(self) -> None:
+        """Goes on; from the beginning if the end was reached."""
+        with self._lock:
+            if self._position >= self.seconds:
+                self.seek(0.0)
+            self._at, self._playing = self._clock(), True
+
+    def pause(self) -> None:
+        """Stays where it is."""
+        with self._lock:
+            self.advance()
+            self._playing = False
+
+    def seek(self, seconds: float) -> None:
+        """Goes to a moment of the recording, forwards or back."""
+        with self._lock:
+            self.advance()
+            position = min(max(float(seconds), 0.0), self.seconds)
+            if position < self._position:
+                self._begin()
+            self._position = position
+            self._feed()
+
+    def advance(self) -> bool:
+        """Hands on what has become due; returns whether it plays."""
+        with self._lock:
+            now = self._clock()
+            if self._playing:
+                self._position = min(self._position + (now - self._at) * self._speed, self.seconds)
+                self._playing = self._position < self.seconds
+                self._feed()
+            self._at = now
+            return self._playing
+
+    def obey(self, asked: dict[str, Any]) -> None:
+        """Does what the browser asks: ``playing``, ``speed``, ``position``, each if it is there."""
+        if "speed" in asked:
+            self.speed = float(asked["speed"])
+        if "position" in asked:
+            self.seek(float(asked["position"]))
+        if "playing" in asked:
+            self.play() if asked["playing"] else self.pause()
+        self._told = (-math.inf, {})
+
+    def told(self) -> dict[str, Any]:
+        """What the browser shows of it: new at most five times a second."""
+        with self._lock:
+            at, told = self._told
+            if self._at - at >= _TOLD_SECONDS or told.get("playing") != self._playing:
+                told = {"playing": self._playing, "speed": self._speed, "seconds": self.seconds}
+                self._told = (self._at, {**told, "position": self._position})
+            return self._told[1]
+
+    def _begin(self) -> None:
+        """Empties the timeline, but for what is known of the ranks."""
+        self._fed = self._says = 0
+        self._counts = dict(self._dropped)  # where a rank's first event is numbered so, as many are counted as lost
+        self.timeline.clear()
+        for rank, status in self._status.items():
+            self.timeline.set_status(rank, {**status, "session": 0})
+
+    def _feed(self) -> None:
+        until = int(np.searchsorted(self._due, self._position, side="right"))
+        while self._says < len(self._described) and self._described[self._says][0] < until:
+            _, rank, description = self._described[self._says]
+            self.timeline.describe(rank, {**description, "session": 0})
+            self._says += 1
+        of, new = self._ranks[self._fed : until], self._events[self._fed : until]
+        for rank in np.unique(of).tolist():
+            events = new[of == rank]
+            self.timeline.extend(Batch(rank, 0, self._counts[rank], 0, events))
+            self._counts[rank] += len(events)
+        self._fed = until
+
+
+class _Places:
+    """Before which event a description is handed on.
+
+    Args:
+        ranks: whose events they are.
+        events: in the order of time.
+    """
+
+    def __init__(self, ranks: npt.NDArray[np.int64], events: npt.NDArray[np.void]) -> None:
+        self._ranks, self._events = ranks, events
+        self._known: dict[tuple[int, int], tuple[dict[int, int], dict[int, int]]] = {}
+
+    def of(self, rank: int, description: dict[str, Any]) -> int:
+        """Of buckets, the first event that needs it; of a step, its last; else the first of all."""
+        if "reducer" not in description:
+            return 0
+        generations, steps = self._of_model(rank, int(description["reducer"]))
+        if description.get("type") == "assignment":
+            return generations.get(description["generation"], 0)
+        return steps.get(description.get("step", -1), 0)
+
+    def _of_model(self, rank: int, reducer: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Where each generation begins, and where each step ends."""
+        if (rank, reducer) not in self._known:
+            own = np.flatnonzero((self._ranks == rank) & (self._events["reducer"] == reducer))
+            generations, first = np.unique(self._events["generation"][own], return_index=True)
+            steps, last = np.unique(self._events["step"][own][::-1], return_index=True)
+            begins = dict(zip(generations.tolist(), own[first].tolist(), strict=True))
+            self._known[rank, reducer] = begins, dict(zip(steps.tolist(), own[::-1][last].tolist(), strict=True))
+        return self._known[rank, reducer]
+
+
+def _in_order(
+    chunks: list[tuple[int, npt.NDArray[np.void]]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+    """All events in the order of time, and whose they are; those of a rank keep the order in which it recorded them."""
+    ranks = np.repeat([rank for rank, _ in chunks], [len(events) for _, events in chunks])
+    events: npt.NDArray[np.void] = np.concatenate([np.empty(0, DTYPE), *(events for _, events in chunks)])
+    at = events["host_ns"].copy()
+    for rank in np.unique(ranks):
+        at[ranks == rank] = np.maximum.accumulate(at[ranks == rank])
+    order = np.argsort(at, kind="stable")
+    return ranks[order], events[order]
+
+
+def _checked(speed: float) -> float:
+    if not 0 < speed < math.inf:
+        raise ValueError(f"speed={speed}: it must be positive (1: as fast as it was; 0.1: ten times slower)")
+    return float(speed)

@@ -1,0 +1,1 @@
+"""Dense arrays of what happened when, by step, rank and bucket."""

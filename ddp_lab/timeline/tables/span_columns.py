@@ -1,0 +1,272 @@
+"""From step tables to columns: one array per column of `Timeline.spans()`, `.steps()` and `.sync()`.
+
+Pure functions on arrays. Columns that end in ``_ns`` are host times (CLOCK_MONOTONIC) or, with ``device_`` in
+front, device times on the same axis; 0 where it has not happened. Columns that end in ``_ms`` are milliseconds as
+floats; NaN where one of both ends is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...analysis import overlap, stragglers
+from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
+
+__all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
+__all__ += ["device_rows", "only", "sync_columns", "view"]
+
+Columns = dict[str, npt.NDArray[Any]]
+
+SPAN_COLUMNS = (
+    *("rank", "reducer", "process_group", "step", "generation", "bucket", "bytes", "n_parameters"),
+    *("backward_begin_ns", "first_ready_ns", "ready_ns", "launched_ns", "reduced_ns", "finalize_ns"),
+    *("device_begin_ns", "device_end_ns", "first_ready_ms", "ready_ms", "launched_ms", "reduced_ms"),
+    *("fill_ms", "all_reduce_ms", "device_ms", "hidden_ms", "exposed_ms", "clock", "complete"),
+)
+STEP_COLUMNS = (
+    *("rank", "reducer", "step", "generation", "state", "buckets", "bytes"),
+    *("forward_begin_ns", "forward_end_ns", "backward_begin_ns", "finalize_ns", "backward_end_ns"),
+    *("step_ms", "forward_ms", "backward_ms", "compute_ms", "communication_ms", "hidden_ms", "exposed_ms", "clock"),
+)
+SYNC_COLUMNS = (
+    *("reducer", "step", "generation", "bucket", "bytes", "n_parameters", "ranks", "all_reduce_ms"),
+    *("bandwidth_gb_s", "last_rank", "late_ms", "wait_ms", "hidden_ms", "exposed_ms"),
+)
+_F, _B = {n: i for i, n in enumerate(STEP_FIELDS)}, {n: i for i, n in enumerate(BUCKET_FIELDS)}
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A copy of some rows of one rank's `StepTable`, so that reading needs no lock."""
+
+    rank: int
+    reducer: int
+    step: npt.NDArray[np.int64]
+    generation: npt.NDArray[np.int64]
+    process_group: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
+    buckets: npt.NDArray[np.int64]
+    gradients: npt.NDArray[np.int64]
+    previous_end: npt.NDArray[np.int64]  # backward_end of the step before each, 0 if unknown
+
+
+def view(rank: int, reducer: int, table: StepTable, *, first: int | None = None, last: int | None = None) -> TableView:
+    """Copies the rows of the steps from `first` to `last` (None: no bound), in the order of steps."""
+    held = table.rows()
+    end = previous_ends(table, held)
+    chosen = slice(
+        None if first is None else int(np.searchsorted(table.step[held], first)),
+        None if last is None else int(np.searchsorted(table.step[held], last, side="right")),
+    )
+    rows = held[chosen]
+    return TableView(
+        rank,
+        reducer,
+        table.step[rows],
+        table.generation[rows],
+        table.process_group[rows],
+        table.steps[rows],
+        table.buckets[rows],
+        table.gradients[rows],
+        end[chosen],
+    )
+
+
+def only(one: TableView, steps: npt.NDArray[np.int64]) -> TableView:
+    """The rows of these steps alone."""
+    rows = np.isin(one.step, steps)
+    arrays = {field.name: getattr(one, field.name) for field in fields(one) if field.name not in ("rank", "reducer")}
+    return replace(one, **{name: values[rows] for name, values in arrays.items()})
+
+
+def previous_ends(table: StepTable, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """When the step before each row's had ended, 0 where that is unknown; rows in the order of steps."""
+    ends = table.steps[rows, _F["backward_end"]]
+    made = table.previous_end[rows]
+    follows = np.diff(table.step[rows]) == 1
+    made[1:][follows] = ends[:-1][follows]
+    return made
+
+
+def _ms(end: npt.NDArray[Any], begin: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    return np.where((end > 0) & (begin > 0), (end - begin) / 1e6, np.nan)
+
+
+def device_rows(buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which steps have device spans for all of their launched buckets."""
+    launched = buckets[:, :, _B["launched"]] > 0
+    timed = buckets[:, :, _B["device_end"]] > 0
+    return np.asarray(launched.any(axis=1) & (timed | ~launched).all(axis=1))
+
+
+def _collectives(one: TableView) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Begin, end and validity of each bucket's collective, and the end of computation; on the best clock.
+
+    [Note: the clock of hidden and exposed] On a CPU these are host times. With device spans for all buckets of a
+    step they are device times: a span begins when the compute stream has reached the launch, so the last begin is
+    where the backward's own computation on the device is over.
+    """
+    device = device_rows(one.buckets)[:, None]
+    begin = np.where(device, one.buckets[:, :, _B["device_begin"]], one.buckets[:, :, _B["launched"]])
+    end = np.where(device, one.buckets[:, :, _B["device_end"]], one.buckets[:, :, _B["reduced"]])
+    host = one.steps[:, _F["finalize"]][:, None]
+    computed = np.where(device, begin.max(axis=1, keepdims=True, initial=0), host)
+    return begin, end, (begin > 0) & (end > 0) & (computed > 0), computed
+
+
+def span_columns(views: Sequence[TableView], sizes: Mapping[tuple[int, int], npt.NDArray[np.int64]]) -> Columns:
+    """One row per rank, step and bucket of which at least one gradient was ready.
+
+    Args:
+        views: what to show.
+        sizes: (reducer, generation) -> number of parameters by bucket.
+    """
+    parts = [_spans_of(one, sizes) for one in views]
+    return {name: _joined([part[name] for part in parts]) for name in SPAN_COLUMNS}
+
+
+def _spans_of(one: TableView, sizes: Mapping[tuple[int, int], npt.NDArray[np.int64]]) -> Columns:
+    first, ready = one.buckets[:, :, _B["first_ready"]], one.buckets[:, :, _B["ready"]]
+    launched, reduced = one.buckets[:, :, _B["launched"]], one.buckets[:, :, _B["reduced"]]
+    row, bucket = np.nonzero((first > 0) | (ready > 0) | (launched > 0))
+    begin, end, valid, computed = _collectives(one)
+    hidden, exposed = overlap.split(begin, np.maximum(begin, end), computed)
+    valid = valid[row, bucket]
+    backward = one.steps[row, _F["backward_begin"]]
+    device_begin, device_end = (one.buckets[row, bucket, _B[name]] for name in ("device_begin", "device_end"))
+    made: Columns = {
+        "rank": np.full(len(row), one.rank),
+        "reducer": np.full(len(row), one.reducer),
+        "process_group": one.process_group[row],
+        "step": one.step[row],
+        "generation": one.generation[row],
+        "bucket": bucket,
+        "bytes": one.buckets[row, bucket, _B["bytes"]],
+        "n_parameters": _numbers(one, row, bucket, sizes),
+        "backward_begin_ns": backward,
+        "first_ready_ns": first[row, bucket],
+        "ready_ns": ready[row, bucket],
+        "launched_ns": launched[row, bucket],
+        "reduced_ns": reduced[row, bucket],
+        "finalize_ns": one.steps[row, _F["finalize"]],
+        "device_begin_ns": device_begin,
+        "device_end_ns": device_end,
+        "device_ms": _ms(device_end, device_begin),
+        "hidden_ms": np.where(valid, hidden[row, bucket] / 1e6, np.nan),
+        "exposed_ms": np.where(valid, exposed[row, bucket] / 1e6, np.nan),
+        "clock": np.where(device_rows(one.buckets)[row], "device", "host"),
+        "complete": one.steps[row, _F["backward_end"]] > 0,
+    }
+    for name in ("first_ready", "ready", "launched", "reduced"):
+        made[f"{name}_ms"] = _ms(made[f"{name}_ns"], backward)
+    made["fill_ms"] = _ms(made["ready_ns"], made["first_ready_ns"])
+    made["all_reduce_ms"] = _ms(made["reduced_ns"], made["launched_ns"])
+    return made
+
+
+def _numbers(
+    one: TableView,
+    row: npt.NDArray[np.int64],
+    bucket: npt.NDArray[np.int64],
+    sizes: Mapping[tuple[int, int], npt.NDArray[np.int64]],
+) -> npt.NDArray[np.int64]:
+    found = np.zeros(len(row), np.int64)
+    generation = one.generation[row]
+    for which in np.unique(generation):
+        known = sizes.get((one.reducer, int(which)))
+        if known is not None and len(known):
+            chosen = (generation == which) & (bucket < len(known))
+            found[chosen] = known[bucket[chosen]]
+    return found
+
+
+def step_columns(views: Sequence[TableView]) -> Columns:
+    """One row per rank and step."""
+    parts = [_steps_of(one) for one in views]
+    return {name: _joined([part[name] for part in parts]) for name in STEP_COLUMNS}
+
+
+def _steps_of(one: TableView) -> Columns:
+    times = {name: one.steps[:, column] for name, column in _F.items()}
+    begin, end, valid, computed = _collectives(one)
+    hidden_end, exposed_begin = np.minimum(end, computed), np.maximum(begin, computed)
+    ended = times["backward_end"] > 0
+    done = ended & valid.any(axis=1)
+    state = np.where(ended, "complete", np.where(times["abandoned"] > 0, "abandoned", "running"))
+    # The pieces of a union don't depend on each other: hidden + exposed is the union of the whole.
+    hidden = overlap.covered(begin, hidden_end, valid & (hidden_end > begin))
+    exposed = overlap.covered(exposed_begin, end, valid & (end > exposed_begin))
+    return {
+        "rank": np.full(len(one.step), one.rank),
+        "reducer": np.full(len(one.step), one.reducer),
+        "step": one.step,
+        "generation": one.generation,
+        "state": state,
+        "buckets": (one.buckets[:, :, _B["launched"]] > 0).sum(axis=1),
+        "bytes": one.buckets[:, :, _B["bytes"]].sum(axis=1),
+        "forward_begin_ns": times["forward_begin"],
+        "forward_end_ns": times["forward_end"],
+        "backward_begin_ns": times["backward_begin"],
+        "finalize_ns": times["finalize"],
+        "backward_end_ns": times["backward_end"],
+        "step_ms": _ms(times["backward_end"], one.previous_end),
+        "forward_ms": _ms(times["forward_end"], times["forward_begin"]),
+        "backward_ms": _ms(times["backward_end"], times["backward_begin"]),
+        "compute_ms": _ms(times["finalize"], times["backward_begin"]),
+        "communication_ms": np.where(done, (hidden + exposed) / 1e6, np.nan),
+        "hidden_ms": np.where(done, hidden / 1e6, np.nan),
+        "exposed_ms": np.where(done, exposed / 1e6, np.nan),
+        "clock": np.where(device_rows(one.buckets), "device", "host"),
+    }
+
+
+def sync_columns(spans: Columns, ranks_of: Mapping[int, int]) -> Columns:
+    """One row per reducer, step and bucket that every rank of the reducer has reduced.
+
+    Args:
+        spans: what `span_columns` returned.
+        ranks_of: reducer -> how many ranks it has.
+    """
+    parts = []
+    for reducer, ranks in ranks_of.items():
+        chosen = (spans["reducer"] == reducer) & (spans["reduced_ns"] > 0) & (spans["launched_ns"] > 0)
+        part = {name: values[chosen] for name, values in spans.items()}
+        order = np.lexsort((part["rank"], part["bucket"], part["step"]))
+        part = {name: values[order] for name, values in part.items()}
+        key = np.stack([part["step"], part["bucket"]])
+        new = np.flatnonzero(np.diff(key, prepend=-1).any(axis=0)) if key.shape[1] else np.zeros(0, np.int64)
+        whole = new[np.diff(new, append=key.shape[1]) == ranks]
+        if len(whole):
+            parts.append(_sync_of({name: values[whole[:, None] + np.arange(ranks)] for name, values in part.items()}))
+    return {name: _joined([part[name] for part in parts]) for name in SYNC_COLUMNS}
+
+
+def _sync_of(by_rank: Columns) -> Columns:
+    """Columns of shape ``[n, ranks]`` -> columns of shape ``[n]``."""
+    launched, size, rank = by_rank["launched_ns"], by_rank["bytes"].max(axis=1), by_rank["rank"]
+    last, duration = launched.max(axis=1), by_rank["reduced_ns"].max(axis=1) - launched.max(axis=1)
+    waits = stragglers.waits(launched) / 1e6
+    wait_by_rank = np.empty(len(rank), object)
+    names = [int(number) for number in rank[0]]
+    wait_by_rank[:] = [dict(zip(names, row, strict=True)) for row in waits.tolist()]
+    made = {name: by_rank[name][:, 0] for name in ("reducer", "step", "generation", "bucket", "n_parameters")}
+    return made | {
+        "bytes": size,
+        "ranks": np.full(len(rank), rank.shape[1]),
+        "all_reduce_ms": duration / 1e6,
+        "bandwidth_gb_s": overlap.algorithm_bandwidth(size, duration),
+        "last_rank": np.take_along_axis(rank, launched.argmax(axis=1)[:, None], 1)[:, 0],
+        "late_ms": (last - launched.min(axis=1)) / 1e6,
+        "wait_ms": wait_by_rank,
+        "hidden_ms": by_rank["hidden_ms"].mean(axis=1),
+        "exposed_ms": by_rank["exposed_ms"].mean(axis=1),
+    }
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate(arrays) if arrays else np.empty(0)

@@ -1,0 +1,120 @@
+"""What-if questions about a timeline: the facade of `ddp_lab.simulation.simulator`.
+
+`Timeline.simulate` and `Cluster.simulate` return a `WhatIf`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ..simulation import predicted_events
+from ..simulation.anchor import anchored
+from ..simulation.link_model import LinkModel
+from ..simulation.simulator import Configuration, Prediction, simulate
+from ..simulation.workload import Workload
+from . import workloads
+from .model import TimelineModel
+
+__all__ = ["LANES", "WhatIf", "fit_link", "what_if"]
+
+_MEBIBYTE = 1024 * 1024
+_Timeline = TypeVar("_Timeline", bound=TimelineModel)
+
+LANES = {"gloo": 2}
+"""Collectives that a backend runs side by side: threads of torch's ProcessGroupGloo; elsewhere one."""
+
+
+@dataclass(frozen=True)
+class WhatIf(Generic[_Timeline]):
+    """A predicted step.
+
+    Attributes:
+        configuration: what was asked.
+        link: the model of the all-reduce.
+        workload: what the ranks compute.
+        prediction: the step's times.
+        module: class name of the model.
+        blank: an empty timeline, for `timeline`.
+    """
+
+    configuration: Configuration
+    link: LinkModel
+    workload: Workload
+    prediction: Prediction
+    module: str
+    blank: Callable[[], _Timeline]
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds from step to step."""
+        return self.prediction.step_ns / 1e6
+
+    @property
+    def breakdown(self) -> dict[str, float]:
+        """Milliseconds by part; all but ``hidden`` add up to `step_ms`."""
+        return {
+            part: getattr(self.prediction, f"{part}_ns") / 1e6
+            for part in ("forward", "compute", "hidden", "exposed", "other")
+        }
+
+    def timeline(self) -> _Timeline:
+        """The predicted buckets as a timeline, which figures and widgets show like a recorded one."""
+        made = self.blank()
+        described = predicted_events.description(self.workload, self.prediction, module=f"{self.module} (predicted)")
+        for batch in predicted_events.batches(self.workload, self.prediction):
+            made.describe(batch.rank, described | {"session": batch.session})
+            made.extend(batch)
+        return made
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in self.breakdown.items())
+        return f"<predicted step of {self.step_ms:.2f} ms: {parts}; {len(self.prediction.buckets)} buckets>"
+
+
+def what_if(
+    timeline: _Timeline,
+    link: LinkModel | None,
+    *,
+    bucket_cap_mb: float | Sequence[float] | None = None,
+    reducer: int | None = None,
+    without_rank: int | None = None,
+    recorded_link: LinkModel | None = None,
+    **options: Any,
+) -> WhatIf[_Timeline]:
+    """See `Timeline.simulate`; `recorded_link`: that of the recording, if it was measured."""
+    workload = workloads.workload(timeline, reducer)
+    if bucket_cap_mb is None and workload.caps:
+        bucket_cap_mb = [cap / _MEBIBYTE for cap in workload.caps]
+    configuration = Configuration(bucket_cap_mb, **options)
+    info = timeline.model(reducer)
+    chosen = link or fit_link(timeline, reducer)
+    if link is None or link is recorded_link:
+        workload, chosen = anchored(workload, chosen)
+    if without_rank is not None:
+        workload = workload.without(without_rank)
+    predicted = simulate(workload, configuration, chosen)
+    return WhatIf(configuration, chosen, workload, predicted, info.module if info else "?", type(timeline))
+
+
+def fit_link(timeline: TimelineModel, reducer: int | None = None) -> LinkModel:
+    """A `LinkModel` of the recorded all-reduces of a model.
+
+    Buckets of a single size don't tell latency from bandwidth: all of the time then counts as bandwidth.
+
+    Raises:
+        ValueError: nothing was recorded, or the model trains on one rank.
+    """
+    points = workloads.all_reduces(timeline, reducer)
+    if not points:
+        raise ValueError("no all-reduce was recorded that had the link to itself; `Cluster.measure_link()` measures it")
+    info = timeline.model(reducer)
+    backend = timeline.assignment(info.reducer).get("backend", "") if info else ""
+    lanes = LANES.get(str(backend), 1)
+    sizes = {size for size, _, _ in points}
+    if len(sizes) == 1:
+        size, ranks = points[0][0], points[0][2]
+        typical = sorted(ns for _, ns, _ in points)[len(points) // 2]
+        return LinkModel(0.0, typical / (2 * (ranks - 1) / ranks * size), lanes=lanes)
+    return LinkModel.fitted(points, lanes=lanes)

@@ -1,0 +1,257 @@
+"""From a timeline's step tables to what the simulator replays: a `Workload`, and measured all-reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..simulation.bytes_on_wire import carried, shares
+from ..simulation.link_model import Point
+from ..simulation.workload import Workload
+from .judgement.layouts import newest
+from .tables.span_columns import TableView, device_rows, step_columns
+from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
+
+if TYPE_CHECKING:
+    from .model import TimelineModel
+
+__all__ = ["RecordedStep", "all_reduces", "recorded_step", "step_times", "workload"]
+
+_Floats = npt.NDArray[np.float64]
+_S, _B = {n: i for i, n in enumerate(STEP_FIELDS)}, {n: i for i, n in enumerate(BUCKET_FIELDS)}
+_MEBIBYTE = 1024 * 1024
+_WARM_UP = 2  # steps after a rebuild: memory is new
+
+
+class _Steps:
+    """Steps of all ranks with what lies before each; arrays ``[ranks, steps, ...]``."""
+
+    def __init__(self, views: Sequence[TableView], steps: npt.NDArray[np.int64]) -> None:
+        self.views, self.step = views, steps
+        rows = [np.searchsorted(one.step, self.step) for one in views]
+        buckets = max((one.buckets.shape[1] for one in views), default=0)
+        parameters = max((one.gradients.shape[1] for one in views), default=0)
+        self.steps = np.stack([one.steps[row] for one, row in zip(views, rows, strict=True)])
+        self.before = np.stack([one.previous_end[row] for one, row in zip(views, rows, strict=True)])
+        self.buckets = np.zeros((len(views), len(self.step), buckets, len(BUCKET_FIELDS)), np.int64)
+        self.gradients = np.zeros((len(views), len(self.step), parameters), np.int64)
+        for rank, (one, row) in enumerate(zip(views, rows, strict=True)):
+            self.buckets[rank, :, : one.buckets.shape[1]] = one.buckets[row]
+            self.gradients[rank, :, : one.gradients.shape[1]] = one.gradients[row]
+        self.on_device = len(views) > 0 and all(device_rows(of_rank).all() for of_rank in self.buckets)
+
+    def field(self, name: str) -> npt.NDArray[np.int64]:
+        return np.asarray(self.steps[:, :, _S[name]])
+
+    def bucket(self, name: str) -> npt.NDArray[np.int64]:
+        return np.asarray(self.buckets[:, :, :, _B[name]])
+
+
+def _chosen(
+    timeline: TimelineModel, reducer: int | None, generation: int | None, last_steps: int
+) -> tuple[Any, _Steps]:
+    """The description of the layout that is judged (or of one assignment), and its newest steps after another one."""
+    info = timeline.model(reducer)
+    if info is None:
+        raise ValueError("no step has been recorded: train some steps with `ddp_lab.DistributedDataParallel` first")
+    layout = newest(timeline.layouts(info.reducer, generation))
+    if layout is not None and layout.description is None:
+        raise ValueError(f"no rank has said which parameters the buckets of {info.module} hold")
+    if layout is not None:
+        layout = layout.only(np.isin(layout.step - 1, layout.step))
+        recent = layout.step[-last_steps - 4 * _WARM_UP :]
+        layout = layout.only(np.isin(layout.step, _with_forward(timeline.views_of(info.reducer, recent))))
+    if layout is None or not len(layout.step):
+        raise ValueError(
+            f"{info.module} has not trained two steps in a row with the same buckets on all its ranks; train a few more"
+        )
+    steps = layout.warm(_WARM_UP, last_steps)
+    return layout.description, _Steps(timeline.views_of(info.reducer, steps), steps)
+
+
+def _with_forward(views: Sequence[TableView]) -> npt.NDArray[np.int64]:
+    """The steps of which all ranks recorded a forward; of views with the same steps."""
+    known = np.stack([one.steps[:, _S["forward_begin"]] > 0 for one in views])
+    return np.asarray(views[0].step[known.all(axis=0)])
+
+
+def workload(
+    timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None, last_steps: int = 50
+) -> Workload:
+    """See `Timeline.workload`."""
+    description, steps = _chosen(timeline, reducer, generation, last_steps)
+    parameters = description["parameters"]
+    begin = steps.field("backward_begin")
+    members = [bucket["parameters"] for bucket in description["buckets"]]
+    size = np.array([one["bytes"] for one in parameters], np.int64)
+    if steps.on_device:
+        ready, computed = _device_times(steps, members, size)
+    else:
+        ready = _ready(steps.gradients[:, :, : len(parameters)] - begin[:, :, None], members)
+        computed = np.median(steps.field("finalize") - begin, axis=1)
+    caps = description.get("options", {}).get("bucket_cap_mb_list", [])
+    in_buffers, on_link = shares(description)
+    return Workload(
+        names=tuple(one["name"] for one in parameters),
+        sizes=size,
+        keys=tuple((one["dtype"], one["device"].partition(":")[0]) for one in parameters),
+        ready_ns=np.minimum(ready, computed[:, None]),
+        computed_ns=computed,
+        forward_ns=np.median(begin - steps.field("forward_begin"), axis=1),
+        other_ns=np.median(steps.field("forward_begin") - steps.before, axis=1),
+        busy_ns=_busy(steps, begin, len(members)),
+        write_back_ns=(0.0, _write_back(steps, np.array(_bucket_sizes(description)))),
+        order=tuple(index for bucket in members for index in bucket) if description["rebuilt"] else (),
+        caps=tuple(int(cap * _MEBIBYTE) for cap in caps),
+        world_size=len(description["group_ranks"]),
+        step_ns=float(np.median((steps.field("backward_end") - steps.before).mean(axis=0))),
+        buffered=in_buffers,
+        carried=on_link,
+    )
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """What the steps of a `workload` consisted of, as a `Prediction` tells it: on the rank that computes last.
+
+    Attributes:
+        rank: that rank, for which the others wait.
+        steps: the numbers of the steps.
+        step_ns: median of the steps; the sum of the parts but `hidden_ns`.
+        forward_ns, compute_ns, other_ns: medians, see `Prediction`.
+        hidden_ns: median time of the computation during which collectives were under way.
+        exposed_ns: what remains of the step: communication after the computation, and waiting for ranks that are slower
+            in this step or that.
+    """
+
+    rank: int
+    steps: npt.NDArray[np.int64]
+    step_ns: float
+    forward_ns: float
+    compute_ns: float
+    hidden_ns: float
+    exposed_ns: float
+    other_ns: float
+
+
+def recorded_step(
+    timeline: TimelineModel, found: Workload, reducer: int | None = None, *, last_steps: int = 50
+) -> RecordedStep:
+    """What the recorded steps consist of.
+
+    Args:
+        timeline: where they are.
+        found: what `workload` says of them.
+        reducer: which model; None for the most recently active.
+        last_steps: the medians are over so many steps.
+
+    Raises:
+        ValueError: as `workload`.
+    """
+    _, steps = _chosen(timeline, reducer, None, last_steps)
+    row = int((found.other_ns + found.forward_ns + found.computed_ns).argmax())
+    columns = step_columns([steps.views[row]])
+    after = columns["backward_ms"] - columns["compute_ms"] - np.nan_to_num(columns["exposed_ms"])
+    step = float(np.median((steps.field("backward_end") - steps.before).mean(axis=0)))
+    forward, compute = float(found.forward_ns[row]), float(found.computed_ns[row])
+    other = float(found.other_ns[row]) + 1e6 * float(np.median(after))
+    exposed = step - forward - compute - other
+    return RecordedStep(
+        rank=steps.views[row].rank,
+        steps=steps.step,
+        step_ns=step,
+        forward_ns=forward,
+        compute_ns=compute,
+        hidden_ns=min(compute, 1e6 * float(np.median(np.nan_to_num(columns["hidden_ms"])))),
+        exposed_ns=max(exposed, 0.0),
+        other_ns=other + min(exposed, 0.0),
+    )
+
+
+def step_times(timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None) -> _Floats:
+    """Measured ns of each step of one generation, mean over the ranks, ``[steps]``; those that `workload` takes."""
+    _, steps = _chosen(timeline, reducer, generation, 1 << 30)
+    return np.asarray((steps.field("backward_end") - steps.before).mean(axis=0))
+
+
+def _bucket_sizes(description: Any) -> list[int]:
+    """Bytes of the parameters in each bucket, as a workload counts them."""
+    parameters = description["parameters"]
+    return [sum(parameters[index]["bytes"] for index in one["parameters"]) for one in description["buckets"]]
+
+
+def _ready(since_begin: npt.NDArray[np.int64], members: Sequence[Sequence[int]]) -> _Floats:
+    """Median over the steps; a gradient that never came (unused) is ready when the last of its bucket is."""
+    missing = np.asarray((since_begin < 0).all(axis=1))
+    known: _Floats = np.where(since_begin >= 0, since_begin, np.nan)
+    known[np.broadcast_to(missing[:, None, :], known.shape)] = 0.0
+    ready: _Floats = np.nanmedian(known, axis=1)
+    for bucket in members:
+        latest = ready[:, list(bucket)].max(axis=1)
+        for index in bucket:
+            ready[:, index] = np.where(missing[:, index], latest, ready[:, index])
+    return ready
+
+
+def _device_times(
+    steps: _Steps, members: Sequence[Sequence[int]], size: npt.NDArray[np.int64]
+) -> tuple[_Floats, _Floats]:
+    """Readiness where devices compute: known when a bucket is launched; within it by bytes.
+
+    The device's begin of backward is not recorded: the host's stands for it.
+    """
+    launched = np.median(steps.bucket("device_begin") - steps.field("backward_begin")[:, :, None], axis=1)
+    ready = np.zeros((len(launched), len(size)))
+    before = np.zeros(len(launched))
+    for bucket, parameters in enumerate(members):
+        share = np.cumsum(size[list(parameters)]) / max(int(size[list(parameters)].sum()), 1)
+        at = np.maximum(launched[:, bucket], before)
+        ready[:, list(parameters)] = before[:, None] + (at - before)[:, None] * share
+        before = at
+    return ready, before
+
+
+def _busy(steps: _Steps, begin: npt.NDArray[np.int64], buckets: int) -> _Floats:
+    """Median begin and end of each bucket's collective; it begins when the last rank has launched it."""
+    first, last = ("device_begin", "device_end") if steps.on_device else ("launched", "reduced")
+    launched = steps.bucket(first)[:, :, :buckets].max(axis=0)
+    times = np.stack(
+        [np.broadcast_to(launched, steps.bucket(last)[:, :, :buckets].shape), steps.bucket(last)[:, :, :buckets]]
+    )
+    return np.moveaxis(np.median(times - begin[None, :, :, None], axis=2), 0, -1)
+
+
+def _write_back(steps: _Steps, size: npt.NDArray[np.int64]) -> float:
+    """ns for each byte that is written back: what follows the last collective, or the computation."""
+    reduced, finalize = steps.bucket("reduced")[:, :, : len(size)], steps.field("finalize")
+    last = reduced.max(axis=2)
+    after = steps.field("backward_end") - np.maximum(last, finalize)
+    # Earlier buckets were written back while the last one was under way.
+    count = np.where(last > finalize, size[reduced.argmax(axis=2)], size.sum())
+    return max(0.0, float(np.median(after / np.maximum(count, 1))))
+
+
+def all_reduces(
+    timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None, last_steps: int = 50
+) -> list[Point]:
+    """Recorded all-reduces that had the link to themselves: (bytes, ns, ranks).
+
+    Bytes are those that travel; of a hook of which nobody knows that, the buffer's. A collective counts from the last
+    rank's launch to the last rank's end, if all before it had ended by then; on devices it takes as long as on the rank
+    that came last.
+    """
+    description, steps = _chosen(timeline, reducer, generation, last_steps)
+    ranks = len(description["group_ranks"])
+    size = carried(description) or [float(one["bytes"]) for one in description["buckets"]]
+    if steps.on_device:
+        duration = (steps.bucket("device_end") - steps.bucket("device_begin")).min(axis=0)[:, : len(size)]
+        return [(size[b], float(ns), ranks) for row in duration for b, ns in enumerate(row) if ns > 0]
+    launched = steps.bucket("launched").max(axis=0)[:, : len(size)]
+    reduced = steps.bucket("reduced").max(axis=0)[:, : len(size)]
+    before = np.maximum.accumulate(np.concatenate([np.zeros((len(reduced), 1), np.int64), reduced[:, :-1]], 1), axis=1)
+    rows, buckets = np.nonzero((launched >= before) & (launched > 0) & (reduced > launched))
+    return [(size[b], float(reduced[row, b] - launched[row, b]), ranks) for row, b in zip(rows, buckets, strict=True)]

@@ -1,0 +1,103 @@
+"""The model as nested cells from left to right, as wide as they are large, each in its bucket: a pure function.
+
+`model_map.js` is the same function for the browser; `tests/browser/test_layout_parity.py` holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Cell", "map_cells"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One module or parameter.
+
+    Attributes:
+        depth, rows: which row it begins in, and how many it fills (a parameter: all that are left).
+        begin, end: from 0 to 1.
+        name: as it is written into the cell, without the names of the modules around it.
+        path: its qualified name.
+        parameter: index of the parameter, -1 for a module.
+        bucket: the bucket that holds all of it, -1 if there are several.
+    """
+
+    depth: int
+    rows: int
+    begin: float
+    end: float
+    name: str
+    path: str
+    parameter: int
+    bucket: int
+
+
+@dataclass
+class _Node:
+    name: str = ""
+    path: str = ""
+    children: dict[str, _Node] = field(default_factory=dict)
+    weight: int = 0
+    buckets: set[int] = field(default_factory=set)
+    parameter: int = -1
+
+    @property
+    def depth(self) -> int:
+        """Rows that it needs."""
+        return 1 + max((child.depth for child in self.children.values()), default=0)
+
+
+def map_cells(assignment: dict[str, Any], *, equal: bool = False) -> tuple[list[Cell], int]:
+    """Returns the cells of a model, each before those inside it, and how many rows they need.
+
+    Args:
+        assignment: description of the buckets (see tutorials/site/descriptions.md).
+        equal: every parameter is as wide as the others; else as wide as its bytes.
+    """
+    top = _joined(_tree(assignment, equal))
+    depth = top.depth
+    cells: list[Cell] = []
+
+    def place(node: _Node, level: int, begin: float, scale: float) -> float:
+        end = begin + node.weight * scale
+        leaf = node.parameter >= 0
+        name = node.name or assignment["module"]
+        bucket = next(iter(node.buckets)) if len(node.buckets) == 1 else -1
+        cells.append(Cell(level, depth - level if leaf else 1, begin, end, name, node.path, node.parameter, bucket))
+        for child in node.children.values():
+            begin = place(child, level + 1, begin, scale)
+        return end
+
+    place(top, 0, 0.0, 1 / max(top.weight, 1))
+    return cells, depth
+
+
+def _tree(assignment: dict[str, Any], equal: bool) -> _Node:
+    bucket_of = {index: one["bucket"] for one in assignment["buckets"] for index in one["parameters"]}
+    root = _Node()
+    for parameter in assignment["parameters"]:
+        bucket = bucket_of.get(parameter["index"], -1)
+        weight = 1 if equal else max(parameter["bytes"], 1)
+        parts = parameter["name"].split(".")
+        nodes = [root]
+        for depth, name in enumerate(parts):
+            path = ".".join(parts[: depth + 1])
+            nodes.append(nodes[-1].children.setdefault(name, _Node(name, path)))
+        nodes[-1].parameter = parameter["index"]
+        for node in nodes:
+            node.weight += weight
+            node.buckets.add(bucket)
+    return root
+
+
+def _joined(node: _Node) -> _Node:
+    """A module with a single child, itself a module, becomes one with it."""
+    children = list(node.children.values())
+    if len(children) == 1 and children[0].parameter < 0 and node.name:
+        only = children[0]
+        name = f"{node.name}.{only.name}"
+        return _joined(_Node(name, only.path, only.children, only.weight, only.buckets, only.parameter))
+    node.children = {child.name: _joined(child) for child in children}
+    return node

@@ -1,0 +1,1 @@
+"""Painting pictures: axes, bars and lines as SVG, and the one palette."""

@@ -1,0 +1,57 @@
+"""The browser's part of a widget as one ES module, joined from the files below `static/`.
+
+anywidget takes one module as text. The files are ordinary ES modules that import each other by relative path, so
+that they can be read and tested one by one. Here each but the last becomes a function that returns what it exports, so
+that names that a file keeps to itself stay its own; what a file exports has a name of its own among all files.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import posixpath
+import re
+from graphlib import TopologicalSorter
+
+__all__ = ["module_text", "modules_of", "style_text"]
+
+_IMPORT = re.compile(r'^import \{[^}]*\} from "([./a-z_]+\.js)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:const|class|function) (\w+))", re.MULTILINE)
+
+
+@functools.cache
+def modules_of(entry: str) -> tuple[str, ...]:
+    """Returns what a module needs, as paths below `static/`: every file after those that it imports, itself last."""
+    needs: dict[str, list[str]] = {}
+    left = [entry]
+    while left:
+        path = left.pop()
+        if path not in needs:
+            folder = posixpath.dirname(path)
+            needs[path] = [posixpath.normpath(posixpath.join(folder, name)) for name in _IMPORT.findall(_read(path))]
+            left += needs[path]
+    return tuple(TopologicalSorter(needs).static_order())
+
+
+@functools.cache
+def module_text(entry: str) -> str:
+    """Returns a module and all that it needs as one, which exports what the module does (`app/dashboard.js`, say)."""
+    *parts, last = [_IMPORT.sub("", _read(path)) for path in modules_of(entry)]
+    return "\n".join([*(_scoped(part) for part in parts), last])
+
+
+def _scoped(text: str) -> str:
+    """Returns a file as a function that is called once; its exports are names of the whole module."""
+    names = ", ".join(_EXPORT.findall(text))
+    return f"const {{ {names} }} = (() => {{\n{_EXPORT.sub('', text)}\nreturn {{ {names} }};\n}})();"
+
+
+@functools.cache
+def style_text(*names: str) -> str:
+    """Returns these style sheets as one."""
+    return "\n".join(_read(f"styles/{name}.css") for name in names)
+
+
+def _read(path: str) -> str:
+    """Returns the text of a file below `static/`."""
+    return (importlib.resources.files(__package__) / "static" / path).read_text(encoding="utf-8")

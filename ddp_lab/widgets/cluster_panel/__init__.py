@@ -1,0 +1,1 @@
+"""The panel of a cluster: its ranks, its processes, and what can be done with them."""

@@ -1,0 +1,169 @@
+"""The cluster as a widget: how each rank is, now, and buttons to interrupt, rejoin and restart."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import Any
+
+import anywidget
+import IPython.display
+import traitlets
+
+from ...control.ranks import Ranks
+from ...errors import ClusterError
+from ...output.status_table import html_table, text_table
+from .. import bundle
+from ..controls.commands import Commands
+from ..life import life_of
+from ..pages import Pages
+from ..refresher import Refresher, receive_while_busy
+from ..saved_picture import SavedTable
+from .actions import ClusterActions
+from .processes import ProcessWatch
+from .rows import cluster_rows, row_texts
+
+__all__ = ["ClusterPanel"]
+
+_RATE = 8.0  # rounds a second, in which requests are taken
+_LOOK_SECONDS = 0.5  # between two questions to the ranks
+_ANSWER_SECONDS = 0.4
+_AGAIN = "`%cluster start` starts one; `lab.start()` this one."
+
+
+class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+    """A live table of the ranks: display it in a notebook, it refreshes itself, also while a cell runs.
+
+    Twice a second, while it is seen, the ranks are asked how they are, on a thread of its own; hidden, it asks nothing
+    and has no thread. A saved notebook keeps the table as it was when it was displayed.
+
+    Args:
+        cluster: whose ranks.
+    """
+
+    _esm = bundle.module_text("app/cluster_panel.js")
+    _css = bundle.style_text("dashboard", "cluster_panel")
+    token = traitlets.Unicode().tag(sync=True)
+    ranks: Any = traitlets.List().tag(sync=True)
+    about = traitlets.Dict().tag(sync=True)
+    control = traitlets.Dict().tag(sync=True)
+    notice = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, cluster: Ranks) -> None:
+        self._cluster = cluster
+        self._lock = threading.RLock()
+        self._actions = ClusterActions(cluster)
+        self._processes = ProcessWatch()
+        self._pages = Pages()
+        self._next = 0.0
+        self._commands = Commands()
+        self._commands.on("cluster", self._actions.obey)
+        super().__init__(token=uuid.uuid4().hex[:12])
+        receive_while_busy(self)
+        self._saved = SavedTable(self.token)
+        self._refresher = Refresher(self._tick, self._fail, _RATE)
+        self.on_msg(self._receive)
+
+    # ---- for the user -----------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Asks the ranks now."""
+        with self._lock:
+            self._look()
+
+    def close(self) -> None:
+        """Removes the live view from the notebook."""
+        self._refresher.stop()
+        super().close()
+
+    def __str__(self) -> str:
+        titles, rows = row_texts(self.ranks)
+        return text_table(titles, rows) if rows else self.about.get("why", "")
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the live view, with the table for who can't show it."""
+        self.refresh()
+        data, metadata = self._live(**kwargs)
+        return {**data, "text/html": self._html(), "text/plain": str(self)}, metadata
+
+    def _ipython_display_(self) -> None:
+        """Displays the live view and, below it, the table that a saved notebook keeps (see `saved_picture`)."""
+        self.refresh()
+        data, metadata = self._live()
+        publish: Any = IPython.display.publish_display_data
+        publish({**data, "text/plain": "ddp_lab: the cluster, live; the table follows."}, metadata)
+        self._saved.display(self._html(), str(self))
+
+    def _live(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The widget alone."""
+        bundle: tuple[dict[str, Any], dict[str, Any]] | None = super()._repr_mimebundle_(**kwargs)
+        return bundle or ({}, {})
+
+    def _html(self) -> str:
+        titles, rows = row_texts(self.ranks)
+        if not rows:
+            return f"<p>{self.about.get('why', '')}</p>"
+        return f"{html_table(titles, rows)}<p><small>Ranks at {time.strftime('%H:%M:%S')}.</small></p>"
+
+    # ---- the thread -------------------------------------------------------------------------------------
+
+    def _receive(self, widget: Any, content: dict[str, Any], buffers: Any) -> None:
+        """Takes a message of the browser, on whatever thread: it is only queued."""
+        if content.get("type") == "look":
+            self._pages.note(str(content.get("id")), bool(content.get("seen")))
+            self._next = 0.0
+        else:
+            self._commands.put(content)
+        self._refresher.start()
+        self._refresher.wake()
+
+    def _tick(self) -> bool:
+        """One round of the thread; returns whether there was something to do."""
+        with self._lock:
+            busy = self._commands.obey()
+            self._show(control=self._actions.shown())
+            if self._actions.changing:
+                return True
+            now = time.monotonic()
+            running = self._cluster.running
+            if not running or (self._pages.any and (busy or now >= self._next)):
+                self._look()
+                self._next = time.monotonic() + _LOOK_SECONDS
+            if not running or not self._pages.any:
+                self._refresher.stop()
+            return busy
+
+    def _look(self) -> None:
+        """Shows how the ranks are."""
+        cluster = self._cluster
+        try:
+            vitals, busy = cluster.vitals(_ANSWER_SECONDS), sorted(cluster.busy_ranks())
+        except ClusterError as error:
+            why = str(error) if cluster.running else _end_of(cluster)
+            self._show(ranks=[], about={"running": False, "why": why})
+            return
+        uses = self._processes.look([one.record for one in vitals])
+        backends = {one.record.backend.rpartition(":")[2] for one in vitals if one.record.backend}
+        about = {"running": True, "name": cluster.name, "backend": ", ".join(sorted(backends)), "busy": busy}
+        # Always another value: that it comes tells the page that the kernel is there.
+        self._show(ranks=cluster_rows(vitals, cluster.timeline.ranks(), uses), about={**about, "at": time.monotonic()})
+
+    def _show(self, **traits: Any) -> None:
+        """Sends traits that changed, in one message."""
+        with self.hold_sync():
+            for name, value in traits.items():
+                if getattr(self, name) != value:
+                    setattr(self, name, value)
+
+    def _fail(self, error: BaseException) -> None:
+        """Shows why the thread ended."""
+        self.notice = f"The panel stopped refreshing: {type(error).__name__}: {error}"
+
+
+def _end_of(cluster: Ranks) -> str:
+    """What is said of a cluster that does not run; what is between ` is code."""
+    life = life_of(cluster, {})
+    if life["adopt"]:
+        return f"{life['what']}: `ddp_lab.current_cluster()` shows it."
+    return f"{life['what']}. {_AGAIN}" if life["remedy"] else f"{life['what']}."

@@ -1,0 +1,126 @@
+"""The rows of the cluster's panel: what ranks, system and timeline say of each rank, merged and put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...control.records import RankVitals
+from ...formatting import binary_size, exit_words
+from ...timeline.timeline import RankStatus
+from .processes import ProcessUse
+
+__all__ = ["SILENT_SECONDS", "cluster_rows", "row_texts"]
+
+SILENT_SECONDS = 1.5  # a rank that answers later than this is not called silent: it computes
+_STATES = ("idle", "running", "freed")
+_HINTS = {
+    "starting": "its process is being started",
+    "failed": "its cell ended with an error; its process groups were shut down, so that no rank waits for it",
+    "interrupted": "its cell was interrupted, and its process groups were shut down",
+    "freed": "its process groups were shut down, so that no collective waits for ever",
+    "stopped": "a signal has paused its process: collectives wait for it",
+    "silent": "nothing comes from it: a long call may hold its interpreter lock (GIL), or its machine is overloaded",
+}
+TITLES = ("rank", "state", "device", "memory", "CPU", "GPU memory", "GPU", "step", "in flight", "heartbeat")
+
+
+def cluster_rows(
+    vitals: Sequence[RankVitals], heard: Sequence[RankStatus], processes: Mapping[int, ProcessUse]
+) -> list[dict[str, Any]]:
+    """Returns one JSON-able row per rank, in order.
+
+    Args:
+        vitals: of `Cluster.vitals`.
+        heard: what the timeline knows (`Timeline.ranks`): steps, and the states that ranks told by themselves.
+        processes: rank -> what the system tells of its process.
+    """
+    told = {one.rank: one for one in heard}
+    return [_row(one, told.get(one.record.rank), processes.get(one.record.rank)) for one in vitals]
+
+
+def _row(one: RankVitals, told: RankStatus | None, process: ProcessUse | None) -> dict[str, Any]:
+    record, stopped = one.record, process is not None and process.stopped
+    state = _state(one, told, stopped)
+    return {
+        "rank": record.rank,
+        "state": state,
+        "words": _words(state, one),
+        "hint": _HINTS.get(state, ""),
+        "seconds": one.cell_seconds if state == "running" else None,
+        "where": _where(one),
+        "device": record.device,
+        "memory": process.memory if process is not None else None,
+        "cpu": process.cpu_percent if process is not None else None,
+        "gpuUsed": one.gpu_used,
+        "gpuTotal": one.gpu_total,
+        "gpu": one.gpu_percent,
+        "inFlight": one.in_flight,
+        "step": told.step if told is not None and told.events and told.step >= 0 else None,
+        "silent": one.silent_seconds if state not in ("dead", "starting") else None,
+    }
+
+
+def _state(one: RankVitals, told: RankStatus | None, stopped: bool) -> str:
+    """As in `RankRecord`; of a rank whose own cell broke its groups ``"failed"`` or ``"interrupted"``; ``"stopped"``
+    (a signal paused the process) or ``"starting"``."""
+    record = one.record
+    if record.state == "dead":
+        return "dead"
+    if stopped:
+        return "stopped"
+    if record.state != "silent":
+        return record.word
+    if record.pid == 0:
+        return "starting"
+    late = one.silent_seconds is None or one.silent_seconds > SILENT_SECONDS
+    return "silent" if late or told is None or told.state not in _STATES else told.state
+
+
+def _words(state: str, one: RankVitals) -> str:
+    record = one.record
+    if state == "dead":
+        return exit_words(record.exit_code).removeprefix("was ") if record.exit_code is not None else "dead"
+    if state == "running":
+        return f"runs {one.label}" if one.label else "runs a cell"
+    if state == "stopped":
+        return f"stopped by SIGSTOP; kill -CONT {record.pid} lets it go on"
+    if state in ("failed", "interrupted", "freed"):
+        what = f"freed because {record.broken_by} failed" if state == "freed" and record.broken_by else state
+        return f"{what}; the next cell rejoins"
+    return state
+
+
+def _where(one: RankVitals) -> str:
+    """What a reader may need to find the process."""
+    record = one.record
+    parts = [f"process {record.pid}" if record.pid else "", f"on {record.host}" if record.host else ""]
+    engine = f"; ipyparallel engine {record.engine}" if record.engine is not None else ""
+    return " ".join(part for part in parts if part) + engine
+
+
+def row_texts(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Returns titles and texts of a table that stays as it is; columns that no rank fills are left out."""
+    found = [
+        [
+            str(row["rank"]),
+            row["words"] + (f" for {row['seconds']:.0f} s" if row["seconds"] is not None else ""),
+            row["device"],
+            binary_size(row["memory"]) if row["memory"] is not None else "",
+            f"{row['cpu']:.0f} %" if row["cpu"] is not None else "",
+            _of(row["gpuUsed"], row["gpuTotal"]),
+            f"{row['gpu']} %" if row["gpu"] is not None else "",
+            str(row["step"]) if row["step"] is not None else "",
+            row["inFlight"],
+            f"{row['silent']:.0f} s ago" if row["silent"] is not None else "",
+        ]
+        for row in rows
+    ]
+    filled = [column for column in range(len(TITLES)) if any(texts[column] for texts in found)]
+    return [TITLES[column] for column in filled], [[texts[column] for column in filled] for texts in found]
+
+
+def _of(used: int | None, total: int | None) -> str:
+    if used is None:
+        return ""
+    return binary_size(used) + (f" of {binary_size(total)}" if total is not None else "")

@@ -1,0 +1,1 @@
+"""What a dashboard can ask of a training: other buckets, faults, breakpoints, gradients, predictions."""

@@ -1,0 +1,180 @@
+"""Other buckets and hooks from the dashboard, while training runs, and what came of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...analysis.before_after import before_after
+from ...errors import DdpLabError
+from ...timeline.judgement.changes import Change, last_change
+
+if TYPE_CHECKING:
+    from ...control.training import TrainingControl
+    from ...timeline.timeline import Timeline
+
+__all__ = ["BucketControl", "Comparing", "change_back", "compared", "described"]
+
+_SHARE, _LEAST_SECONDS = 50, 2.0  # see [Note: at most a fiftieth] in slow_facts.py
+_TIMEOUT = 30.0
+_HOOKS = {
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "powersgd": "powersgd",
+}  # part of a hook's own name -> what it is asked for by
+_SAME_BUCKETS = "The same buckets and hook before and after the change: no step is faster or slower for it."
+_ASKED = "Asked. The ranks agree on a step and change between two; the model has to train two steps in {:.0f} s …"
+
+
+class BucketControl:
+    """Asks for one change after the other, each on a thread of its own: it waits for the model to train."""
+
+    def __init__(self, training: TrainingControl, timeline: Timeline, changed: Callable[[], None]) -> None:
+        """`changed()` is called, on that thread, when there is something new to show."""
+        self._training = training
+        self._timeline = timeline
+        self._changed = changed
+        self._thread: threading.Thread | None = None
+        self.shown: dict[str, Any] = {"state": "idle", "text": ""}
+        """What the browser shows: ``state`` ("idle", "asked", "applied" or "failed"), ``text``, ``reducer``."""
+
+    def obey(self, command: dict[str, Any]) -> None:
+        """Carries out ``{"change": {...}, "reducer": ...}``, or ``{"back": True, "reducer": ...}``; returns at once."""
+        reducer = command.get("reducer")
+        if self._thread is not None and self._thread.is_alive():
+            self.shown = {**self.shown, "text": "The change before this one is still under way: wait for it."}
+            return
+        if command.get("back"):
+            found = last_change(self._timeline, int(command["reducer"]))
+            change = change_back(found.before, found.after)
+        else:
+            change = {name: value for name, value in command["change"].items() if value is not None}
+            if None in change.get("bucket_cap_mb_list", ()):
+                raise ValueError("caps are numbers in MiB, for example: 1, 5, 25")
+        self.shown = {"state": "asked", "text": _ASKED.format(_TIMEOUT), "reducer": reducer}
+        self._thread = threading.Thread(target=self._apply, args=(reducer, change), name="ddp_lab change", daemon=True)
+        self._thread.start()
+
+    def _apply(self, reducer: int | None, change: dict[str, Any]) -> None:
+        try:
+            done = self._training.reconfigure(reducer, timeout=_TIMEOUT, **change)
+        except (DdpLabError, ValueError, TypeError) as error:
+            self.shown = {"state": "failed", "text": str(error), "reducer": reducer}
+        else:
+            buckets = len(self._timeline.assignment(done.reducer, done.generation)["buckets"])
+            what = ", ".join(f"{name}={_short(value)}" for name, value in done.change.items())
+            text = f"Changed from step {done.step} on: {what}. {_now(buckets)}."
+            self.shown = {"state": "applied", "text": text, "reducer": done.reducer}
+        self._changed()
+
+    def fail(self, error: str) -> None:
+        """Shows what went wrong, until the next request."""
+        self.shown = {"state": "failed", "text": error, "reducer": self.shown.get("reducer")}
+
+    def forget(self) -> None:
+        """Nobody can be asked: what was said stays."""
+
+
+class Comparing:
+    """The newest change of a model's buckets on a timeline, before and after; looked at now and then."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._next = 0.0
+        self._done: object = None
+
+    def update(self, reducer: int | None) -> dict[str, Any] | None:
+        """Returns the comparison if there is a newer one, else None."""
+        known = [one for one in self._timeline.reducers() if reducer in (None, one.reducer) and one.generations]
+        key = (self._timeline.version, reducer)
+        if not known or key == self._done or time.monotonic() < self._next:
+            return None
+        begin = time.thread_time()
+        found = compared(self._timeline, known[-1].reducer)
+        self._done = key
+        self._next = time.monotonic() + max(_LEAST_SECONDS, _SHARE * (time.thread_time() - begin))
+        return found
+
+
+def compared(timeline: Timeline, reducer: int) -> dict[str, Any]:
+    """Returns the last change of a model's buckets or hook, before and after, as the browser shows it.
+
+    Returns:
+        ``reducer``; ``text``: the verdict, or why there is none (empty: nothing was changed); ``sides``: of each
+        ``step`` (the first that counts), `described`, ``ms`` (of single steps); with a verdict also ``percent``,
+        ``low``, ``high``, ``verdict``, ``medians``.
+    """
+    try:
+        change = last_change(timeline, reducer)
+    except ValueError:
+        return {"reducer": reducer, "text": "", "sides": []}
+    made: dict[str, Any] = {"reducer": reducer, "sides": _sides(change)}
+    if change.keeps_buckets:
+        return {**made, "text": _SAME_BUCKETS}
+    try:
+        found = before_after(*change.times)
+    except ValueError as error:
+        return {**made, "text": f"{error}."}
+    percents = {"percent": found.percent, "low": found.low_percent, "high": found.high_percent}
+    medians = [found.before_ms, found.after_ms]
+    return {**made, "text": str(found), "verdict": found.verdict, "medians": medians, **percents}
+
+
+def _sides(change: Change) -> list[dict[str, Any]]:
+    made = []
+    for assignment, steps, ms in zip((change.before, change.after), change.steps, change.times, strict=True):
+        first = int(steps[0]) if len(steps) else assignment["first_step"]
+        made.append({"step": first, "ms": [round(float(one), 3) for one in ms], **described(assignment)})
+    return made
+
+
+def described(assignment: dict[str, Any]) -> dict[str, Any]:
+    """What an assignment is, in a few words: ``buckets``, ``caps``, ``hook``."""
+    options = assignment.get("options") or {}
+    caps = _caps(options)
+    text = f"{', '.join(_number(cap) for cap in caps)} MiB" if caps else "?"
+    return {"buckets": len(assignment["buckets"]), "caps": text, "hook": options.get("comm_hook") or "none"}
+
+
+def _caps(options: dict[str, Any]) -> list[float]:
+    """The caps in MiB in the order of launch, without repetitions at the end."""
+    caps = list(options.get("bucket_cap_mb_list") or [])
+    while len(caps) > 1 and caps[-1] == caps[-2]:
+        caps.pop()
+    return caps
+
+
+def change_back(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Returns the change that undoes the last one: caps and order as they were, and the hook where its name tells.
+
+    Args:
+        before: description of the assignment before the change.
+        after: of the present one.
+    """
+    names = {one["index"]: one["name"] for one in before["parameters"]}
+    made: dict[str, Any] = {"order": [names[index] for one in before["buckets"] for index in one["parameters"]]}
+    caps = _caps(before.get("options") or {})
+    if caps:
+        made["bucket_cap_mb_list"] = caps
+    hook, now = ((one.get("options") or {}).get("comm_hook") for one in (before, after))
+    if hook != now:
+        known = next((asked for part, asked in _HOOKS.items() if part in str(hook).lower()), hook)
+        made["comm_hook"] = "none" if hook is None else known
+    return made
+
+
+def _now(buckets: int) -> str:
+    return "There is one bucket now" if buckets == 1 else f"There are {buckets} buckets now"
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 4):g}" if value >= 0.001 else f"{value:.2g}"
+
+
+def _short(value: object) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    numbers = [_number(one) for one in value if isinstance(one, float | int)]
+    return f"[{', '.join(numbers)}]" if len(numbers) == len(value) else "as given"

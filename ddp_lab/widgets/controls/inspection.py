@@ -1,0 +1,114 @@
+"""Comparing gradients between ranks on demand: what was asked, and what the dashboard says about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...formatting import counted
+from ...timeline.timeline import Inspection, Timeline
+from ...views.step_store import StepStore
+
+__all__ = ["Comparison"]
+
+_ASK_AGAIN_SECONDS = 2.0
+_GIVE_UP_SECONDS = 12.0
+_AHEAD_SECONDS = 0.3
+
+
+@dataclass
+class _Asked:
+    """A question that has not been answered."""
+
+    reducer: int
+    step: int
+    since: float
+    last: float
+
+
+class Comparison:
+    """Asks the ranks for their gradients' norms and checksums and puts the answers into words.
+
+    All ranks have to look at the same step. While they train, that is one that none of them has reached.
+    """
+
+    def __init__(self, timeline: Timeline, request: Callable[[int, int], None] | None) -> None:
+        """`request(reducer, step)` sends the question and returns at once; None: gradients can't be compared."""
+        self._timeline = timeline
+        self._request = request
+        self._asked: _Asked | None = None
+        self.shown: dict[str, Any] = {}
+        """What the browser shows: reducer, step, state, text, buckets."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether an answer is expected."""
+        return self._asked is not None
+
+    def ask(self, reducer: int, store: StepStore) -> None:
+        """Asks for a comparison of the reducer's gradients."""
+        if self._request is None:
+            self._show(reducer, -1, "failed", "this timeline has no ranks to ask")
+            return
+        now = time.monotonic()
+        since = now if self._asked is None else self._asked.since
+        step = _step_to_ask(store, reducer)
+        self._asked = _Asked(reducer, step, since, now)
+        self._show(reducer, step, "asked", "asked, waiting for the ranks …")
+        self._request(reducer, step)
+
+    def update(self, store: StepStore) -> None:
+        """Takes the answers that have arrived."""
+        asked = self._asked
+        if asked is None:
+            return
+        answers = [one for one in self._timeline.inspections(asked.reducer) if one.step >= asked.step]
+        whole = [one for one in answers if not one.missing]
+        now = time.monotonic()
+        if whole:
+            self._asked = None
+            self._answer(whole[-1])
+        elif now - asked.since > _GIVE_UP_SECONDS:
+            self._asked = None
+            missing = ", ".join(str(rank) for rank in answers[-1].missing) if answers else "all"
+            self._show(asked.reducer, asked.step, "failed", f"no answer from rank(s) {missing} for step {asked.step}")
+        elif now - asked.last > _ASK_AGAIN_SECONDS:
+            # The step asked for was never reached (the cell ended before).
+            self.ask(asked.reducer, store)
+
+    def _answer(self, found: Inspection) -> None:
+        """Shows a complete answer."""
+        equal = found.equal
+        buckets = {
+            str(bucket): {"equal": equal[bucket], "norms": {str(rank): norm for rank, norm in norms.items()}}
+            for bucket, norms in found.norms.items()
+        }
+        ranks = len(next(iter(found.norms.values()), {}))
+        different = [bucket for bucket, same in equal.items() if not same]
+        if not different:
+            text, state = (
+                f"equal on all {ranks} ranks after step {found.step} ({counted(len(equal), 'bucket')})",
+                "equal",
+            )
+        else:
+            text, state = f"differ after step {found.step} in bucket {', '.join(map(str, different))}", "differ"
+        self._show(found.reducer, found.step, state, text, buckets)
+
+    def _show(self, reducer: int, step: int, state: str, text: str, buckets: dict[str, Any] | None = None) -> None:
+        """Sets what the browser shows."""
+        self.shown = {"reducer": reducer, "step": step, "state": state, "text": text, "buckets": buckets or {}}
+
+
+def _step_to_ask(store: StepStore, reducer: int) -> int:
+    """Returns the newest step if the ranks rest, else one that they reach in about `_AHEAD_SECONDS`."""
+    frames = [frame for frame in store.frames(reducer)[-20:] if frame.origin_ns]
+    if not frames:
+        return 0
+    newest = frames[-1]
+    seconds = (newest.origin_ns - frames[0].origin_ns) / 1e9 / max(len(frames) - 1, 1)
+    resting = time.monotonic_ns() - int(newest.times_ns.max()) > 1e9 + 3e9 * seconds
+    if resting or seconds <= 0:
+        return newest.step
+    return newest.step + 2 + int(_AHEAD_SECONDS / seconds)

@@ -1,0 +1,259 @@
+"""What the sliders ask: another world, link, cap, or no straggler; answered by the simulator at once.
+
+[Note: a slider's answer]
+The browser sends every position of a slider; those that came while an answer was computed count only with the last
+one. What depends on the recording alone (the workload, the link, the sliders' ranges) is computed again when steps have
+come, every other second at most and only while somebody looks. So an answer costs one simulation, some milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...formatting import step_range
+from ...simulation.anchor import anchored
+from ...simulation.configuration import Configuration
+from ...simulation.link_model import LinkModel
+from ...simulation.settings import grid
+from ...simulation.simulator import simulate
+from ...simulation.workload import Workload
+from ...timeline.what_if import fit_link
+from ...timeline.workloads import RecordedStep, recorded_step
+from ...views.what_if_frame import frame_of, parts_ms
+from ..step_messages import encode_steps
+from .what_if_trial import Trial
+
+if TYPE_CHECKING:
+    from ...control.training import TrainingControl
+    from ...timeline.timeline import Timeline
+
+__all__ = ["NOTHING", "WhatIfStage"]
+
+NOTHING = "What if: train some steps first; then the sliders predict them with other buckets, links and worlds."
+_NOTHING_RECORDED = "What if: no two steps in a row are recorded that the sliders could start from."
+_MEBIBYTE = 1024 * 1024
+_AGAIN_SECONDS = 2.0
+_WORLDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_FACTORS = tuple(2.0 ** (power / 2) for power in range(-12, 13))
+_NO_LATENCY_NS = 10_000.0  # where none was found the slider goes around 10 µs
+_Asked = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the recording says.
+
+    Attributes:
+        reducer: the model.
+        workload: what its ranks compute.
+        link: how long an all-reduce takes, and whether that was `measured` apart.
+        measured: see there.
+        ranks: of the model.
+        recorded: what the recorded steps consist of, on the rank that computes last, as in a simulation.
+        caps: what the slider offers, ascending.
+        straggler: the rank whose own computation takes longest.
+        behind_ms: by how much, over the median of the ranks.
+    """
+
+    reducer: int
+    workload: Workload
+    link: LinkModel
+    measured: bool
+    ranks: list[int]
+    recorded: RecordedStep
+    caps: list[float]
+    straggler: int
+    behind_ms: float
+
+    @property
+    def recorded_caps(self) -> list[float]:
+        return [cap / _MEBIBYTE for cap in self.workload.caps]
+
+
+class WhatIfStage:
+    """What the sliders' view shows.
+
+    Args:
+        timeline: where steps are recorded.
+        link: returns the `LinkModel` that was measured, None for the one that recorded all-reduces give.
+        training: of the ranks that "Run it" uses; None: there are none.
+        changed: is called on another thread when there is something new to show.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        link: Callable[[], LinkModel | None] | None = None,
+        training: TrainingControl | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._timeline, self._link = timeline, link or (lambda: None)
+        self._asked: _Asked = {}
+        self._looks: dict[str, int | None] = {}
+        self._known: _Known | None = None
+        self._known_at, self._version, self._shown = -math.inf, -1, -1
+        self._nothing = _NOTHING_RECORDED if timeline.recorded else NOTHING
+        self._why = self._nothing
+        self._answer: dict[str, Any] = {"state": "empty", "text": self._nothing}
+        self.trial = Trial(training, changed)
+
+    # ---- for the dashboard's thread ---------------------------------------------------------------------
+
+    def look(self, page: str, views: Sequence[str], reducer: int | None) -> None:
+        """Notes which page shows the sliders, and of which model."""
+        self._looks.pop(page, None)
+        if "what_if" in views:
+            self._looks[page] = reducer
+            self._known_at = -math.inf
+
+    def ask(self, asked: _Asked) -> None:
+        """Takes the sliders' positions: ``world``, ``bandwidth``, ``latency`` and ``cap`` (indices), ``without``."""
+        self._asked = dict(asked)
+        self._shown = -1
+
+    def run(self, asked: _Asked) -> None:
+        """Has the ranks train with what the sliders say."""
+        known = self._known
+        if known is None or asked.get("cap") is None:
+            return
+        cap = known.caps[int(asked["cap"])]
+        predicted = simulate(known.workload, Configuration(cap), known.link).step_ns / 1e6
+        present = simulate(known.workload, Configuration(known.recorded_caps or None), known.link).step_ns / 1e6
+        self.trial.start(known.reducer, cap, predicted_ms=predicted, present_ms=present)
+
+    def traits(self) -> dict[str, dict[str, Any]]:
+        """What is to be shown, by the name of the trait."""
+        if self._looks and self._refresh():
+            self._shown = -1
+        if self._shown != self._version and self._looks:
+            self._shown = self._version
+            self._answer = self._predict()
+        return {"prediction": self._answer, "trial": self.trial.told()}
+
+    def snapshot(self) -> dict[str, Any]:
+        """The present answer, computed if nobody has looked yet: for a picture."""
+        if self._answer["state"] == "empty":
+            self._refresh()
+            self._answer = self._predict()
+        return self._answer
+
+    # ---- what the recording says ------------------------------------------------------------------------
+
+    def _refresh(self) -> bool:
+        """Looks at the recording again if it has grown; returns whether anything was done."""
+        now, version = time.monotonic(), self._timeline.version
+        if version == self._version or now - self._known_at < _AGAIN_SECONDS:
+            return False
+        self._known_at, self._version = now, version
+        wanted = [reducer for reducer in self._looks.values() if reducer is not None]
+        try:
+            self._known = _learn(self._timeline, self._link(), wanted[-1] if wanted else None)
+        except ValueError as error:
+            self._known = None
+            self._why = f"What if: {error}." if self._timeline.reducers() else self._nothing
+        return True
+
+    # ---- answers ----------------------------------------------------------------------------------------
+
+    def _predict(self) -> dict[str, Any]:
+        known = self._known
+        if known is None:
+            return {"state": "empty", "text": self._why}
+        began = time.perf_counter()
+        asked = self._asked
+        link = _link_of(known, asked)
+        workload = known.workload.without(known.straggler) if asked.get("without") else known.workload
+        cap = known.caps[int(asked["cap"])] if asked.get("cap") is not None else known.recorded_caps or None
+        world = _WORLDS[int(asked["world"])] if asked.get("world") is not None else None
+        predicted = simulate(workload, Configuration(cap, world_size=world), link)
+        same = simulate(known.workload, Configuration(known.recorded_caps or None), known.link)
+        header, body = encode_steps([frame_of(workload, predicted, known.ranks, known.reducer)])
+        return {
+            "state": "ready",
+            "number": asked.get("number", 0),
+            "reducer": known.reducer,
+            "limits": _limits(known),
+            "recorded": parts_ms(known.recorded),
+            "about": _about(known.recorded),
+            "same": parts_ms(same),
+            "predicted": parts_ms(predicted),
+            "cap": cap,
+            "world": world or known.workload.world_size,
+            "gbit": 8 * link.bandwidth_gb_s if math.isfinite(link.bandwidth_gb_s) else None,
+            "latency_us": link.latency_ns / 1e3,
+            "header": header,
+            "body": body,
+            "ms": 1e3 * (time.perf_counter() - began),
+        }
+
+
+def _learn(timeline: Timeline, measured: LinkModel | None, reducer: int | None) -> _Known:
+    """Reads what the sliders start from.
+
+    Raises:
+        ValueError: too little has been recorded.
+    """
+    workload = timeline.workload(reducer)
+    info = timeline.model(reducer)
+    assert info is not None
+    caps = sorted({one.caps_mb[0] for one in grid(workload) if len(one.caps_mb) == 1})
+    own = workload.forward_ns + workload.computed_ns + workload.other_ns
+    if info.ranks and workload.world_size < 2:
+        raise ValueError("the model trains on one rank: nothing is communicated")
+    workload, link = anchored(workload, measured or fit_link(timeline, info.reducer))
+    return _Known(
+        reducer=info.reducer,
+        workload=workload,
+        link=link,
+        measured=measured is not None,
+        ranks=list(timeline.assignment(info.reducer)["group_ranks"]),
+        recorded=recorded_step(timeline, workload, info.reducer),
+        caps=caps,
+        straggler=int(own.argmax()),
+        behind_ms=float(own.max() - np.median(own)) / 1e6,
+    )
+
+
+def _about(recorded: RecordedStep) -> str:
+    """What the recorded row is of."""
+    return (
+        f"The recorded phases are those of rank {recorded.rank}, which computes longest (medians of "
+        f"{step_range(recorded.steps.tolist())}); the simulated ones those of the rank that does so then."
+    )
+
+
+def _link_of(known: _Known, asked: _Asked) -> LinkModel:
+    link = known.link
+    if asked.get("bandwidth") is not None:
+        link = replace(link, ns_per_byte=link.ns_per_byte / _FACTORS[int(asked["bandwidth"])])
+    if asked.get("latency") is not None:
+        factor = _FACTORS[int(asked["latency"])]
+        latency = link.latency_ns * factor if link.latency_ns else _NO_LATENCY_NS * factor
+        link = replace(link, latency_ns=latency)
+    return link
+
+
+def _limits(known: _Known) -> dict[str, Any]:
+    """The sliders' ranges; what is recorded is where they start."""
+    link = known.link
+    gbit = 8 * link.bandwidth_gb_s if math.isfinite(link.bandwidth_gb_s) else None
+    return {
+        "worlds": list(_WORLDS),
+        "recordedWorld": known.workload.world_size,
+        "gbit": None if gbit is None else [gbit * factor for factor in _FACTORS],
+        "recordedGbit": gbit,
+        "latencyUs": [(link.latency_ns or _NO_LATENCY_NS) * factor / 1e3 for factor in _FACTORS],
+        "recordedLatencyUs": link.latency_ns / 1e3,
+        "caps": known.caps,
+        "recordedCaps": known.recorded_caps,
+        "straggler": known.ranks[known.straggler],
+        "behindMs": known.behind_ms,
+        "ranks": len(known.ranks),
+        "measured": known.measured,
+    }

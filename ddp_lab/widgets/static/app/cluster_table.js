@@ -1,0 +1,116 @@
+// The table of the ranks: one row each, refreshed in place; times go on between two messages.
+
+import { button } from "./control_status.js";
+import { bytes, element, setRows, setText } from "../charts/theme.js";
+import { makeTable } from "../charts/tables.js";
+
+const LATE_S = 2; // without a word from a rank
+const LOST_S = 10;
+const COLUMNS = [
+  { name: "rank" },
+  { name: "state" },
+  { name: "device" },
+  { name: "memory", title: "resident memory of the rank's process, shared pages included", text: (row) => size(row.memory) },
+  { name: "CPU", title: "processor time of the rank's process, in percent of one core; more than 100 % if its threads use several", percent: (row) => row.cpu },
+  { name: "GPU memory", title: "of the whole device, by all processes", gpu: true, text: (row) => (row.gpuUsed === null ? "–" : `${size(row.gpuUsed)} of ${size(row.gpuTotal)}`) },
+  { name: "GPU", title: "share of the last second in which the device was busy", gpu: true, percent: (row) => row.gpu },
+  { name: "step", title: "newest step of which an event has come", text: (row) => (row.step === null ? "–" : row.step.toLocaleString("en")) },
+  { name: "in flight", title: "collectives that the rank has launched and that have not ended", text: (row) => unbroken(row.inFlight) || "–" },
+  { name: "heartbeat", title: "since the rank last answered or sent anything; it is asked twice a second" },
+  { name: "" },
+];
+const STATE = 1;
+const DEVICE = 2;
+const HEARTBEAT = 9;
+const ACTION = 10;
+
+function size(value) {
+  return value === null ? "–" : bytes(value);
+}
+
+// Keeps numbers and their units on one line.
+function unbroken(text) {
+  return text.replace(/(\d) (?=[A-Za-z])/g, "$1\u00a0");
+}
+
+// 0.4 → "< 1 s", 12 → "12 s", 75 → "1 min 15 s", 7300 → "2 h 1 min"
+export function duration(seconds) {
+  const whole = Math.floor(seconds);
+  if (whole < 1) return "< 1 s";
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+}
+
+export class ClusterTable {
+  // interrupt(rank): the reader asks for it
+  constructor(interrupt) {
+    this.interrupt = interrupt;
+    this.table = makeTable("Ranks", COLUMNS.map(({ name, title }) => (title ? [name, title] : name)));
+    this.node = element("div", { class: "ddp-table-scroll ddp-cluster-ranks", tabindex: "0", role: "region", "aria-label": "ranks" }, this.table.node);
+  }
+
+  // rows: of cluster_rows.py; elapsed: seconds since they came; stale: too long ago to know how the ranks are now
+  draw(rows, elapsed, stale) {
+    const gpus = rows.some((row) => row.gpuTotal !== null || row.gpu !== null);
+    this.table.node.classList.toggle("ddp-no-gpu", !gpus);
+    setRows(this.table.body, rows.length, () => this.makeRow());
+    rows.forEach((row, index) => this.drawRow(this.table.body.rows[index], row, elapsed, stale));
+  }
+
+  makeRow() {
+    const cells = COLUMNS.map((column, index) => element(index ? "td" : "th", index ? {} : { scope: "row" }));
+    COLUMNS.forEach((column, index) => {
+      if (column.percent) cells[index].append(element("span", { class: "ddp-meter", "aria-hidden": "true" }, element("i")), element("span", { class: "ddp-percent" }));
+    });
+    cells[STATE].append(element("span"));
+    cells[DEVICE].append(element("span"), element("span", { class: "ddp-device-model" }));
+    cells[HEARTBEAT].append(element("span"));
+    const made = element("tr", {}, ...cells);
+    cells[ACTION].append(button("Interrupt", "", () => this.interrupt(made.rank)));
+    return made;
+  }
+
+  drawRow(node, row, elapsed, stale) {
+    node.rank = row.rank;
+    const { cells } = node;
+    setText(cells[0], String(row.rank));
+    cells[0].title = row.where;
+    this.drawState(cells[STATE].firstChild, row, elapsed, stale);
+    const [device, more] = cells[DEVICE].children;
+    const [name, ...rest] = row.device.split(" ");
+    setText(device, name);
+    setText(more, rest.length ? ` ${rest.join(" ")}` : "");
+    cells[DEVICE].title = row.device;
+    COLUMNS.forEach((column, index) => {
+      if (column.text) setText(cells[index], column.text(row));
+      if (column.percent) drawPercent(cells[index], column.percent(row));
+    });
+    this.drawHeartbeat(cells[HEARTBEAT].firstChild, row, elapsed, stale);
+    const action = cells[ACTION].firstChild;
+    action.hidden = !row.busy;
+    action.title = `KeyboardInterrupt in the cell on rank ${row.rank}; ranks that wait for it end, too`;
+    action.setAttribute("aria-label", `Interrupt rank ${row.rank}`);
+  }
+
+  drawState(node, row, elapsed, stale) {
+    node.className = `ddp-state ddp-state-${row.state}`;
+    const since = row.seconds === null || stale ? "" : ` for ${duration(row.seconds + elapsed)}`;
+    setText(node, row.words + since);
+    node.parentElement.title = row.hint || row.words;
+  }
+
+  drawHeartbeat(node, row, elapsed, stale) {
+    const age = row.silent === null ? null : row.silent + elapsed;
+    const kind = age === null || stale ? "none" : age < LATE_S ? "good" : age < LOST_S ? "late" : "lost";
+    node.className = `ddp-heartbeat ddp-heartbeat-${kind}`;
+    setText(node, age === null ? "–" : stale ? "?" : duration(age));
+  }
+}
+
+function drawPercent(cell, value) {
+  const [meter, text] = cell.children;
+  meter.hidden = value === null;
+  meter.firstChild.style.width = `${Math.min(value ?? 0, 100)}%`;
+  setText(text, value === null ? "–" : `${value.toFixed(0)} %`);
+}

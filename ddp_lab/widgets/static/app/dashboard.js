@@ -1,0 +1,353 @@
+// The dashboard: takes messages into a store, and draws at most once an animation frame, only while it is in view.
+
+import { Alarm } from "./alarm.js";
+import { DetailView, RankTable } from "../views/detail.js";
+import { hidePicture } from "./hide_picture.js";
+import { takeMessage } from "../steps/incoming.js";
+import { KernelFacts } from "./kernel_facts.js";
+import { Life, LifeLine, disableDead, lastPicture } from "./life.js";
+import { MarkStore } from "../steps/marks.js";
+import { OverheadLine } from "./overhead.js";
+import { Panels } from "./panels.js";
+import { PlayerBar } from "./player_bar.js";
+import { Presence } from "./presence.js";
+import { StepStore } from "../steps/store.js";
+import { Tabs } from "./tabs.js";
+import { count, element, setText } from "../charts/theme.js";
+import { TimelineView } from "../views/timeline.js";
+import { Toolbar } from "./toolbar.js";
+
+const CALM_MS = 1000; // between two pictures of a live step for readers who prefer reduced motion
+const SPEAK_MS = 5000;
+const TABLES_MS = 200;
+const LARGE = 1000; // cells (ranks × buckets) from which tables are written at half that pace
+
+class View {
+  constructor(model, store, life) {
+    this.model = model;
+    this.store = store;
+    this.life = life;
+    this.reducer = null;
+    this.step = null;
+    this.record = null; // the step that is drawn
+    this.following = true;
+    this.pinned = false; // the reader chose the model: others don't take its place
+    this.bucket = null;
+    this.draws = 0; // pictures
+    this.updates = 0; // pictures that showed something new
+    this.busy = 0; // milliseconds spent drawing
+    this.wroteAt = 0;
+    this.stale = true; // the picture is not what the store and the reader ask for
+    this.spoken = 0;
+    this.id = Math.random().toString(36).slice(2);
+    this.facts = new KernelFacts(model, store, (command) => life.send(command));
+    this.calm = matchMedia("(prefers-reduced-motion: reduce)");
+    this.build();
+  }
+
+  build() {
+    this.root = element("div", { class: "ddp-lab", "data-lm-suppress-shortcuts": "true" });
+    const actions = {
+      select: (bucket) => this.set({ bucket: bucket === this.bucket ? null : bucket }),
+      choose: (step) => this.set({ step, following: false }),
+      step: (by) => this.toolbar.move(by),
+      compare: () => this.compare(),
+      redraw: () => this.schedule(true),
+      say: (text) => this.say(text),
+      send: (command) => this.life.send(command), // to the kernel: see commands.py
+    };
+    this.timeline = new TimelineView(this.root, { ...actions, redraw: () => this.schedule() }, (record, bucket) => this.facts.bucket(record, bucket), this.store.marks);
+    this.toolbar = new Toolbar({
+      choose: actions.choose,
+      follow: (following) => this.set({ following }),
+      reducer: (reducer) => this.set({ reducer, pinned: true, step: null, bucket: null, following: true }),
+      axis: (axis) => this.timeline.setAxis(axis),
+      mode: (mode) => this.timeline.setMode(mode),
+      whole: (on) => this.timeline.setWhole(on),
+      zoom: (factor) => (factor === null ? this.timeline.setWindow(null) : this.timeline.zoom(factor)),
+    });
+    this.badge = element("span", { class: "ddp-badge", hidden: true });
+    this.panels = new Panels(this.model.get("tabs"), actions, this.timeline, this.badge);
+    this.tabs = new Tabs([...this.panels.tabs.keys()], (name) => this.open(name));
+    this.detail = new DetailView(() => this.set({ bucket: null }), actions);
+    this.ranks = new RankTable();
+    this.overhead = new OverheadLine();
+    this.alarm = new Alarm(actions);
+    this.player = new PlayerBar(actions.send);
+    this.lifeLine = new LifeLine(() => actions.send({ type: "adopt" }));
+    this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
+    this.empty = element("p", { class: "ddp-empty" }, this.model.get("means").nothing);
+    this.voice = element("div", { class: "ddp-voice", "aria-live": "polite" });
+    this.content = element("div", { class: "ddp-content" }, this.tabs.node, this.empty, this.toolbar.node, this.panels.node, this.detail.node);
+    this.root.append(this.lifeLine.node, this.notice, this.alarm.node, this.player.node, this.content, this.ranks.node, this.overhead.node, this.voice);
+    this.showWhatThereIs(null); // until the first draw
+    this.presence = new Presence(this.root, {
+      seen: () => this.looked(),
+      show: () => this.schedule(),
+      theme: () => this.refreshTheme(),
+      second: () => this.everySecond(),
+    });
+    this.root.statistics = () => {
+      const { draws, updates, busy, store, record } = this;
+      return { draws, updates, busy, received: store.received, step: record?.step ?? null, complete: Boolean(record?.complete), time: performance.now() };
+    };
+  }
+
+  open(tab) {
+    this.panels.open(tab);
+    this.drawTabs();
+    this.looked();
+    this.schedule(true);
+  }
+
+  // Tells the kernel which views are seen, so that it computes what they need and nothing else.
+  looked() {
+    const views = this.presence.inView ? this.panels.names : [];
+    this.life.look(this.presence.inView);
+    const text = JSON.stringify([views, this.reducer]);
+    if (text === this.lookedAt) return;
+    this.lookedAt = text;
+    this.life.send({ type: "look", id: this.id, views, reducer: this.reducer });
+  }
+
+  refreshTheme() {
+    this.timeline.theme = null;
+    this.detail.dots.chart.theme = null;
+    this.panels.forgetTheme();
+    this.schedule();
+  }
+
+  everySecond() {
+    const begin = performance.now();
+    this.life.everySecond();
+    const before = this.past?.what;
+    this.drawLife();
+    if (before !== this.past?.what) this.schedule(true);
+    this.drawFooter();
+    if (this.model.get("stepping")?.paused?.length) this.schedule(); // it says for how long
+    if (this.stale && this.record) this.request(); // there was no room
+    this.busy += performance.now() - begin;
+  }
+
+  mount(target) {
+    target.append(this.root);
+    this.presence.begin();
+    this.looked();
+    // Steps that are not shown change nothing in a picture of one step.
+    this.changed = (what) => {
+      if (what === "reset") {
+        Object.assign(this, { record: null, step: null, following: true, lookedAt: null });
+        this.looked();
+      }
+      return what === "steps" && this.timeline.mode === "one" ? this.request() : this.schedule();
+    };
+    this.store.listeners.add(this.changed);
+    this.died = () => this.schedule(true);
+    this.life.listeners.add(this.died);
+    this.told = () => (this.later ??= setTimeout(() => this.catchUp(), Math.max(0, this.wroteAt + TABLES_MS - performance.now())));
+    this.model.on("change", this.told);
+    this.schedule();
+  }
+
+  unmount() {
+    this.presence.end();
+    this.looked();
+    this.store.listeners.delete(this.changed);
+    this.life.listeners.delete(this.died);
+    this.model.off("change", this.told);
+    clearTimeout(this.later);
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
+    this.root.remove();
+  }
+
+  set(state) {
+    Object.assign(this, state);
+    this.schedule(true);
+  }
+
+  // The picture is to be drawn again. soon: the reader waits for it, so that tables don't keep to their pace
+  schedule(soon = false) {
+    if (soon) this.wroteAt = 0;
+    this.stale = true;
+    this.request();
+  }
+
+  // What is new is to be drawn, if it is shown.
+  request() {
+    if (this.frame || !this.presence.inView) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = null;
+      try {
+        this.draw();
+      } catch (error) {
+        this.notice.hidden = false;
+        setText(this.notice, `The dashboard could not draw: ${error.message}`);
+        throw error;
+      }
+    });
+  }
+
+  draw() {
+    const record = this.choose();
+    this.showWhatThereIs(record);
+    const withTimeline = this.panels.has("timeline");
+    // Sizes are read before anything is written: reading them later would make the browser lay the page out twice.
+    const size = record && withTimeline && this.timeline.measure(record);
+    const now = performance.now();
+    const pace = record && record.rankCount * record.buckets > LARGE ? 2 * TABLES_MS : TABLES_MS;
+    const fresh = record !== this.record;
+    const first = this.record === null; // shows the toolbar, which is to be right at once
+    const hurried = this.following && fresh && !first && now - this.wroteAt < pace;
+    if (record !== null) {
+      if (fresh) this.updates += 1;
+      this.record = record;
+      const due = withTimeline && (this.stale || fresh);
+      this.stale = due && !this.timeline.draw(record, this.records(), size, this.bucket, this.following);
+    }
+    if (hurried) this.later ??= setTimeout(() => this.catchUp(), pace);
+    else this.drawTables(record, now);
+    this.draws += 1;
+    this.busy += performance.now() - now;
+  }
+
+  // Before the first step there are only the tabs that need none.
+  showWhatThereIs(record) {
+    const { free, bare, anyFree } = this.panels;
+    this.empty.hidden = record !== null || free;
+    this.tabs.node.hidden = this.panels.tabs.size < 2 || (record === null && !anyFree);
+    this.toolbar.node.hidden = record === null || bare;
+    this.panels.node.hidden = record === null && !free;
+    if (record === null) this.detail.node.hidden = true;
+  }
+
+  catchUp() {
+    this.later = null;
+    this.wroteAt = 0;
+    this.request();
+  }
+
+  // The steps of the model, in order.
+  records() {
+    return [...this.store.reducers.get(this.reducer).values()].sort((a, b) => a.step - b.step);
+  }
+
+  drawSelector(record, timeline) {
+    const steps = this.store.steps(this.reducer);
+    this.toolbar.draw({ steps, step: record.step, follow: this.following, reducer: this.reducer, reducers: this.facts.titles(), timeline });
+    const state = record.abandoned ? "abandoned" : record.complete ? "" : this.past?.ended ? "unfinished" : "in progress";
+    this.badge.hidden = !state;
+    setText(this.badge, state);
+  }
+
+  // Figures that change thirty times a second can't be read, and laying them out costs more than the picture: all text
+  // follows at most five times a second.
+  drawTables(record, now) {
+    this.wroteAt = now;
+    if (record !== null) this.drawSelector(record, this.panels.has("timeline"));
+    const notice = this.model.get("notice");
+    this.notice.hidden = !notice;
+    setText(this.notice, notice);
+    this.drawLife();
+    this.alarm.draw(!this.past?.ended && this.model.get("control")?.live, this.model.get("stepping"), this.model.get("rehearsal"));
+    this.drawFooter();
+    this.drawTabs();
+    this.looked();
+    const facts = this.facts.all(record);
+    facts.gone = this.past?.kernel ? this.past.what : "";
+    if (this.past?.ended) facts.control = { ...facts.control, live: false, stopped: facts.control?.live || facts.control?.stopped };
+    this.panels.draw({ record, records: record ? this.records() : [], bucket: this.bucket, ...facts });
+    this.disable();
+    if (record === null) return;
+    const info = this.bucket === null ? undefined : this.facts.bucket(record, this.bucket);
+    this.detail.draw(record, this.bucket, info, facts.inspection, this.facts.gradients(record, this.bucket), facts.means.compare);
+    this.label(record);
+  }
+
+  // What has ended, if something has.
+  drawLife() {
+    this.past = this.life.state;
+    const control = this.model.get("control");
+    const again = this.model.get("means").control ? "Start a cluster and run lab.dashboard() for a new one." : "Run its cell again for a new one.";
+    this.lifeLine.draw(this.past, this.past && lastPicture(this.store, control?.shift), again);
+  }
+
+  // After whatever else decides on them.
+  disable() {
+    if (this.past || this.wasPast) disableDead([this.root, ...Object.values(this.panels.nodes)], this.past);
+    this.wasPast = this.past;
+  }
+
+  drawFooter() {
+    this.player.draw(this.model.get("playback"));
+    this.ranks.draw(this.panels.has("timeline") ? this.model.get("ranks") : [], this.past, this.model.get("cluster"));
+    this.overhead.node.hidden = this.panels.free || Boolean(this.past);
+    if (!this.overhead.node.hidden) this.overhead.draw(this.model.get("overhead"), this.busy);
+  }
+
+  drawTabs() {
+    this.tabs.draw(this.panels.opened, { Findings: this.facts.of("findings", this.reducer)?.items.length });
+  }
+
+  // The record to show: the chosen step (also when the store has let it go), else the newest of the chosen model.
+  choose() {
+    if (!this.store.newest) return null;
+    if (!this.store.reducers.has(this.reducer) || (this.following && !this.pinned)) {
+      if (this.reducer !== this.store.newest.reducer) this.bucket = null;
+      this.reducer = this.store.newest.reducer;
+    }
+    const chosen = this.following ? null : this.store.get(this.reducer, this.step);
+    if (!this.following) return chosen ?? (this.record?.reducer === this.reducer ? this.record : this.store.latest(this.reducer));
+    const now = performance.now();
+    if (this.calm.matches && this.record?.reducer === this.reducer && now - this.drawnAt < CALM_MS) return this.record;
+    this.drawnAt = now;
+    return this.store.latest(this.reducer);
+  }
+
+  compare() {
+    this.life.send({ type: "compare", reducer: this.reducer, step: this.record?.step ?? -1 });
+  }
+
+  label(record) {
+    const now = performance.now();
+    if (now - this.spoken < SPEAK_MS && this.labelled === record.step) return;
+    if (now - this.spoken < SPEAK_MS && this.following) return;
+    this.spoken = now;
+    this.labelled = record.step;
+    const text = `Bucket timeline of step ${record.step}: ${count(record.rankCount, "rank")}, ${count(record.buckets, "bucket")}. ${this.panels.views.sync?.summary.textContent ?? ""}`;
+    this.timeline.canvas.setAttribute("aria-label", text);
+  }
+
+  say(text) {
+    setText(this.voice, text);
+  }
+}
+
+export default () => {
+  const store = new StepStore(new MarkStore());
+  const life = new Life();
+  return {
+    initialize({ model }) {
+      const kept = model.get("kept");
+      if (kept?.header && kept.body) takeMessage(store, kept.header, [kept.body]);
+      const receive = (content, buffers) => takeMessage(store, content, buffers);
+      model.on("msg:custom", receive);
+      const end = life.begin(model);
+      // What was sent before this page knew the model: the kernel sends the steps that it holds.
+      life.send({ type: "hello" });
+      return () => {
+        model.off("msg:custom", receive);
+        end();
+      };
+    },
+    render({ model, el }) {
+      const view = new View(model, store, life);
+      view.mount(el);
+      const show = hidePicture(model.get("token"));
+      return () => {
+        view.unmount();
+        show();
+      };
+    },
+  };
+};

@@ -1,0 +1,285 @@
+// Collectives: who holds which part, and how it travels from rank to rank; recorded on the real ranks, played here.
+
+import { Stage, holders } from "../charts/collective_picture.js";
+import { Player } from "../charts/collective_player.js";
+import { asking } from "../app/life.js";
+import { Twin } from "../charts/tables.js";
+import { bytes, count, element, milliseconds, setText } from "../charts/theme.js";
+import { Tip, spoken } from "../charts/tip.js";
+
+const SPEEDS = [0.25, 0.5, 1, 2, 4];
+const KEYS = "Space: play or pause. Left and right: step. Home, End: first and last. Plus, minus: speed. Up and down: what each rank holds.";
+const RUN = "runs it some times on the ranks, with real tensors";
+const FACTOR = "α: the time that every message takes; β: the time of each byte.";
+
+export class CollectivesView {
+  // actions: {send(command), redraw(), say(text)}
+  constructor(actions) {
+    this.actions = actions;
+    this.player = new Player(() => this.paint(), () => this.node.isConnected);
+    this.buildControls();
+    this.state = element("div", { class: "ddp-sentence", role: "status" });
+    this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
+    this.now = element("div", { class: "ddp-summary ddp-now" });
+    this.svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    this.svg.setAttribute("role", "img");
+    [this.still, this.arrows, this.moving, this.bars, this.strip] = [0, 1, 2, 3, 4].map(() => this.svg.appendChild(document.createElementNS(this.svg.namespaceURI, "g")));
+    this.tip = new Tip();
+    this.chart = element("div", { class: "ddp-chart ddp-stage", tabindex: "0", role: "application", "aria-label": `Collective, step by step. ${KEYS}` }, this.svg, this.tip.node);
+    this.chart.addEventListener("keydown", (event) => this.key(event));
+    this.chart.addEventListener("click", (event) => this.click(event));
+    this.chart.addEventListener("pointermove", (event) => this.hover(event));
+    this.chart.addEventListener("pointerleave", () => this.tip.hide());
+    this.twin = new Twin("Who holds what after each step", ["after step", "rank", "sent in it", "ms", "holds"]);
+    this.lesson = element("p", { class: "ddp-sentence ddp-muted" }, "A column is a rank's buffer, cut into parts; a colour in a part is the contribution of the rank that bears it, read off the numbers that arrived. A strong frame: all contributions are there.");
+    this.content = element("div", {}, this.player_, this.now, this.chart, this.lesson, this.twin.node);
+    this.node = element("section", { class: "ddp-collectives", "aria-label": "collectives" }, element("h4", {}, "Collectives"), this.ask_, this.notice, this.state, this.content);
+  }
+
+  buildControls() {
+    const select = (label) => element("select", { "aria-label": label });
+    [this.collective, this.algorithm, this.size] = [select("collective"), select("algorithm"), select("bytes of the buffer on each rank")];
+    this.collective.addEventListener("change", () => this.chooseCollective());
+    for (const one of [this.algorithm, this.size]) one.addEventListener("change", () => this.ask());
+    this.run = this.button("Run on the ranks", RUN, () => this.ask());
+    this.busy = element("span", { class: "ddp-muted" });
+    const field = (name, control) => element("label", { class: "ddp-field" }, name, control);
+    this.ask_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "what is run" }, asking("ranks", field("collective ", this.collective), field("algorithm ", this.algorithm), field("buffer ", this.size), this.run), this.busy);
+    const { player } = this;
+    this.play = this.button("▶ Play", "play or pause (Space)", () => player.toggle());
+    this.steps = element("input", { type: "range", min: "0", value: "0", step: "1", class: "ddp-range", "aria-label": "steps done" });
+    this.steps.addEventListener("input", () => player.go(Number(this.steps.value)));
+    this.speed = select("speed");
+    this.speed.append(...SPEEDS.map((one) => element("option", { value: one, selected: one === 1 }, `${one} ×`)));
+    this.speed.addEventListener("change", () => (player.speed = Number(this.speed.value)));
+    this.held = element("span", { class: "ddp-muted ddp-held" });
+    this.player_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "steps" },
+      element("span", { class: "ddp-field ddp-steps" }, this.play, this.button("‹", "one step back (left)", () => player.back()), this.steps, this.button("›", "one step on (right)", () => player.forward()), this.held),
+      field("speed ", this.speed),
+    );
+  }
+
+  button(text, title, action) {
+    const made = element("button", { type: "button", class: "ddp-button", title, "aria-label": text.length > 1 ? null : title }, text);
+    made.addEventListener("click", action);
+    return made;
+  }
+
+  // told: {state, text, number, shown, choices, sizes, bytes}, see collectives.py; no choices: there are no ranks
+  draw(told) {
+    if (!told?.choices) return;
+    this.told = told;
+    const ranks = Object.keys(told.choices).length > 0;
+    this.ask_.hidden = !ranks;
+    if (ranks) this.fillControls(told);
+    const text = `${told.number} ${told.state} ${told.text} ${ranks}`;
+    const width = Math.floor(this.chart.clientWidth);
+    this.run.disabled = told.state === "running" || Boolean(told.busy);
+    if (this.run.dataset.usual === undefined) this.run.title = told.busy || RUN;
+    this.busy.hidden = !told.busy || told.state === "failed";
+    setText(this.busy, told.busy ?? "");
+    this.notice.hidden = told.state !== "failed";
+    setText(this.notice, told.state === "failed" ? told.text : "");
+    this.content.hidden = told.shown === null;
+    if (text !== this.text) setText(this.state, sentence(told));
+    this.text = text;
+    if (told.shown === null || (told.number === this.number && width === this.stage?.width)) return;
+    if (told.number !== this.number) {
+      this.player.load(told.shown.steps.length);
+      this.number = told.number;
+      this.drawTwin(told.shown);
+    }
+    // Shown for the first time, it has no width yet.
+    const wide = Math.floor(this.chart.clientWidth);
+    if (wide < 40) return this.actions.redraw();
+    this.stage = new Stage(told.shown, wide);
+    this.svg.setAttribute("viewBox", `0 0 ${wide} ${this.stage.height}`);
+    this.svg.setAttribute("height", this.stage.height);
+    this.painted = null;
+    this.paint();
+    this.node.dataset.number = told.number;
+  }
+
+  fillControls({ choices, sizes, bytes: usual, shown, number }) {
+    if (!this.collective.options.length) {
+      this.collective.append(...Object.keys(choices).map((name) => element("option", { value: name }, name)));
+      this.size.append(...[...new Set([...sizes, ...(shown ? [shown.bytes] : [])])].sort((a, b) => a - b).map((one) => element("option", { value: one }, bytes(one))));
+      this.size.value = String(usual);
+      this.fillAlgorithms();
+    }
+    if (shown && number !== this.number) {
+      if (this.collective.value !== shown.collective) {
+        this.collective.value = shown.collective;
+        this.fillAlgorithms();
+      }
+      this.algorithm.value = shown.algorithm;
+      if ([...this.size.options].some((one) => Number(one.value) === shown.bytes)) this.size.value = String(shown.bytes);
+    }
+  }
+
+  fillAlgorithms() {
+    const known = Object.entries(this.told.choices[this.collective.value]);
+    this.algorithm.replaceChildren(...known.map(([name, why]) => element("option", { value: name, disabled: Boolean(why), title: why }, why ? `${name} (needs 2, 4, 8 … ranks)` : name)));
+    this.algorithm.value = known.find(([, why]) => !why)[0];
+  }
+
+  chooseCollective() {
+    this.fillAlgorithms();
+    this.ask();
+  }
+
+  ask() {
+    if (this.run.disabled) return;
+    this.player.pause();
+    this.actions.send({ type: "collective", collective: this.collective.value, algorithm: this.algorithm.value, bytes: Number(this.size.value) });
+  }
+
+  paint() {
+    const { stage, player } = this;
+    if (!stage) return;
+    const { at, step, moving } = player;
+    const flying = at !== Math.floor(at);
+    const painted = `${Math.floor(at)} ${step}`;
+    if (painted !== this.painted) {
+      this.painted = painted;
+      this.still.innerHTML = stage.still(Math.floor(at));
+      this.arrows.innerHTML = !flying && step ? stage.arrows(step) : "";
+      this.blocks = flying ? stage.travelling(step) : [];
+      this.moving.innerHTML = this.blocks.map(({ markup }) => `<g>${markup}</g>`).join("");
+      setText(this.now, describe(stage.shown, step));
+      this.svg.setAttribute("aria-label", `${this.now.textContent} ${at === stage.shown.steps.length ? "All steps are done." : ""}`);
+      this.strip.innerHTML = stage.strip(step);
+      if (!flying) this.actions.say(this.now.textContent);
+    }
+    const share = ease(at - Math.floor(at));
+    this.blocks.forEach(({ from, to }, index) => {
+      const lift = Math.sin(Math.PI * share) * stage.row * (Math.abs(to[0] - from[0]) > 1.5 * stage.column ? 0.6 : 0.3);
+      this.moving.children[index].setAttribute("transform", `translate(${from[0] + (to[0] - from[0]) * share} ${from[1] + (to[1] - from[1]) * share - lift})`);
+    });
+    this.bars.innerHTML = stage.bars(at);
+    setText(this.play, moving ? "❚❚ Pause" : "▶ Play");
+    this.steps.max = String(player.count);
+    this.steps.value = String(Math.floor(at));
+    this.steps.setAttribute("aria-valuetext", `${Math.floor(at)} of ${player.count} steps done`);
+    setText(this.held, `${Math.floor(at)} of ${count(player.count, "step")}`);
+  }
+
+  drawTwin(shown) {
+    const all = [{ holds: shown.begin, transfers: [], bytes: [], ms: NaN }, ...shown.steps];
+    this.twin.draw(() =>
+      all.flatMap((step, number) =>
+        step.holds.map((_, rank) => {
+          const sent = step.transfers.reduce((sum, [source], index) => sum + (source === rank ? step.bytes[index] : 0), 0);
+          return [number ? String(number) : "begin", String(rank), sent ? bytes(sent) : "–", milliseconds(step.ms), holdings(step.holds[rank], shown.ranks)];
+        }),
+      ),
+    );
+  }
+
+  lines(rank, part) {
+    const { stage, player } = this;
+    const bits = stage.states[Math.floor(player.at)][rank][part];
+    const found = holders(bits, stage.shown.ranks);
+    return [`rank ${rank} · part ${part}`, ["contributions of", found.length ? `rank ${found.join(", ")}` : "none"], ["size", bytes(stage.shown.bytes / stage.shown.ranks)]];
+  }
+
+  hover(event) {
+    const cell = event.target.closest("[data-part]");
+    const step = event.target.closest("[data-step]");
+    this.chart.style.cursor = step ? "pointer" : "default";
+    const box = this.chart.getBoundingClientRect();
+    const at = [event.clientX - box.left, event.clientY - box.top, this.chart];
+    if (cell) this.tip.show(this.lines(Number(cell.dataset.rank), Number(cell.dataset.part)), ...at);
+    else if (step) this.tip.show(stepLines(this.stage.shown, Number(step.dataset.step)), ...at);
+    else this.tip.hide();
+  }
+
+  click(event) {
+    const step = event.target.closest("[data-step]");
+    if (step) this.player.go(Number(step.dataset.step));
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || !this.stage) return;
+    const { player } = this;
+    const actions = {
+      " ": () => player.toggle(),
+      ArrowRight: () => player.forward(),
+      ArrowLeft: () => player.back(),
+      Home: () => player.go(0),
+      End: () => player.go(player.count),
+      "+": () => this.faster(1),
+      "=": () => this.faster(1),
+      "-": () => this.faster(-1),
+      ArrowDown: () => this.tell(1),
+      ArrowUp: () => this.tell(-1),
+    };
+    if (!actions[event.key]) return;
+    event.preventDefault();
+    event.stopPropagation();
+    actions[event.key]();
+  }
+
+  faster(by) {
+    const index = SPEEDS.indexOf(this.player.speed) + by;
+    if (index < 0 || index >= SPEEDS.length) return;
+    this.player.speed = SPEEDS[index];
+    this.speed.value = String(SPEEDS[index]);
+    this.actions.say(`speed ${SPEEDS[index]}`);
+  }
+
+  // Says what the next rank holds.
+  tell(by) {
+    const { shown, states, sent } = this.stage;
+    this.rank = (((this.rank ?? -by) + by) % shown.ranks + shown.ranks) % shown.ranks;
+    const done = Math.floor(this.player.at);
+    this.actions.say(spoken([`rank ${this.rank} after ${count(done, "step")}`, ["has sent", bytes(sent[done][this.rank])], ["holds", holdings(states[done][this.rank], shown.ranks)]]));
+  }
+}
+
+function ease(share) {
+  return share * share * (3 - 2 * share);
+}
+
+function holdings(parts, ranks) {
+  const known = parts.map((bits, part) => [part, holders(bits, ranks)]).filter(([, found]) => found.length);
+  return known.length ? known.map(([part, found]) => `part ${part} of ${found.join("+")}`).join("; ") : "nothing";
+}
+
+// The bytes that a step's busiest rank sends.
+function busiest(shown, step) {
+  const sent = new Array(shown.ranks).fill(0);
+  step.transfers.forEach(([source], index) => (sent[source] += step.bytes[index]));
+  return Math.max(...sent, 0);
+}
+
+function stepLines(shown, number) {
+  const step = shown.steps[number - 1];
+  return [`step ${number} of ${shown.steps.length}`, ["messages", String(step.transfers.length)], ["busiest rank sends", bytes(busiest(shown, step))], ["arriving data", step.adds ? "is added" : "replaces"], ["time", `${milliseconds(step.ms)} ms`]];
+}
+
+function describe(shown, number) {
+  if (!number) return "Before the first step: what each rank begins with.";
+  const step = shown.steps[number - 1];
+  const size = bytes(busiest(shown, step));
+  const [[source, target]] = step.transfers;
+  const senders = new Set(step.transfers.map(([from]) => from)).size;
+  const each = new Set(step.bytes).size > 1 ? `up to ${size}` : `${size} each`;
+  const targets = step.transfers.length > 1 ? `${step.transfers.length} ranks` : `rank ${target}`;
+  const messages = senders === 1 ? `rank ${source} sends ${size} to ${targets}` : `${senders} ranks send at once, ${each}`;
+  return `Step ${number} of ${shown.steps.length}: ${messages}; what arrives ${step.adds ? "is added" : "replaces what was there"}. It took ${milliseconds(step.ms)} ms.`;
+}
+
+function sentence({ state, text, shown, choices }) {
+  if (state === "running") return text;
+  if (state === "failed" && shown === null) return "";
+  if (shown === null && !Object.keys(choices).length) return "There are no ranks here: collectives need a live cluster of this notebook.";
+  if (shown === null) return "Nothing has been run yet: choose a collective and an algorithm, then “Run on the ranks”. It takes some milliseconds there.";
+  const { collective, algorithm, ranks, bytes: size, steps } = shown;
+  const title = `${collective} by ${algorithm} over ${count(ranks, "rank")}, ${bytes(size)} on each`;
+  if (!steps.length) return `${title}: with one rank nothing has to move. Start a cluster with two or more.`;
+  const sum = steps.reduce((total, step) => total + busiest(shown, step), 0);
+  const total = steps.reduce((all, step) => all + step.ms, 0);
+  const factor = Number((sum / size).toPrecision(3));
+  return `${title}: ${count(steps.length, "step")} in ${milliseconds(total)} ms. Its cost: ${steps.length} α + ${factor} × buffer × β (${bytes(sum)} from the busiest ranks). ${FACTOR}`;
+}

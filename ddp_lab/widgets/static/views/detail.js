@@ -1,0 +1,126 @@
+// What is behind a bucket (its parameters, its times on each rank), and the table of ranks.
+
+import { median } from "../charts/canvas.js";
+import { GradientDots } from "../charts/gradient_dots.js";
+import { clockTime } from "../app/life.js";
+import { fill, makeTable } from "../charts/tables.js";
+import { bytes, count, element, milliseconds, setText, significant } from "../charts/theme.js";
+
+const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype", "ready at ms"];
+const RANKS = ["rank", "ready at", "waited", "reduced at", "hidden", "exposed", "gradient norm"];
+const RANK_TABLE = ["rank", "state", "step", "last event", "events", "dropped events", "process"];
+
+export class DetailView {
+  // close(): the reader closes the details; actions: {redraw(), say(text)}
+  constructor(close, actions) {
+    this.title = element("h4");
+    this.facts = element("div", { class: "ddp-summary" });
+    this.parameters = makeTable("Parameters, in the order of the bucket's buffer", PARAMETERS);
+    this.ranks = makeTable("On each rank, milliseconds from its backward begin", RANKS);
+    this.ranks.node.rows[0].cells[6].title = "Euclidean norm of the bucket's averaged gradients; known after “Compare gradients”";
+    const button = element("button", { type: "button", class: "ddp-button ddp-close", "aria-label": "close the bucket's details" }, "×");
+    button.addEventListener("click", close);
+    this.dots = new GradientDots(actions);
+    this.dotsTitle = element("div", { class: "ddp-summary" });
+    this.dotsPlace = element("div");
+    const scroll = (table) => element("div", { class: "ddp-table-scroll" }, table.node);
+    this.node = element(
+      "section",
+      { class: "ddp-detail", "aria-label": "details of a bucket", hidden: true },
+      button,
+      this.title,
+      this.facts,
+      this.dotsPlace,
+      element("div", { class: "ddp-columns" }, scroll(this.parameters), scroll(this.ranks)),
+    );
+  }
+
+  // gradients: of the kernel: {step, ranks, ms: [rank][parameter]} of this bucket, or undefined; compare: whether ranks
+  // can be asked for norms
+  draw(record, bucket, info, inspection, gradients, compare) {
+    this.node.hidden = bucket === null || bucket >= record.buckets;
+    if (this.node.hidden) return;
+    setText(this.title, `Bucket ${bucket} in step ${record.step}`);
+    const facts = [bytes(record.bytes[bucket])];
+    if (info) {
+      facts.push(count(info.parameters.length, "parameter"), `${info.dtype} on ${info.device}`);
+      facts.push(info.rebuilt ? "buckets rebuilt in the order in which gradients became ready" : "buckets in reverse order of registration");
+    } else facts.push("its parameters are not known yet");
+    setText(this.facts, facts.join(" · "));
+    this.drawDots(info, gradients);
+    const middle = (index) => (gradients ? median(gradients.ms.map((row) => row[index] ?? NaN)) : NaN);
+    const parameters = (info?.parameters ?? []).map((one, order) => [
+      String(order),
+      one.name,
+      one.shape.length ? one.shape.join(" × ") : "scalar",
+      one.numel.toLocaleString("en"),
+      bytes(one.bytes),
+      one.dtype,
+      milliseconds(middle(order)),
+    ]);
+    fill(this.parameters.body, parameters);
+    const norms = inspection?.buckets?.[bucket]?.norms ?? {};
+    this.ranks.node.rows[0].cells[6].hidden = !compare;
+    fill(this.ranks.body, record.ranks.map((rank, row) => rankLine(record, bucket, rank, row, norms[rank]).slice(0, compare ? 7 : 6)));
+  }
+
+  drawDots(info, gradients) {
+    const shown = Boolean(info && gradients);
+    if (shown !== this.dotsPlace.hasChildNodes()) this.dotsPlace.replaceChildren(...(shown ? [this.dotsTitle, this.dots.node] : []));
+    if (!shown) return;
+    setText(this.dotsTitle, `When each gradient was ready, step ${gradients.step}`);
+    this.dots.draw(gradients, info.parameters.map((one) => one.name));
+  }
+}
+
+function rankLine(record, bucket, rank, row, norm) {
+  const index = row * record.buckets + bucket;
+  const begin = record.bounds[row * 3];
+  return [
+    String(rank),
+    milliseconds(record.times[index * 4 + 1] - begin),
+    milliseconds(record.wait[index]),
+    milliseconds(record.times[index * 4 + 3] - begin),
+    milliseconds(record.hidden[index]),
+    milliseconds(record.exposed[index]),
+    norm === undefined ? "–" : significant(norm),
+  ];
+}
+
+const GROUPED = new Intl.NumberFormat("en");
+
+export class RankTable {
+  constructor() {
+    this.table = makeTable("Ranks", RANK_TABLE);
+    this.node = element("section", { class: "ddp-ranks", "aria-label": "ranks" }, element("div", { class: "ddp-table-scroll" }, this.table.node));
+  }
+
+  // past: of Life: what has ended, so that nothing grows older here; null while all is well; cluster: its name
+  draw(ranks, past, cluster) {
+    this.node.hidden = !ranks.length;
+    setText(this.table.node.caption, cluster ? `Ranks of ${cluster}` : "Ranks");
+    const hosts = new Set(ranks.map((one) => one.host));
+    const state = (one) => (past?.kernel && one.state !== "recorded" ? "unknown" : (one.state ?? "–"));
+    fill(this.table.body, ranks.map((one) => [
+      String(one.rank),
+      state(one),
+      one.step === null || one.step === undefined || one.step < 0 ? "–" : String(one.step),
+      past?.ended ? (one.lastEvent ? clockTime(one.lastEvent) : "–") : ago(one.lastEvent),
+      one.recorded === null || one.recorded === undefined ? "–" : GROUPED.format(one.recorded),
+      String(one.dropped ?? 0),
+      [one.device, one.pid && `pid ${one.pid}`, hosts.size > 1 && one.host].filter(Boolean).join(" · ") || "–",
+    ]));
+    [...this.table.body.rows].forEach((row, index) => {
+      const kind = `ddp-state ddp-state-${state(ranks[index])}`;
+      if (row.cells[1].className !== kind) row.cells[1].className = kind;
+      row.cells[5].classList.toggle("ddp-warning", ranks[index].dropped > 0);
+    });
+  }
+}
+
+function ago(at) {
+  if (at === null || at === undefined) return "–";
+  const seconds = Date.now() / 1000 - at;
+  if (seconds < 1) return "now";
+  return seconds < 120 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`;
+}

@@ -1,0 +1,174 @@
+// Gradients: norms before and after averaging, by rank and bucket; noise; where NaN came from; are the replicas equal?
+
+import { ChartCanvas, median } from "../charts/canvas.js";
+import { RANK_COLOURS } from "../charts/collective_picture.js";
+import { Asker, NeedsCluster, StatusLine, button, field, number, read } from "../app/control_status.js";
+import { CHART_HEIGHT, paintNorms } from "../charts/gradient_chart.js";
+import { paintHeat } from "../charts/heat.js";
+import { Twin, fill, makeTable } from "../charts/tables.js";
+import { bytes, count, element, milliseconds, setText, significant } from "../charts/theme.js";
+
+const COST = "Opt-in, it costs: a watched step reads each bucket twice more (0.12 ms for each MB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms for each MB).";
+const NONE = "No step has been watched. Switch it on above, or call model.watch_gradients(every=10) in the training code.";
+const NONE_HERE = "No step has been watched: model.watch_gradients(every=10) in the training code does it.";
+
+export class GradientsView {
+  // actions: {send(command), redraw(), say(text)}
+  constructor(actions) {
+    this.actions = actions;
+    this.asker = new Asker("watch", actions);
+    this.status = new StatusLine();
+    this.buildControls();
+    this.summary = element("p", { class: "ddp-sentence", role: "status" });
+    this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
+    this.legend = element("ul", { class: "ddp-legend", "aria-label": "legend" });
+    this.chart = new ChartCanvas("Norms of the gradients before and after averaging, over the watched steps", actions);
+    this.heading = element("div", { class: "ddp-summary" });
+    this.waits = new ChartCanvas("Each rank's norm in each bucket: how far from the ranks' mean, in percent", actions);
+    this.twin = new Twin("Watched steps, newest first", ["step", "before: smallest", "mean", "largest", "average", "noise scale", "not finite", "cost, ms"]);
+    this.checks = makeTable("Comparisons of the replicas, newest first", ["before step", "result", "ranks that hold the same", "cost, ms"]);
+    this.drift = element("div", { class: "ddp-table-scroll ddp-checks", tabindex: "0", role: "region", "aria-label": "comparisons of the replicas" }, this.checks.node);
+    this.pictures = element("div", {}, this.legend, this.chart.node, this.heading, this.waits.node, this.twin.node);
+    this.node = element("section", { class: "ddp-gradients", "aria-label": "gradients" }, element("h4", {}, "Gradients"), this.needs.node, this.notice, this.summary, this.pictures, this.drift);
+  }
+
+  buildControls() {
+    this.every = number("watch gradients every so many steps", "10", { min: "1", step: "1" });
+    this.apart = number("compare replicas every so many steps", "100", { min: "1", step: "1" });
+    const ask = (command) => this.asker.ask({ ...command, reducer: this.reducer });
+    this.watch = button("Watch", "from one of the next steps on", () => ask({ do: "gradients", every: read(this.every) ?? 0 }));
+    this.unwatch = button("Stop", "watch no more", () => ask({ do: "gradients", every: 0 }));
+    this.compare = button("Compare", "from one of the next steps on", () => ask({ do: "drift", every: read(this.apart) ?? 0 }));
+    this.uncompare = button("Stop", "compare no more", () => ask({ do: "drift", every: 0 }));
+    this.now = button("Check now", "between two steps if a cell trains, else at once", () => ask({ do: "check" }));
+    this.row = element("div", { class: "ddp-toolbar ddp-form" },
+      element("span", { class: "ddp-field" }, field("gradients of every", this.every, " steps"), this.watch, this.unwatch),
+      element("span", { class: "ddp-field" }, field("replicas every", this.apart, " steps"), this.compare, this.uncompare, this.now),
+    );
+    const cost = element("p", { class: "ddp-sentence ddp-muted" }, COST);
+    this.needs = new NeedsCluster(this.row, this.status.node, cost);
+  }
+
+  // known: of the kernel (gradients.py), undefined while it has not looked; watching: of its controls; step: that is chosen
+  draw(reducer, control, watching, known, step) {
+    this.reducer = reducer;
+    const live = this.needs.draw(control);
+    for (const one of this.row.querySelectorAll("button")) one.disabled = reducer === null;
+    this.unwatch.disabled ||= !watching?.gradients;
+    this.uncompare.disabled ||= !watching?.drift;
+    const state = live ? current(watching) : "";
+    this.status.draw(this.asker.state(control), [watching?.said, state].filter(Boolean).join(" "), watching?.error);
+    const [steps, drift] = [known?.steps ?? [], known?.drift ?? []];
+    this.pictures.hidden = !steps.length;
+    setText(this.summary, reducer === null ? "No model yet: wrap one in ddp_lab.DistributedDataParallel." : steps.length ? summarise(known) : live ? NONE : NONE_HERE);
+    const bad = steps.findLast((one) => one.bad);
+    const apart = drift.findLast((one) => !one.ok && !one.error);
+    this.notice.hidden = !bad && !apart;
+    setText(this.notice, [bad && badly(bad, steps), apart && driftWords(apart)].filter(Boolean).join("\n"));
+    this.drawChecks(drift);
+    if (steps.length) this.drawPictures(known, step);
+  }
+
+  drawPictures(known, step) {
+    const { steps, ranks, buckets } = known;
+    const shown = (steps.findLast((one) => one.step <= step) ?? steps.at(-1)).step;
+    this.drawLegend(ranks);
+    this.chart.label(`Gradients. ${this.summary.textContent}`);
+    const drawing = this.chart.begin(CHART_HEIGHT);
+    if (drawing) this.chart.finish(paintNorms(drawing, known, shown, (chosen) => this.actions.choose(chosen)));
+    this.twin.draw(() => steps.toReversed().slice(0, 100).map(row));
+    const found = buckets[shown];
+    setText(this.heading, found ? `Step ${shown}, by bucket: how far each rank's norm is from the ranks' mean, in percent. ${spread(found)}` : `Step ${shown}: its buckets are no longer held here; Timeline.gradients() has them.`);
+    this.waits.node.hidden = !found;
+    if (found) this.drawBuckets(found, ranks);
+  }
+
+  drawBuckets(found, ranks) {
+    const names = ranks.map((rank) => `rank ${rank}`);
+    const height = Math.min(Math.max(Math.floor(160 / names.length), 5), 20);
+    const means = found.after.map((_, bucket) => mean(found.before.map((norms) => norms[bucket])));
+    const value = (rowOf, bucket) => Math.abs(100 * ((found.before[rowOf][bucket] ?? means[bucket]) / means[bucket] - 1)) || 0;
+    const drawing = this.waits.begin(names.length * height + 36);
+    const grid = { title: "norm", rowNames: names, columns: found.after.length, value, columnName: String, axis: "bucket", unit: "% from the mean" };
+    const lines = (rowOf, bucket) => [`${names[rowOf]} · bucket ${bucket}`, ["norm before averaging", show(found.before[rowOf][bucket])], ["ranks' mean", show(means[bucket])], ["norm of the average", show(found.after[bucket])]];
+    if (drawing) this.waits.finish(paintHeat(drawing, 2, height, grid, lines));
+  }
+
+  drawLegend(ranks) {
+    const text = JSON.stringify(ranks);
+    if (text === this.legendText) return;
+    this.legendText = text;
+    const key = (style, name, title) => element("li", { title }, element("i", { class: "ddp-key", style, "aria-hidden": "true" }), name);
+    const lines = ranks.length > 8 ? [] : ranks.map((rank, index) => key(`height: 3px; background: ${RANK_COLOURS[index]}`, `rank ${rank}`, "norm of its own gradients"));
+    const own = [key("background: var(--ddp-band); opacity: 0.5", "smallest to largest rank", "norms before averaging"), key("height: 3px; background: var(--ddp-ink)", "average", "norm after averaging"), key("height: 3px; background: #cc79a7", "noise scale", "[McCandlish et al. 2018]: the batch, in batches of a rank, up to which more data per step still pays")];
+    this.legend.replaceChildren(...lines, ...own);
+  }
+
+  drawChecks(checks) {
+    this.drift.hidden = !checks.length;
+    const holders = (groups) => groups.map((ranks) => ranks.join(", ")).join(" | ");
+    fill(this.checks.body, checks.toReversed().map((one) => [String(one.step), one.error || (one.ok ? `equal (${bytes(one.bytes)})` : `differ: ${one.first}${one.differing > 1 ? ` and ${one.differing - 1} more` : ""}`), one.ok ? "all" : holders(one.groups), milliseconds(one.ms)]));
+    checks.toReversed().forEach((one, index) => this.checks.body.rows[index].classList.toggle("ddp-differs", !one.ok));
+  }
+}
+
+function mean(values) {
+  const known = values.filter((value) => value !== null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : NaN;
+}
+
+function show(value) {
+  return value === null ? "–" : significant(value);
+}
+
+function row(one) {
+  const known = one.before.filter((value) => value !== null);
+  const bad = one.bad ? `${one.bad.kind}: ${one.bad.parameter ? `${one.bad.parameter}, rank ${one.bad.rank}` : "average"}` : "";
+  const numbers = known.length ? [Math.min(...known), mean(known), Math.max(...known)] : [null, null, null];
+  return [String(one.step), ...numbers.map(show), show(one.after), show(one.noise), bad, one.ms.toFixed(2)];
+}
+
+function current(watching) {
+  if (!watching) return "";
+  const parts = [];
+  if (watching.gradients) parts.push(`Gradients of every ${ordinal(watching.gradients)} step are watched.`);
+  if (watching.drift) parts.push(`Replicas are compared before every ${ordinal(watching.drift)} step.`);
+  if (watching.pending) parts.push("A request waits for the next steps.");
+  return parts.join(" ");
+}
+
+function ordinal(value) {
+  if (value === 1) return "single";
+  const last = value % 100 > 10 && value % 100 < 14 ? 0 : value % 10;
+  return `${value}${["th", "st", "nd", "rd"][last] ?? "th"}`;
+}
+
+function summarise({ steps, ranks, noise_scale: noise }) {
+  const finite = steps.filter((one) => !one.bad && one.after !== null);
+  const wide = median(finite.map((one) => (Math.max(...one.before) - Math.min(...one.before)) / mean(one.before)));
+  const kept = median(finite.map((one) => one.after / mean(one.before)));
+  const parts = [`${count(steps.length, "watched step")}, the newest ${steps.at(-1).step}; watching one took ${milliseconds(median(steps.map((one) => one.ms)))} ms.`];
+  if (ranks.length > 1 && finite.length) parts.push(`Medians: the ranks' norms are spread over ${significant(100 * wide)} % of their mean; averaging leaves ${significant(100 * kept)} % of it.`);
+  if (noise !== null) parts.push(`Noise scale ${significant(noise)}: up to about ${noise < 1 ? "one batch" : `${significant(noise)} batches`} of a rank, more data per step still pays.`);
+  else if (ranks.length > 1) parts.push("Noise scale: none, the noise hides the gradient.");
+  return parts.join(" ");
+}
+
+function badly(one, steps) {
+  const others = steps.filter((step) => step.bad).length - 1;
+  const where = one.bad.parameter ? `first in the gradient of ${one.bad.parameter} on rank ${one.bad.rank}` : "in the average alone: each rank's own gradients were finite";
+  return `${one.bad.kind} in step ${one.step}: ${where}${others ? ` (and in ${count(others, "other watched step")})` : ""}.`;
+}
+
+function driftWords(one) {
+  const holders = one.groups.map((ranks) => `rank${ranks.length > 1 ? "s" : ""} ${ranks.join(", ")}`).join(" | ");
+  return `The replicas have drifted apart, seen before step ${one.step}: ${one.first}${one.differing > 1 ? ` and ${one.differing - 1} more` : ""}. Equal values are held by ${holders}.`;
+}
+
+function spread(found) {
+  const means = found.after.map((_, bucket) => mean(found.before.map((norms) => norms[bucket])));
+  const shares = found.after.map((value, bucket) => (100 * value) / means[bucket]).filter((value) => Number.isFinite(value));
+  if (!shares.length) return "";
+  const [least, most] = [significant(Math.min(...shares)), significant(Math.max(...shares))];
+  return `Averaging leaves ${least === most ? least : `${least} to ${most}`} % of a bucket's mean norm.`;
+}

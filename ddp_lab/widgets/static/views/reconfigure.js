@@ -1,0 +1,87 @@
+// Other buckets and comm hooks while training runs: what is asked for, and steps before and after it.
+
+import { BeforeAfterChart } from "./before_after.js";
+import { Asker, NeedsCluster, StatusLine, button, choice, field, number, read } from "../app/control_status.js";
+import { element, setText } from "../charts/theme.js";
+
+const ORDERS = [["", "as it is"], ["ready", "as gradients became ready"], ["reversed", "reverse registration"], ["registration", "registration"]];
+const HOOKS = ["none", "fp16", "bf16", "powersgd"];
+const TITLE = "Change buckets or comm hook while training runs";
+const TITLE_OF_THE_PAST = "Buckets or comm hook were changed while training ran";
+const WAYS = [["", "as they are"], ["cap", "one cap for all"], ["first", "a first bucket, and a cap"], ["list", "a list of caps"]];
+
+export class ReconfigureForm {
+  // actions: {send(command), redraw(), say(text)}
+  constructor(actions) {
+    this.asker = new Asker("reconfigure", actions);
+    this.status = new StatusLine();
+    this.way = choice("caps of the buckets", WAYS);
+    this.way.addEventListener("change", () => this.showInputs());
+    this.first = number("cap of the first bucket in MiB", "1");
+    this.cap = number("cap of a bucket in MiB", "25");
+    this.list = element("input", { type: "text", class: "ddp-text", "aria-label": "caps in MiB in the order of launch", placeholder: "1, 5, 25", size: "14" });
+    this.order = choice("order of the parameters", ORDERS);
+    const id = `ddp-hooks-${Math.random().toString(36).slice(2)}`;
+    this.hook = element("input", { type: "text", class: "ddp-text", "aria-label": "comm hook", placeholder: "as it is", list: id, size: "11", title: "none, fp16, bf16, powersgd, or a name given with DistributedDataParallel.define_comm_hook" });
+    const names = element("datalist", { id }, ...HOOKS.map((value) => element("option", { value })));
+    this.apply = button("Apply", "change between two steps (Enter)", () => this.ask(), { class: "ddp-button ddp-primary" });
+    this.back = button("Change back", "caps, order and hook as before the last change: measured twice is surer", () => this.undo());
+    this.inputs = { cap: field("cap", this.cap, "MiB"), first: field("first", this.first, "MiB"), list: field("caps", this.list, "MiB") };
+    const row = element("div", { class: "ddp-toolbar ddp-form" }, field("caps", this.way), this.inputs.first, this.inputs.cap, this.inputs.list, field("order", this.order), field("comm hook", this.hook, names), this.apply, this.back);
+    row.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && event.target.tagName === "INPUT") this.ask();
+    });
+    this.needs = new NeedsCluster(row, this.status.node);
+    this.chart = new BeforeAfterChart(actions);
+    this.node = element("details", { class: "ddp-reconfigure", "aria-label": "change buckets while training runs", open: true }, element("summary", { tabindex: "0" }, TITLE), this.needs.node, this.chart.node);
+    this.showInputs();
+  }
+
+  showInputs() {
+    const way = this.way.value;
+    this.inputs.cap.hidden = way !== "cap" && way !== "first";
+    this.inputs.first.hidden = way !== "first";
+    this.inputs.list.hidden = way !== "list";
+  }
+
+  ask() {
+    const way = this.way.value;
+    const change = { order: this.order.value || null, comm_hook: this.hook.value.trim() || null };
+    if (way === "cap" || way === "first") change.bucket_cap_mb = read(this.cap);
+    if (way === "first") change.first_bucket_mb = read(this.first);
+    if (way === "list") change.bucket_cap_mb_list = this.list.value.split(/[,;\s]+/).filter(Boolean).map(Number);
+    this.asker.ask({ change, reducer: this.reducer });
+  }
+
+  undo() {
+    this.asker.ask({ back: true, reducer: this.reducer });
+  }
+
+  // shown: {state, text, compared} of the kernel; possible: whether there are ranks to ask
+  draw(reducer, assignment, control, shown, possible) {
+    this.needs.node.hidden = !possible;
+    setText(this.node.firstChild, possible ? TITLE : TITLE_OF_THE_PAST);
+    this.reducer = reducer;
+    const live = this.needs.draw(control);
+    const compared = shown?.compared?.reducer === reducer ? shown.compared : undefined;
+    const under = shown?.state === "asked";
+    const state = this.asker.state(control);
+    this.apply.disabled = under || state === "asked";
+    this.back.hidden = !compared?.sides?.length;
+    this.back.disabled = this.apply.disabled;
+    this.status.draw(state, shown?.state === "failed" ? "" : shown?.text, shown?.state === "failed" ? shown.text : "");
+    this.node.hidden = !live && !control?.stopped && !compared?.sides?.length;
+    if (assignment && this.seen !== assignment.generation) {
+      this.seen = assignment.generation;
+      const caps = assignment.options?.bucket_cap_mb_list;
+      setPlaceholder(this.hook, assignment.options?.comm_hook ?? "none");
+      if (caps?.length) setPlaceholder(this.list, [...new Set(caps)].map((cap) => Number(cap.toPrecision(4))).join(", "));
+    }
+    this.chart.draw(compared);
+  }
+}
+
+function setPlaceholder(input, text) {
+  if (input.placeholder !== text) input.placeholder = text;
+}
+

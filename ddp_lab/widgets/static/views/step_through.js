@@ -1,0 +1,171 @@
+// Step through: training pauses at chosen points, and goes on by one event, one bucket, or to the next point.
+
+import { ChartCanvas } from "../charts/canvas.js";
+import { Asker, ModelChoice, NeedsCluster, StatusLine, button, choice, field, setOptions } from "../app/control_status.js";
+import { STATES, machineLayout, paintMachine } from "../charts/state_machine.js";
+import { Twin } from "../charts/tables.js";
+import { element, setText } from "../charts/theme.js";
+
+const POINTS = [
+  ["gradient_ready", "gradient ready", "a gradient has been computed; it is not yet in its bucket"],
+  ["bucket_ready", "bucket ready", "a bucket's last gradient has arrived; it is not yet launched"],
+  ["launched", "launched", "a bucket's collective has been started"],
+  ["reduced", "reduced", "a bucket's average is there; it is not yet written back"],
+];
+const STEPS = [["event", "Next event", "e"], ["bucket", "Next bucket", "b"], ["breakpoint", "Next breakpoint", "n"]];
+const EMPTY = "No model yet: wrap one in ddp_lab.DistributedDataParallel in a %%distributed cell.";
+
+export class StepThroughView {
+  // actions: {send(command), redraw(), say(text)}
+  constructor(actions) {
+    this.actions = actions;
+    this.asker = new Asker("step", actions);
+    this.status = new StatusLine();
+    this.ranks = new Map(); // rank -> checkbox
+    this.points = new Map(POINTS.map(([name, text, title]) => [name, check(text, title, name === "bucket_ready")]));
+    this.rankBox = element("span", { class: "ddp-field ddp-wrap", role: "group", "aria-label": "ranks that pause" });
+    this.names = element("input", { type: "text", class: "ddp-text", size: "12", placeholder: "all", "aria-label": "parameters whose name contains" });
+    this.names.addEventListener("input", () => actions.redraw());
+    this.matches = element("span", { class: "ddp-muted" });
+    this.buckets = element("input", { type: "text", class: "ddp-text", size: "7", placeholder: "all", "aria-label": "buckets", title: "e.g. 0, 2" });
+    this.node = element("section", { class: "ddp-step", "aria-label": "step through", tabindex: "-1" }, element("h4", {}, "Step through"), ...this.build());
+    this.node.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  build() {
+    const points = element("span", { class: "ddp-field ddp-wrap", role: "group", "aria-label": "points" }, ...[...this.points.values()].map((one) => one.node));
+    this.model = new ModelChoice(this.actions);
+    const where = element("div", { class: "ddp-toolbar ddp-form" }, this.model.node, element("span", { class: "ddp-field ddp-wrap" }, "pause at ", points), element("span", { class: "ddp-field ddp-wrap" }, "on ", this.rankBox), field("gradients of", this.names, this.matches), field("buckets", this.buckets));
+    this.pauseButton = button("Pause", "pause at these points from now on (key p)", () => this.pause(), { class: "ddp-button ddp-primary", "aria-keyshortcuts": "p" });
+    this.goOn = button("Continue", "no breakpoints: train at full speed (key c)", () => this.ask({ do: "continue" }), { "aria-keyshortcuts": "c" });
+    this.nexts = STEPS.map(([until, text, key]) => button(text, `${text.toLowerCase()} (key ${key})`, () => this.go(until), { "aria-keyshortcuts": key }));
+    this.who = choice("which ranks go on", [["", "all that pause"]]);
+    const keys = element("span", { class: "ddp-muted ddp-keys" }, "keys: p pause, c continue, e event, b bucket, n breakpoint");
+    const bar = element("div", { class: "ddp-toolbar ddp-form", role: "toolbar", "aria-label": "pause and go on" }, this.pauseButton, this.goOn, ...this.nexts, field("for", this.who), keys);
+    this.needs = new NeedsCluster(where, bar, this.status.node);
+    this.state = element("p", { class: "ddp-sentence", role: "status" });
+    this.chart = new ChartCanvas("The reducer of each rank as a state machine", this.actions);
+    this.twin = new Twin("Where each rank stands", ["rank", "step", "stands", ...STATES, "gradients missing"]);
+    return [this.needs.node, this.state, this.chart.node, this.twin.node];
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT"].includes(event.target.tagName) && event.target.type !== "checkbox") return;
+    const until = STEPS.find(([, , key]) => key === event.key)?.[0];
+    const does = { p: () => this.pause(), c: () => this.ask({ do: "continue" }) }[event.key] ?? (until && (() => this.go(until)));
+    if (!does || this.needs.fields.hidden || this.needs.fields.disabled) return;
+    event.preventDefault();
+    event.stopPropagation();
+    does();
+  }
+
+  ask(command) {
+    this.asker.ask({ reducer: this.reducer, ...command });
+  }
+
+  pause() {
+    const chosen = [...this.ranks].filter(([, one]) => one.box.checked).map(([rank]) => rank);
+    const all = chosen.length === this.ranks.size;
+    this.ask({
+      do: "pause",
+      points: [...this.points].filter(([, one]) => one.box.checked).map(([name]) => name),
+      ranks: all ? null : chosen,
+      parameters: this.askedNames(),
+      buckets: this.buckets.value.split(/[,;\s]+/).filter(Boolean).map(Number),
+    });
+  }
+
+  go(until) {
+    this.ask({ do: "go", until, ranks: this.who.value === "" ? null : [Number(this.who.value)] });
+  }
+
+  chosenNames() {
+    const part = this.names.value.trim();
+    return part ? (this.assignment?.parameters ?? []).map((one) => one.name).filter((name) => name.includes(part)) : [];
+  }
+
+  // Without a match the ranks refuse what was typed, and say which name is near.
+  askedNames() {
+    const part = this.names.value.trim();
+    const found = this.chosenNames();
+    return part && !found.length ? [part] : found;
+  }
+
+  // facts: of KernelFacts
+  draw(facts) {
+    const { control, stepping } = facts;
+    const { model: reducer, current: assignment } = this.model.pick(facts);
+    this.reducer = reducer;
+    this.assignment = assignment;
+    const live = this.needs.draw(control);
+    this.drawForm(assignment);
+    this.status.draw(this.asker.state(control), stepping?.said, stepping?.error);
+    const ranks = stepping?.ranks ?? [];
+    const paused = stepping?.paused ?? [];
+    for (const one of this.nexts) one.disabled = !paused.length;
+    setOptions(this.who, [["", "all that pause"], ...paused.map((rank) => [rank, `rank ${rank}`])]);
+    this.chart.node.hidden = this.twin.node.hidden = !ranks.length;
+    this.state.hidden = !live;
+    const text = headline(assignment, stepping);
+    if (live && text !== this.said) {
+      this.said = text;
+      if (paused.length) this.actions.say(ranks.filter((one) => one.kind === "paused").map((one) => `rank ${one.rank} ${one.text}`).join(". "));
+    }
+    setText(this.state, text);
+    if (ranks.length) this.drawMachine(ranks);
+  }
+
+  drawForm(assignment) {
+    const text = JSON.stringify(assignment?.group_ranks ?? []);
+    if (text !== this.shownRanks) {
+      this.shownRanks = text;
+      this.ranks = new Map((assignment?.group_ranks ?? []).map((rank) => [rank, check(`rank ${rank}`, "", true)]));
+      this.rankBox.replaceChildren(...[...this.ranks.values()].map((one) => one.node));
+    }
+    const part = this.names.value.trim();
+    setText(this.matches, part ? `${this.chosenNames().length} of ${assignment?.parameters.length ?? 0}` : "");
+  }
+
+  drawMachine(ranks) {
+    const width = Math.floor(this.chart.node.clientWidth);
+    if (width < 40) return;
+    const layout = machineLayout(ranks, width);
+    const drawing = this.chart.begin(layout.height);
+    if (drawing) this.chart.finish(paintMachine(drawing, layout));
+    this.chart.label(`State machine of ${ranks.length} ranks. ${ranks.map((one) => `Rank ${one.rank} ${one.text}`).join(". ")}.`);
+    this.twin.draw(() => ranks.map((one) => [String(one.rank), String(one.step), one.text, ...STATES.map((state) => names(one, state)), missing(one)]));
+  }
+}
+
+function check(text, title, checked) {
+  const box = element("input", { type: "checkbox" });
+  box.checked = checked;
+  return { box, node: element("label", { class: "ddp-field", title }, box, text) };
+}
+
+function names(rank, state) {
+  return rank.buckets.flatMap(([its], bucket) => (its === state ? [String(bucket)] : [])).join(", ") || "–";
+}
+
+function missing(rank) {
+  const all = rank.buckets.flatMap(([, , , some, more]) => [...some, ...(more ? [`and ${more} more`] : [])]);
+  return all.slice(0, 8).join(", ") || "–";
+}
+
+function headline(assignment, stepping) {
+  if (!assignment) return EMPTY;
+  if (stepping?.ended && !stepping.armed?.length) return "The breakpoints are gone, and pauses have ended: the cell was interrupted, or failed on a rank.";
+  const [armed, paused] = [stepping?.armed ?? [], stepping?.paused ?? []];
+  const list = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"} ${ranks.join(", ")}`;
+  if (paused.length) {
+    const since = Math.min(...stepping.ranks.map((one) => one.since ?? Infinity));
+    return `Training waits: ${list(paused)} ${paused.length === 1 ? "pauses" : "pause"}, since ${duration(Date.now() / 1000 - since)}. No timeout runs out meanwhile.`;
+  }
+  if (armed.length) return `Breakpoints are set on ${list(armed)}. No rank has come to one yet: let a cell train.`;
+  return "No breakpoints. Choose where to pause, press Pause, and let a cell train: it stops at the first such point.";
+}
+
+export function duration(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`;
+}

@@ -1,0 +1,185 @@
+// Gradient sync: one table row per bucket of the step that is shown.
+
+import { ChartCanvas } from "../charts/canvas.js";
+import { paintHeat } from "../charts/heat.js";
+import { asking } from "../app/life.js";
+import { Twin } from "../charts/tables.js";
+import { PARTS, bytes, count, element, milliseconds, setRows, setText, significant } from "../charts/theme.js";
+
+const COLUMNS = [
+  ["bucket", "number of the bucket; click for its parameters"],
+  ["size", "bytes of the bucket's buffer"],
+  ["all-reduce ms", "from the last rank's launch until the bucket is reduced on every rank"],
+  ["GB/s", "algorithm bandwidth: the bucket's bytes (1e9 a second) over its all-reduce"],
+  ["bus GB/s", "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks, what a ring moves over each link"],
+  ["of the link", "how near the all-reduce comes to what the link was measured to need for as many bytes, alone"],
+  ["longest wait ms", "how long the rank that launched first waited, and for which rank"],
+  ["hidden | exposed ms", "launched → reduced, mean over ranks: behind the backward's computation | after it"],
+];
+
+const LINK = 5; // the column "of the link"
+
+export class SyncView {
+  // actions: {select(bucket), compare(), redraw(), say(text)}
+  constructor(actions) {
+    this.actions = actions;
+    this.body = element("tbody");
+    const heads = COLUMNS.map(([name, title]) => element("th", { scope: "col", title }, name));
+    this.ofLink = heads[LINK];
+    this.table = element("table", { class: "ddp-sync-table" }, element("thead", {}, element("tr", {}, ...heads)), this.body);
+    this.summary = element("div", { class: "ddp-summary" });
+    this.button = element("button", { type: "button", class: "ddp-button" }, "Compare gradients");
+    this.button.title = "Compute on every rank whether its averaged gradients equal those of the other ranks";
+    this.button.addEventListener("click", () => this.actions.compare());
+    this.verdict = element("span", { class: "ddp-verdict", role: "status" });
+    this.comparison = element("div", { class: "ddp-compare" }, asking("ranks", this.button), this.verdict);
+    this.limit = element("div", { class: "ddp-summary ddp-limit" });
+    this.waits = new ChartCanvas("How long each rank waited for the last one, by bucket", actions);
+    this.twin = new Twin("Milliseconds that each rank waited for the last one", ["rank", "bucket by bucket", "sum"]);
+    this.node = element(
+      "section",
+      { class: "ddp-sync", "aria-label": "gradient synchronisation by bucket" },
+      element("h4", {}, "Gradient sync"),
+      this.summary,
+      element("div", { class: "ddp-table-scroll", tabindex: "0", role: "region", "aria-label": "gradient sync table" }, this.table),
+      this.limit,
+      this.comparison,
+      element("details", { class: "ddp-twin ddp-waits" }, element("summary", { tabindex: "0" }, "How long each rank waited"), element("div")),
+    );
+    this.details = this.node.querySelector(".ddp-waits");
+    this.details.addEventListener("toggle", () => {
+      this.details.lastChild.replaceChildren(...(this.details.open ? [this.waits.node, this.twin.node] : []));
+      this.actions.redraw();
+    });
+  }
+
+  // link: of the kernel: {ns: expected ns by bucket, limit: GB/s on the bus, from: in words} or undefined; means: what the
+  // ranks can be asked for (dashboard.py)
+  draw(record, selected, inspection, link, means) {
+    this.record = record;
+    this.comparison.hidden = !means.compare;
+    this.ofLink.hidden = !means.link;
+    const rows = measure(record);
+    const longest = Math.max(...rows.map((row) => row.hidden + row.exposed || 0), 1e-9);
+    setRows(this.body, record.buckets, (bucket) => this.makeRow(bucket));
+    const same = inspection?.buckets ?? {};
+    rows.forEach((row, bucket) => {
+      const line = this.body.rows[bucket];
+      const cells = line.cells;
+      setText(cells[0].firstChild, String(bucket));
+      setText(cells[1], bytes(row.bytes));
+      setText(cells[2], milliseconds(row.allReduce));
+      setText(cells[3], rate(row.bandwidth));
+      setText(cells[4], rate(row.bandwidth * ringFactor(record.rankCount)));
+      cells[LINK].hidden = !means.link;
+      const share = link?.ns?.[bucket] / (row.allReduce * 1e6);
+      setText(cells[LINK], share > 0 ? `${Math.round(100 * share)} %` : "–");
+      setText(cells[6], row.lastRank < 0 ? "–" : row.wait > 0 ? `${milliseconds(row.wait)} for rank ${row.lastRank}` : "–");
+      this.fillBar(cells[7], row, longest);
+      setText(cells[0].lastChild, same[bucket] === undefined ? "" : same[bucket].equal ? "=" : "≠");
+      line.classList.toggle("ddp-selected", bucket === selected);
+      line.classList.toggle("ddp-differs", same[bucket]?.equal === false);
+    });
+    setText(this.summary, summarise(record, rows));
+    this.drawVerdict(inspection);
+    const limit = means.link ? limitText(record, link) : "";
+    setText(this.limit, limit);
+    this.limit.hidden = !limit;
+    if (this.details.open) this.drawWaits(record);
+  }
+
+  drawWaits(record) {
+    const names = record.ranks.map((rank) => `rank ${rank}`);
+    const value = (row, bucket) => record.wait[row * record.buckets + bucket] || 0;
+    const rowHeight = Math.min(Math.max(Math.floor(160 / names.length), 5), 20);
+    const drawing = this.waits.begin(names.length * rowHeight + 36);
+    const grid = { title: "wait", rowNames: names, columns: record.buckets, value, columnName: String, axis: "bucket", unit: "ms" };
+    const lines = (row, bucket, last, ms) => [`${names[row]} · bucket ${bucket}${last > bucket ? `–${last}` : ""}`, ["waited for the last rank", `${milliseconds(ms)} ms`]];
+    if (drawing) this.waits.finish(paintHeat(drawing, 2, rowHeight, grid, lines, (_, bucket) => this.actions.select(bucket)));
+    const buckets = [...Array(record.buckets).keys()];
+    this.twin.draw(() => names.map((name, row) => [name, buckets.map((bucket) => milliseconds(value(row, bucket))).join("  "), milliseconds(buckets.reduce((sum, bucket) => sum + value(row, bucket), 0))]));
+  }
+
+  // How long each rank waited, for the tooltip.
+  waitsOf(bucket) {
+    const { ranks, wait, buckets } = this.record;
+    const lines = ranks.map((rank, row) => `rank ${rank}: ${milliseconds(wait[row * buckets + bucket])} ms`);
+    return `waited for the last rank\n${lines.slice(0, 16).join("\n")}${lines.length > 16 ? "\n…" : ""}`;
+  }
+
+  makeRow(bucket) {
+    const number = element("button", { type: "button", class: "ddp-link", title: `parameters of bucket ${bucket}` }, String(bucket));
+    const mark = element("span", { class: "ddp-mark", title: "=: gradients equal on all ranks; ≠: they differ" });
+    const row = element("tr", {}, element("th", { scope: "row" }, number, mark));
+    for (let column = 1; column < COLUMNS.length; column++) row.append(element("td"));
+    const part = (index) => element("i", { class: `ddp-bar ddp-bar-${PARTS[index].name}` });
+    row.cells[7].append(element("span", { class: "ddp-bars" }, part(3), part(4)), element("span", { class: "ddp-figures" }));
+    row.addEventListener("click", () => this.actions.select(bucket));
+    row.cells[6].addEventListener("pointerenter", (event) => (event.target.title = this.waitsOf(bucket)));
+    return row;
+  }
+
+  fillBar(cell, row, longest) {
+    const [hidden, exposed] = cell.firstChild.children;
+    hidden.style.width = `${((row.hidden || 0) / longest) * 100}%`;
+    exposed.style.width = `${((row.exposed || 0) / longest) * 100}%`;
+    setText(cell.lastChild, `${milliseconds(row.hidden)} | ${milliseconds(row.exposed)}`);
+  }
+
+  drawVerdict(inspection) {
+    const state = inspection?.state;
+    this.button.disabled = state === "asked";
+    this.verdict.className = `ddp-verdict ddp-${state ?? "none"}`;
+    setText(this.verdict, inspection?.text ?? "");
+  }
+}
+
+// GB/s, as the column's head says; what is below 10 MB/s bears a unit of its own: its digits would not fit otherwise.
+function rate(value) {
+  const rounded = Number(value.toPrecision(2));
+  if (!(rounded > 0 && rounded < 0.01)) return significant(value);
+  const [unit, factor] = [["MB/s", 1e3], ["kB/s", 1e6], ["B/s", 1e9]].find(([, one]) => rounded * one > 0.999) ?? ["B/s", 1e9];
+  const number = (value * factor).toPrecision(2);
+  return `${number.includes("e") ? Number(number) : number} ${unit}`;
+}
+
+// A ring of n ranks moves so many times the buffer over each link.
+function ringFactor(ranks) {
+  return ranks > 1 ? (2 * (ranks - 1)) / ranks : NaN;
+}
+
+function limitText(record, link) {
+  if (record.rankCount < 2) return "";
+  if (!link?.ns) return "Limit of the link: not measured. lab.measure_link() does it, in about a second.";
+  return `Limit of the link: ${significant(link.limit)} GB/s on the bus for large buffers (${link.from}).`;
+}
+
+// Per bucket: what the table shows; means over the ranks whose events have arrived.
+function measure(record) {
+  const rows = [];
+  for (let bucket = 0; bucket < record.buckets; bucket++) {
+    const column = (values) => record.ranks.map((_, row) => values[row * record.buckets + bucket]).filter((value) => !Number.isNaN(value));
+    const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : NaN);
+    rows.push({
+      bytes: record.bytes[bucket],
+      allReduce: record.allReduce[bucket],
+      bandwidth: record.bandwidth[bucket],
+      lastRank: record.lastRank[bucket],
+      wait: Math.max(0, ...column(record.wait)),
+      hidden: mean(column(record.hidden)),
+      exposed: mean(column(record.exposed)),
+    });
+  }
+  return rows;
+}
+
+// One sentence on the step: how much of the communication was hidden, and who made whom wait longest.
+function summarise(record, rows) {
+  const parts = [];
+  if (record.hiddenFraction !== null) {
+    parts.push(`${Math.round(record.hiddenFraction * 100)} % of the communication hidden behind the backward`);
+  }
+  const wait = rows.reduce((best, row, bucket) => (row.wait > (rows[best]?.wait ?? 0) ? bucket : best), -1);
+  if (wait >= 0) parts.push(`longest wait ${milliseconds(rows[wait].wait)} ms for rank ${rows[wait].lastRank} in bucket ${wait}`);
+  return parts.length ? `Step ${record.step}: ${parts.join("; ")}.` : `Step ${record.step}: ${count(record.buckets, "bucket")}.`;
+}

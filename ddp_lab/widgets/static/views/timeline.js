@@ -1,0 +1,204 @@
+// The bucket timeline: a canvas that scrolls and zooms, of one step or several.
+
+import { sizeCanvas } from "../charts/canvas.js";
+import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, extent, layOut } from "../steps/lanes.js";
+import { chooseSteps, joinNarrow } from "../steps/many_steps.js";
+import { outsideSpans, wholeBegin } from "../steps/marks.js";
+import { bytes, count, element, makeFills, milliseconds, readTheme } from "../charts/theme.js";
+import { paint } from "../charts/timeline_paint.js";
+import { TimelinePointer } from "../charts/timeline_pointer.js";
+import { Tip } from "../charts/tip.js";
+
+const HEIGHTS = [150, 460];
+const ROW = 16;
+
+export class TimelineView {
+  // actions: {select(bucket), step(by), redraw(), say(text)}; describe(record, bucket) -> parameters of a bucket, or undefined
+  constructor(root, actions, describe, marks) {
+    this.root = root;
+    this.actions = actions;
+    this.describe = describe;
+    this.marks = marks;
+    this.canvas = element("canvas", { role: "img", "aria-label": "bucket timeline" });
+    this.spacer = element("div", { class: "ddp-spacer" }, this.canvas);
+    this.scroller = element(
+      "div",
+      {
+        class: "ddp-scroll",
+        tabindex: "0",
+        role: "application",
+        "aria-label":
+          "Bucket timeline. Up and down: bucket. Left and right: rank. Enter: details. Page up and down: step. Plus, minus, 0: zoom. Shift and left or right: pan.",
+      },
+      this.spacer,
+    );
+    this.tip = new Tip();
+    this.node = element("div", { class: "ddp-timeline" }, this.scroller, this.tip.node);
+    this.axis = "common";
+    this.mode = "one"; // of many_steps.js
+    this.whole = false; // from the end of the step before, not from the backward's begin
+    this.window = null;
+    this.brush = null; // the pixels between which time is being chosen
+    this.cursor = null;
+    this.automatic = 0;
+    this.pointer = new TimelinePointer(this, (record, row, bucket) => [
+      ...(bucket < 0 ? headerLines(record, row, marks) : tipLines(record, row, bucket, describe(record, bucket))),
+      ...marks.faultsIn(record, row).map((name) => ["on purpose", name]),
+    ]);
+  }
+
+  // Reads the sizes that `draw` needs.
+  measure(record) {
+    this.fitHeight(record);
+    const { clientWidth, clientHeight, scrollTop } = this.scroller;
+    return { width: Math.floor(clientWidth), height: clientHeight, scroll: scrollTop };
+  }
+
+  // Draws `record`, and of `records` the steps before it that the mode asks for; `selected` is the bucket whose details are open.
+  // Returns whether there was room: while JupyterLab changes its theme there may be none for a moment.
+  draw(record, records, { width, height, scroll }, selected, live) {
+    this.record = record;
+    if (width < 40) return false;
+    this.steps = chooseSteps(records, record, this.mode);
+    const range = this.window ?? this.automaticWindow(record, live);
+    const visible = [scroll, scroll + height - AXIS_HEIGHT];
+    this.layouts = this.steps.map(({ record: one, shift }) => layOut(one, { width, height, axis: this.axis, window: range, shift, visible }));
+    this.layout = this.layouts.at(-1);
+    const content = `${Math.max(this.layout.contentHeight + AXIS_HEIGHT, height)}px`;
+    if (this.spacer.style.height !== content) this.spacer.style.height = content;
+    const pen = sizeCanvas(this.canvas, width, height);
+    const ratio = window.devicePixelRatio || 1;
+    if (this.ratio !== ratio || !this.fills) [this.ratio, this.fills] = [ratio, makeFills(pen, ratio)];
+    this.theme ??= readTheme(this.root);
+    const { fills, axis, cursor, brush, marks, theme } = this;
+    const drawn = this.steps.map(({ record: one, shift }, index) => ({ record: one, shift, layout: this.layouts[index], bars: joinNarrow(this.layouts[index].bars) }));
+    const over = this.mode.startsWith("over") && drawn.length > 1;
+    paint(pen, drawn, { width, height, scroll, theme, fills, selected, cursor, axis, brush, marks, over, first: drawn.length > 1 && !over ? drawn[0].record.step : null });
+    this.pointer.showTip();
+    return true;
+  }
+
+  automaticWindow(record, live) {
+    const [first] = this.steps;
+    const begin = this.whole ? wholeBegin(first.record) : 0;
+    const [earliest, steady] = this.steady(record, live && this.steps.length === 1);
+    const ends = this.steps.map(({ record: one, shift }) => shift + Math.max(0, ...one.bounds.filter((value) => !Number.isNaN(value))) * 1.02);
+    return [Math.min(earliest, begin), Math.max(steady + this.steps.at(-1).shift, ...ends)];
+  }
+
+  // The step drawn at a pixel: the last one that begins before it.
+  recordAt(x) {
+    if (!this.mode.startsWith("row") || !this.layout) return this.record;
+    const at = this.layout.scale.value(x);
+    return (this.steps.findLast(({ shift }) => shift <= at) ?? this.steps[0]).record;
+  }
+
+  fitHeight(record) {
+    const shape = `${record.rankCount} ${record.buckets}`;
+    if (shape === this.shape) return;
+    this.shape = shape;
+    const wanted = record.rankCount * (HEADER_HEIGHT + GROUP_GAP + record.buckets * ROW) + AXIS_HEIGHT;
+    this.scroller.style.height = `${Math.min(Math.max(wanted, HEIGHTS[0]), HEIGHTS[1])}px`;
+    this.cursor = null;
+  }
+
+  steady(record, live) {
+    const zero = new Float64Array(record.rankCount);
+    if (this.axis === "rank") zero.forEach((_, row) => (zero[row] = record.bounds[row * 3] || 0));
+    const [earliest, latest] = extent(record, zero);
+    const needed = latest > 0 ? latest * 1.02 : 1;
+    const shrinks = record.complete && needed < this.automatic * 0.6;
+    if (!live || needed > this.automatic || shrinks) this.automatic = live ? needed * 1.1 : needed;
+    return [Math.min(0, earliest), this.automatic];
+  }
+
+  setAxis(axis) {
+    this.axis = axis;
+    this.automatic = 0;
+    this.setWindow(null);
+  }
+
+  setMode(mode) {
+    this.mode = mode;
+    this.automatic = 0;
+    this.setWindow(null);
+  }
+
+  setWhole(whole) {
+    this.whole = whole;
+    this.setWindow(null);
+  }
+
+  setBrush(brush) {
+    this.brush = brush;
+    this.actions.redraw();
+  }
+
+  setWindow(range) {
+    this.window = range;
+    this.node.classList.toggle("ddp-zoomed", range !== null);
+    this.actions.redraw();
+  }
+
+  zoom(factor, at) {
+    if (!this.layout) return;
+    const [first, last] = this.layout.window;
+    const middle = at ?? (first + last) / 2;
+    const size = Math.min(Math.max((last - first) * factor, 1e-3), 1e6);
+    const share = (middle - first) / (last - first);
+    this.setWindow([middle - size * share, middle + size * (1 - share)]);
+  }
+
+  pan(milliseconds_) {
+    const [first, last] = this.layout.window;
+    this.setWindow([first + milliseconds_, last + milliseconds_]);
+  }
+
+  setCursor(cursor) {
+    this.cursor = cursor;
+    if (cursor && this.layout) {
+      const y = cursor.row * this.layout.group + HEADER_HEIGHT + cursor.bucket * this.layout.rowHeight;
+      const plot = this.scroller.clientHeight - AXIS_HEIGHT;
+      const top = this.scroller.scrollTop;
+      if (y < top + HEADER_HEIGHT) this.scroller.scrollTop = y - HEADER_HEIGHT;
+      else if (y + this.layout.rowHeight > top + plot) this.scroller.scrollTop = y + this.layout.rowHeight - plot;
+    }
+    this.actions.redraw();
+  }
+}
+
+// What a rank did in a step, one after the other: the lines of its header.
+export function headerLines(record, row, marks) {
+  const [begin, finalize, end] = record.bounds.subarray(row * 3, row * 3 + 3);
+  const spans = outsideSpans(record, row, marks).map((one) => [one.name, `${milliseconds(one.end - one.begin)} ms`]);
+  const from = Number.isNaN(record.outside[row * 3]) ? begin : record.outside[row * 3];
+  const inside = marks.of(record, row, from, end).map(({ at, name }) => [`mark ${name} at`, `${milliseconds(at - begin)} ms`]);
+  const exposed = ["exposed communication", `${milliseconds(record.busy[row * 2 + 1])} ms`];
+  return [`step ${record.step} · rank ${record.ranks[row]}`, ...spans, ["backward", `${milliseconds(finalize - begin)} ms`], ["finalize", `${milliseconds(end - finalize)} ms`], exposed, ...inside.slice(0, 8)];
+}
+
+// What is known about one bucket on one rank: a title, then [name, value] pairs.
+export function tipLines(record, row, bucket, info) {
+  const index = row * record.buckets + bucket;
+  const [first, ready, launched, reduced] = record.times.subarray(index * 4, index * 4 + 4);
+  const begin = record.bounds[row * 3];
+  const from = Number.isNaN(first) ? ready : first;
+  const span = (value) => `${milliseconds(value)} ms`;
+  const lines = [
+    `step ${record.step} · rank ${record.ranks[row]} · bucket ${bucket}`,
+    ["size", `${bytes(info?.bytes ?? record.bytes[bucket])}${info ? `, ${count(info.parameters.length, "parameter")}` : ""}`],
+    ["first gradient ready at", span(from - begin)],
+    ["filling", span(ready - from)],
+    ["queued", span(launched - ready)],
+  ];
+  const last = record.lastRank[bucket];
+  const late = last >= 0 && last !== record.ranks[row];
+  lines.push([late ? `waiting for rank ${last}` : "waiting", span(record.wait[index])]);
+  lines.push(["all-reduce", span(record.allReduce[bucket])]);
+  lines.push(["reduced at", Number.isNaN(reduced) ? "not yet" : span(reduced - begin)]);
+  lines.push(["hidden / exposed", `${milliseconds(record.hidden[index])} / ${span(record.exposed[index])}`]);
+  if (record.device && !Number.isNaN(record.device[index * 2])) {
+    lines.push(["on the device", span(record.device[index * 2 + 1] - record.device[index * 2])]);
+  }
+  return lines;
+}

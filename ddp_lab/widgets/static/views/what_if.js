@@ -1,0 +1,207 @@
+// What if: sliders, the predicted step by phase and bucket beside the recorded one, and the button that tries it.
+
+import { ChartCanvas, roundMarks, sizeCanvas } from "../charts/canvas.js";
+import { decodeSteps } from "../steps/decode.js";
+import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, layOut } from "../steps/lanes.js";
+import { asking } from "../app/life.js";
+import { joinNarrow } from "../steps/many_steps.js";
+import { MarkStore, wholeBegin } from "../steps/marks.js";
+import { PHASES } from "../steps/breakdown.js";
+import { Twin, fill, makeTable } from "../charts/tables.js";
+import { count, element, makeFills, milliseconds, readTheme, setText } from "../charts/theme.js";
+import { paint } from "../charts/timeline_paint.js";
+import { makeLegend } from "../app/toolbar.js";
+import { WhatIfSliders } from "./what_if_sliders.js";
+
+const ROWS = { recorded: "recorded", same: "simulated as recorded", predicted: "what if" };
+const [LEFT, RIGHT, BAR, GAP, AXIS] = [152, 74, 22, 6, 32];
+const ROW_SIZES = [3, 12]; // of a bucket
+const HEIGHTS = [90, 320]; // of a picture; one that needs more is scrolled
+const signed = (value) => `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(value).toFixed(1)} %`;
+
+export class WhatIfView {
+  // actions: {send(command), redraw(), say(text)}
+  constructor(actions) {
+    this.actions = actions;
+    this.number = 0;
+    this.sliders = new WhatIfSliders(() => this.ask());
+    this.empty = element("p", { class: "ddp-empty" });
+    this.summary = element("div", { class: "ddp-summary", role: "status" });
+    this.chart = new ChartCanvas("Recorded and predicted step by phase, in milliseconds", actions);
+    const keys = PHASES.map((one) => element("li", { title: one.title }, element("i", { class: "ddp-key", style: `background: ${one.colour}`, "aria-hidden": "true" }), one.name));
+    this.pictures = { recorded: new StepPicture("recorded buckets"), predicted: new StepPicture("predicted buckets") };
+    this.run = element("button", { class: "ddp-button", type: "button" }, "Run it");
+    this.run.addEventListener("click", () => this.actions.send({ type: "what if run", cap: this.sliders.chosen.cap }));
+    this.why = element("span", { class: "ddp-muted", role: "status" });
+    this.scores = makeTable("Predictions that were run, milliseconds a step", ["bucket cap", "predicted", "measured", "error", ["gain predicted", "over what the model has"], ["gain measured", "over what the model has, in turns with it"]]);
+    this.scored = element("div", { class: "ddp-table-scroll ddp-what-if-scores", tabindex: "0", role: "region", "aria-label": "predictions that were run" }, this.scores.node);
+    this.twin = new Twin("Milliseconds by phase", ["phase", ...Object.values(ROWS), "change"]);
+    this.content = element(
+      "div",
+      {},
+      asking("kernel", this.sliders.node),
+      this.summary,
+      element("ul", { class: "ddp-legend", "aria-label": "legend, from left to right" }, ...keys),
+      this.chart.node,
+      makeLegend(),
+      element("div", { class: "ddp-what-if-steps" }, ...Object.values(this.pictures).map((one) => one.node)),
+      element("div", { class: "ddp-what-if-run" }, asking("ranks", this.run), this.why),
+      this.scored,
+      this.twin.node,
+    );
+    this.node = element("section", { class: "ddp-what-if", "aria-label": "what if" }, element("h4", {}, "What if"), this.empty, this.content);
+  }
+
+  ask() {
+    this.number += 1;
+    this.askedAt = performance.now();
+    this.actions.send({ type: "what if", number: this.number, ...this.sliders.chosen });
+    this.drawRun();
+  }
+
+  // record: the recorded step that is shown elsewhere, null before the first; records: all of the model; prediction, trial:
+  // traits of the kernel; means: what the ranks can be asked for; gone: what has happened to the kernel, if something has
+  draw({ record, records, prediction: answer, trial, means, gone }) {
+    this.trial = trial;
+    const ready = answer?.state === "ready";
+    this.empty.hidden = ready;
+    this.content.hidden = !ready;
+    if (!ready) {
+      setText(this.empty, gone ? `${gone}: nothing had been predicted until then.` : (answer?.text ?? ""));
+      return;
+    }
+    this.answer = answer;
+    this.sliders.draw(answer.limits, means?.link);
+    this.take(answer);
+    this.drawText(answer);
+    this.drawChart(answer);
+    const whole = (one) => one && one.complete && !one.abandoned;
+    this.drawSteps(whole(record) ? record : (records ?? []).findLast((one) => whole(one) && one.step <= (record?.step ?? Infinity)) ?? null, record);
+    this.drawRun();
+  }
+
+  // Decodes a new prediction.
+  take(answer) {
+    if (answer.body === this.body) return;
+    this.body = answer.body;
+    [this.predicted] = decodeSteps(answer.header, answer.body);
+    if (this.askedAt && answer.number === this.number) {
+      this.node.dataset.answered = String(answer.number);
+      this.node.dataset.milliseconds = String(Math.round(performance.now() - this.askedAt));
+      this.askedAt = null;
+    }
+  }
+
+  drawText(answer) {
+    const { recorded, same, predicted } = answer;
+    const change = 100 * (predicted.step / same.step - 1);
+    const off = 100 * (same.step / recorded.step - 1);
+    const what = this.sliders.moved ? `Predicted: ${milliseconds(predicted.step)} ms a step, ${signed(change)}${Math.abs(off) < 0.5 ? "" : " against the same simulation of what was recorded"}.` : "Move a slider: the prediction follows.";
+    const agrees = Math.abs(off) < 0.5 ? "" : `; the simulator makes it ${milliseconds(same.step)} (${signed(off)})`;
+    setText(this.summary, `Recorded: ${milliseconds(recorded.step)} ms a step${agrees}. ${what} ${answer.about}`);
+    this.twin.draw(() =>
+      [...PHASES.map(({ key, name }) => [key, name]), ["step", "step"]].map(([key, name]) => [name, ...Object.keys(ROWS).map((row) => milliseconds(answer[row][key])), milliseconds(predicted[key] - same[key])]),
+    );
+  }
+
+  drawChart(answer) {
+    const rows = Object.entries(ROWS);
+    const drawing = this.chart.begin(rows.length * (BAR + GAP) + AXIS);
+    if (!drawing) return;
+    const { pen, width, theme } = drawing;
+    const top = Math.max(...rows.map(([row]) => answer[row].step));
+    const x = (value) => LEFT + ((width - LEFT - RIGHT) * value) / top;
+    const bottom = rows.length * (BAR + GAP);
+    paintMarks(pen, theme, roundMarks(top, width < 500 ? 3 : 6), x, bottom);
+    const regions = rows.flatMap(([row, name], index) => {
+      const y = index * (BAR + GAP);
+      pen.fillStyle = theme.ink;
+      pen.textAlign = "right";
+      pen.font = `${row === "predicted" ? "600 " : ""}12px ${theme.font}`;
+      pen.fillText(name, LEFT - 8, y + BAR / 2);
+      let sum = 0;
+      const made = PHASES.map(({ key, name: phase, colour }) => {
+        const [begin, end] = [x(sum), x(sum + answer[row][key])];
+        sum += answer[row][key];
+        pen.fillStyle = colour;
+        pen.fillRect(begin, y, Math.max(end - begin, 0), BAR);
+        return { key: `${row} ${key}`, x: begin, y, width: Math.max(end - begin, 0), height: BAR, lines: () => [name, [phase, `${milliseconds(answer[row][key])} ms`], ["step", `${milliseconds(answer[row].step)} ms`]] };
+      });
+      pen.fillStyle = theme.ink;
+      pen.textAlign = "left";
+      pen.fillText(`${milliseconds(answer[row].step)} ms`, x(sum) + 6, y + BAR / 2);
+      return made.filter((one) => one.width > 0);
+    });
+    this.chart.label(`${this.summary.textContent}`);
+    this.chart.finish(regions);
+  }
+
+  // Both steps on the same axis of time, from the begin of the backward.
+  drawSteps(record, chosen) {
+    const shown = { recorded: record, predicted: this.predicted };
+    const known = Object.values(shown).filter(Boolean);
+    const last = Math.max(...known.map((one) => Math.max(0, ...one.bounds.filter((value) => !Number.isNaN(value)))));
+    const window = [Math.min(0, ...known.map(wholeBegin).filter((value) => !Number.isNaN(value))), last * 1.02 || 1];
+    const titles = { recorded: record ? `recorded, step ${record.step}${record === chosen ? "" : ` (the last that ended)`}` : "recorded", predicted: "predicted" };
+    for (const [name, picture] of Object.entries(this.pictures)) picture.draw(shown[name], window, titles[name]);
+  }
+
+  drawRun() {
+    const { answer, trial, sliders } = this;
+    if (!answer || !trial) return;
+    const running = trial.state === "running";
+    this.run.disabled = running || Boolean(trial.why) || !sliders.onlyCap;
+    const hint = sliders.onlyCap ? "The ranks that train now take turns with it and with what they have; then they have what they had." : "Choose a bucket cap, and nothing else: that is what these ranks can try.";
+    setText(this.why, running || trial.state === "failed" ? trial.text : trial.why || hint);
+    this.why.classList.toggle("ddp-warning", trial.state === "failed");
+    this.scored.hidden = !trial.scores.length;
+    const rows = trial.scores.toReversed().map((one) => [one.setting, milliseconds(one.predicted), milliseconds(one.measured), signed(one.error), signed(one.gainPredicted), signed(one.gainMeasured)]);
+    fill(this.scores.body, rows);
+    if (rows.length !== this.told && rows.length) {
+      this.told = rows.length;
+      this.actions.say(`${rows[0][0]}: predicted ${rows[0][1]} milliseconds, measured ${rows[0][2]}, error ${rows[0][3]}`);
+    }
+  }
+}
+
+function paintMarks(pen, theme, marks, x, bottom) {
+  pen.font = `11px ${theme.font}`;
+  pen.textAlign = "center";
+  for (const mark of marks) {
+    pen.strokeStyle = theme.grid;
+    pen.beginPath();
+    pen.moveTo(Math.round(x(mark)) + 0.5, 0);
+    pen.lineTo(Math.round(x(mark)) + 0.5, bottom);
+    pen.stroke();
+    pen.fillStyle = theme.muted;
+    pen.fillText(String(Number(mark.toPrecision(3))), x(mark), bottom + 8);
+  }
+  pen.fillText("ms", x(marks.at(-1) / 2), bottom + 22);
+}
+
+// One step's buckets, drawn as in the timeline.
+class StepPicture {
+  constructor(label) {
+    this.canvas = element("canvas", { role: "img", "aria-label": label });
+    this.title = element("h4", {}, label);
+    this.scroller = element("div", { class: "ddp-what-if-scroll", tabindex: "0", role: "region", "aria-label": label }, this.canvas);
+    this.node = element("div", { class: "ddp-what-if-step" }, this.title, this.scroller);
+    this.marks = new MarkStore();
+  }
+
+  draw(record, window_, title) {
+    setText(this.title, title);
+    const width = Math.floor(this.scroller.clientWidth);
+    if (width < 40 || !record) return;
+    const [needed, wanted] = ROW_SIZES.map((row) => record.rankCount * (HEADER_HEIGHT + GROUP_GAP + record.buckets * row) + AXIS_HEIGHT);
+    const height = Math.max(Math.min(wanted, HEIGHTS[1]), HEIGHTS[0], needed);
+    const pen = sizeCanvas(this.canvas, width, height);
+    const ratio = window.devicePixelRatio || 1;
+    if (this.ratio !== ratio || !this.fills) [this.ratio, this.fills] = [ratio, makeFills(pen, ratio)];
+    const layout = layOut(record, { width, height, axis: "common", window: window_ });
+    const view = { width, height, scroll: 0, theme: readTheme(this.node), fills: this.fills, selected: null, cursor: null, axis: "common", brush: null, marks: this.marks, over: false, first: null };
+    paint(pen, [{ record, shift: 0, layout, bars: joinNarrow(layout.bars) }], view);
+    const exposed = Math.max(...Array.from(record.ranks, (_, row) => record.busy[row * 2 + 1] || 0));
+    this.canvas.setAttribute("aria-label", `${title}: ${count(record.rankCount, "rank")}, ${count(record.buckets, "bucket")}, up to ${milliseconds(exposed)} ms of exposed communication`);
+  }
+}

@@ -1,0 +1,113 @@
+// The sliders of the what-if view: each starts where the recording is, and says so.
+
+import { element, setText, significant } from "../charts/theme.js";
+
+const NAMES = { world: "world size", bandwidth: "bandwidth", latency: "latency", cap: "bucket cap" };
+const HELP = {
+  world: "Ranks that train. The recorded ranks stand for all.",
+  bandwidth: "Of a rank's link, as the fitted all-reduce has it.",
+  latency: "Of one message between two ranks.",
+  cap: "Size at which a bucket is closed.",
+};
+
+const nearest = (values, wanted) => values.reduce((best, value, index) => (Math.abs(Math.log(value / wanted)) < Math.abs(Math.log(values[best] / wanted)) ? index : best), 0);
+const unit = { world: (value) => `${value.toLocaleString("en")} ranks`, bandwidth: (value) => `${significant(value)} Gbit/s`, latency: (value) => `${significant(value)} µs`, cap: (value) => `${significant(value)} MiB` };
+
+export class WhatIfSliders {
+  // changed(): a slider was moved
+  constructor(changed) {
+    this.changed = changed;
+    this.chosen = { world: null, bandwidth: null, latency: null, cap: null, without: false };
+    this.rows = Object.fromEntries(Object.keys(NAMES).map((name) => [name, this.row(name)]));
+    this.without = element("input", { type: "checkbox" });
+    this.without.addEventListener("change", () => this.choose("without", this.without.checked));
+    this.withoutText = element("span", {}, "without the straggler");
+    this.reset = element("button", { class: "ddp-button", type: "button" }, "As recorded");
+    this.reset.addEventListener("click", () => this.back());
+    this.node = element(
+      "div",
+      { class: "ddp-what-if-sliders" },
+      ...Object.values(this.rows).map((one) => one.node),
+      element("div", { class: "ddp-what-if-row" }, element("label", { class: "ddp-field" }, this.without, this.withoutText), this.reset),
+    );
+  }
+
+  row(name) {
+    const range = element("input", { type: "range", class: "ddp-range", min: "0", max: "1", step: "1", "aria-label": NAMES[name], title: HELP[name] });
+    const value = element("output", { class: "ddp-what-if-value" });
+    range.addEventListener("input", () => this.choose(name, Number(range.value)));
+    const label = element("span", { class: "ddp-what-if-name", title: HELP[name] }, NAMES[name]);
+    return { range, value, node: element("label", { class: "ddp-what-if-row" }, label, range, value) };
+  }
+
+  choose(name, value) {
+    this.chosen[name] = value;
+    this.show();
+    this.changed();
+  }
+
+  back() {
+    Object.assign(this.chosen, { world: null, bandwidth: null, latency: null, cap: null, without: false });
+    this.show();
+    this.changed();
+  }
+
+  // Whether nothing but the bucket cap differs from the recording; whether anything does.
+  get onlyCap() {
+    const { world, bandwidth, latency, cap, without } = this.chosen;
+    return cap !== null && world === null && bandwidth === null && latency === null && !without;
+  }
+
+  get moved() {
+    return Object.values(this.chosen).some((one) => one !== null && one !== false);
+  }
+
+  // limits: see what_if.py
+  // measurable: whether ranks can be asked how fast their link is
+  draw(limits, measurable) {
+    this.measurable = measurable;
+    this.limits = limits;
+    this.show();
+  }
+
+  // Why there is no bandwidth to start from: an all-reduce of a large bucket takes no longer than one of a small bucket.
+  get unknown() {
+    if (this.limits.measured) return "no limit was found: large messages take as long as small ones";
+    return `not measured: the buckets are too much of one size.${this.measurable ? " lab.measure_link() measures it." : ""}`;
+  }
+
+  show() {
+    const { limits } = this;
+    if (!limits) return;
+    const caps = limits.recordedCaps;
+    const ranges = {
+      world: [limits.worlds, limits.recordedWorld, unit.world(limits.recordedWorld)],
+      bandwidth: [limits.gbit, limits.recordedGbit, limits.recordedGbit === null ? "–" : unit.bandwidth(limits.recordedGbit)],
+      latency: [limits.latencyUs, limits.recordedLatencyUs || limits.latencyUs[0], limits.recordedLatencyUs ? unit.latency(limits.recordedLatencyUs) : "none found"],
+      cap: [limits.caps, caps.at(-1) ?? limits.caps.at(-1), caps.length ? capText(caps) : "–"],
+    };
+    for (const [name, [values, recorded, text]] of Object.entries(ranges)) {
+      const { range, value } = this.rows[name];
+      const chosen = this.chosen[name];
+      range.disabled = range.hidden = !values;
+      if (!values) {
+        setText(value, this.unknown);
+        continue;
+      }
+      range.max = String(values.length - 1);
+      const at = chosen ?? nearest(values, recorded);
+      if (range.value !== String(at)) range.value = String(at);
+      const said = chosen === null ? (text === "–" ? "as recorded" : `${text}, as recorded`) : unit[name](values[chosen]);
+      setText(value, said);
+      range.setAttribute("aria-valuetext", said);
+    }
+    this.without.checked = this.chosen.without;
+    this.without.disabled = limits.ranks < 2;
+    setText(this.withoutText, `without the straggler (rank ${limits.straggler}, ${significant(limits.behindMs)} ms behind the median)`);
+    this.reset.disabled = !this.moved;
+  }
+}
+
+function capText(caps) {
+  return caps.length > 1 && caps[0] !== caps.at(-1) ? `first ${significant(caps[0])}, then ${significant(caps.at(-1))} MiB` : unit.cap(caps.at(-1));
+}
