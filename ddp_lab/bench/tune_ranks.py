@@ -27,12 +27,12 @@ def train(model: str, endpoint: Mapping[str, str]) -> int:
     import torch.distributed as dist
 
     from .. import DistributedDataParallel, recording
-    from ..engine import model_control as live
+    from ..engine import model_control
     from ..engine.telemetry import Telemetry
 
     recording.enable()
     telemetry = Telemetry(endpoint, dist.get_rank(), dist.get_world_size())
-    live.install(telemetry)
+    model_control.install(telemetry)
     telemetry.start()
     torch.manual_seed(0)
     module, batch = WORKLOADS[model]()

@@ -24,9 +24,9 @@ _UNLIMITED_MB = 1e9  # for a cap of infinity
 
 def measure_link(repeats: int) -> dict[str, Any]:
     """All-reduces of an idle group, see `ddp_lab.parallel.monitoring.link.measure`."""
-    from ..parallel.monitoring import link as link_measurement
+    from ..parallel.monitoring import link
 
-    return link_measurement.measure(repeats=repeats)
+    return link.measure(repeats=repeats)
 
 
 def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: str) -> dict[str, float]:

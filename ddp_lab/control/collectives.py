@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..analysis.collective_runs import CollectiveRun, Holds
 from ..analysis.collective_schedules import ALGORITHMS, impossible, schedule
 from ..errors import ClusterError
-from ..formatting import binary_size
-from ..formatting import ms as milliseconds
+from ..formatting import binary_size, ms
 from ..output.board import SilentBoard
 from ..protocol.entry_points import DEMONSTRATE
 
@@ -55,7 +54,7 @@ class ShownCollective(CollectiveRun):
             return f"{title}: nothing has to move."
         count = f"{len(self.steps)} step{'s' if len(self.steps) > 1 else ''} (α each)"
         busiest = f"{binary_size(self.busiest_bytes)} = {self.busiest_bytes / self.bytes:.3g} × buffer"
-        return f"{title}: {count}, {busiest} from the busiest ranks (β), {milliseconds(self.ms)}."
+        return f"{title}: {count}, {busiest} from the busiest ranks (β), {ms(self.ms)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the browser; holders as numbers with a bit for each rank."""

@@ -43,8 +43,7 @@ from IPython.core import interactiveshell
 from ..parallel.live import breakpoints
 from .cells import await_runner, cell, tracebacks
 from .cells.stdin import Asking
-from .groups import registry as groups
-from .groups import rejoin as regroup
+from .groups import registry, rejoin
 from .status import examine, flights
 
 __all__ = ["Agent"]
@@ -151,7 +150,7 @@ class Agent:
 
     def _before_cell(self, cell_id: str, label: str) -> None:
         self._raised, self._entering = False, None
-        regroup.note_backwards()
+        rejoin.note_backwards()
         self._settled.clear()
         self._told.clear()
         with self._gate:
@@ -179,7 +178,7 @@ class Agent:
     def _judge(self, end: cell.CellEnd) -> None:
         """Finds out whether the cell was interrupted, or failed because another rank did."""
         error = end.error
-        end.broke_backward = bool(regroup.broken_backwards())
+        end.broke_backward = bool(rejoin.broken_backwards())
         if isinstance(error, RuntimeError):
             end.waited_in = self._waited_in(error)
             if end.waited_in:  # a closed connection may be here before the word that says why
@@ -213,7 +212,7 @@ class Agent:
             )
 
     def _is_whole(self) -> bool:
-        return self._freed is None and dist.is_initialized() and not groups.broken()
+        return self._freed is None and dist.is_initialized() and not registry.broken()
 
     def _state(self) -> str:
         if cell.running() is not None and not self._left.is_set():
@@ -295,9 +294,9 @@ class Agent:
         cell_id = request.get("cell")
         if cell_id is not None or cell.running() is None:
             self._settle(cell_id)
-        whole = self._is_whole() and not regroup.broken_backwards()
+        whole = self._is_whole() and not rejoin.broken_backwards()
         left = flights.left() if whole else 0
-        return {"whole": whole, "cell": cell.running(), "sequences": groups.sequences(), "in_flight": left}
+        return {"whole": whole, "cell": cell.running(), "sequences": registry.sequences(), "in_flight": left}
 
     def ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's state, its cell, the time, and if asked for its main thread's stack; any thread may ask."""
@@ -385,7 +384,7 @@ class Agent:
             if not self._mark_freed(cell_id, by):
                 return
             first, self._shut_down_for = self._shut_down_for != cell_id, cell_id
-            groups.free()
+            registry.free()
             breakpoints.release(_RELEASED)
         self._report()
         if first:
@@ -394,10 +393,10 @@ class Agent:
     def _free_the_rest(self, cell_id: str) -> None:
         time.sleep(_REST_SECONDS)
         while not self._left.is_set() and cell.running() == cell_id:
-            groups.end_forgotten()
-            groups.free_store()
+            registry.end_forgotten()
+            registry.free_store()
             self._left.wait(_REST_SECONDS)
-        groups.quiet()
+        registry.quiet()
 
 
 class _Moves:
@@ -405,12 +404,12 @@ class _Moves:
     `groups/registry.py`."""
 
     def __init__(self) -> None:
-        self._moved = groups.bytes_moved()
+        self._moved = registry.bytes_moved()
         self._deadline = time.monotonic() + _MOVING_SECONDS
 
     def go_on(self) -> bool:
         """Whether more has come or gone since the last call, for some seconds at most."""
-        before, self._moved = self._moved, groups.bytes_moved()
+        before, self._moved = self._moved, registry.bytes_moved()
         return self._moved != before and time.monotonic() < self._deadline
 
 

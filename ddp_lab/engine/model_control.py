@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import faults
-from ..parallel.live import breakpoints, rehearsal
-from ..parallel.live import fault_injection as happening
-from ..parallel.live import requests as state
+from ..parallel.live import breakpoints, fault_injection, rehearsal, requests
 from ..parallel.live.change import Change, check
-from ..parallel.monitoring import monitors as looking
+from ..parallel.monitoring import monitors
 from ..parallel.monitoring.inspection import is_observed, live_models
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ class _Channel(Protocol):
 def install(channel: _Channel) -> None:
     """Answers the client's messages on this channel; called once in the life of a rank."""
     channel.on_control("live", lambda message: answer(channel.rank, message))
-    happening.before_death.append(channel.stop)  # which waits until what was recorded has left
+    fault_injection.before_death.append(channel.stop)  # which waits until what was recorded has left
 
 
 def answer(rank: int, message: _Message) -> Mapping[str, Any] | None:
@@ -68,24 +66,24 @@ def _check(model: ModelState, message: _Message) -> None:
 
 def _prepare(model: ModelState, message: _Message) -> None:
     decides = model.process_group.rank() == 0
-    state.prepare(model, message["name"], Change(**message["change"]), decides=decides)
+    requests.prepare(model, message["name"], Change(**message["change"]), decides=decides)
 
 
 def _look(model: ModelState, message: _Message) -> None:
     decides = model.process_group.rank() == 0
-    state.prepare_look(model, message["name"], looking.Look(**message["look"]), decides=decides)
+    requests.prepare_look(model, message["name"], monitors.Look(**message["look"]), decides=decides)
 
 
 def _looks(model: ModelState, message: _Message) -> dict[str, Any]:
-    return looking.status(model)
+    return monitors.status(model)
 
 
 def _withdraw(model: ModelState, message: _Message) -> dict[str, Any]:
-    return {"withdrawn": state.withdraw(model, message["name"])}
+    return {"withdrawn": requests.withdraw(model, message["name"])}
 
 
 def _status(model: ModelState, message: _Message) -> dict[str, Any]:
-    return state.status(model, message["name"])
+    return requests.status(model, message["name"])
 
 
 def _inject(model: ModelState, message: _Message) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FallbackWarning
-from .groups import registry as groups
+from .groups import registry
 from .groups import rejoin as regroup
 
 __all__ = ["join", "leave", "preload", "prepare", "rejoin"]
@@ -111,7 +111,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     shell = get_ipython()
-    groups.install()
+    registry.install()
     flights.install(Path(shell.kernel.parent.profile_dir.location))
     text_bars.install()
     _rank.telemetry = Telemetry(spec["endpoint"], spec["rank"], spec["world_size"])
@@ -182,10 +182,10 @@ def leave() -> None:
         _rank.agent.remove()
     if _rank.vitals is not None:
         _rank.vitals.remove()
-    groups.free()
+    registry.free()
     if dist.is_initialized():
         dist.destroy_process_group()
-    groups.uninstall()
+    registry.uninstall()
     if _rank.telemetry is not None:
         _rank.telemetry.stop()
     _rank.store = _rank.agent = _rank.vitals = _rank.telemetry = None
@@ -234,7 +234,7 @@ def _open_default_group(spec: Mapping[str, Any]) -> list[str]:
     comm.register()
     if "mpi" in spec["backend"]:
         comm.mpi.check_started(spec["world_size"])
-    groups.exclude_port(spec["port"])
+    registry.exclude_port(spec["port"])
     listener: dict[str, Any] = {}
     if _rank.listener is not None:
         listener = {"master_listen_fd": _rank.listener.detach()}
@@ -242,7 +242,7 @@ def _open_default_group(spec: Mapping[str, Any]) -> list[str]:
     _rank.store = TCPStore(
         spec["address"], spec["port"], spec["world_size"], is_master=bool(listener), wait_for_workers=False, **listener
     )
-    bound = groups.bound_to(torch.device(spec["device"]), spec["backend"])
+    bound = registry.bound_to(torch.device(spec["device"]), spec["backend"])
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", FallbackWarning)
         dist.init_process_group(
@@ -282,7 +282,7 @@ def _first_collective(device: Any) -> None:
 def _seal(device: Any) -> None:
     """After a collective over all ranks, each of them is connected. (NCCL connects to the store later, too.)"""
     if device.type == "cpu":
-        groups.seal_store()
+        registry.seal_store()
 
 
 def _device_name(device: Any) -> str:

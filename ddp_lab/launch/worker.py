@@ -67,11 +67,11 @@ def _begin_journal(folder: Path, script: str) -> Callable[[str], None]:
 
 def _let_control(invitation: Path) -> Callable[[str], None]:
     """Lets who has made this file see the models of this rank and change them, as a cluster's client does."""
-    from ..engine import model_control as live
+    from ..engine import model_control
     from ..engine.telemetry import Telemetry
 
     telemetry = Telemetry(json.loads(invitation.read_text()), _number("RANK"), _number("WORLD_SIZE", 1))
-    live.install(telemetry)
+    model_control.install(telemetry)
     telemetry.start()
     pid = os.getpid()
     return lambda how: telemetry.stop() if os.getpid() == pid else None

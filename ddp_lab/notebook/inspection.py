@@ -13,7 +13,7 @@ from typing import Any
 
 from IPython.utils.tokenutil import token_at_cursor
 
-from . import completion as rank_completion
+from . import completion
 
 __all__ = ["load", "unload"]
 
@@ -46,12 +46,12 @@ def unload(shell: Any) -> None:
 
 def _inspect(code: str, cursor: int, detail: int) -> dict[str, Any] | None:
     """The kernel's reply; None if it is for the kernel to answer."""
-    cell = rank_completion.CELL.match(code)
+    cell = completion.CELL.match(code)
     if cell is None or cursor < cell.end():
         return None
     text = _name_at(code[cell.end() :], cursor - cell.end())
-    rank = rank_completion.first_rank(cell["options"])
-    answer = rank_completion.ask(cell["options"], "help", _SECONDS, text=text, source=detail > 0) if text else None
+    rank = completion.first_rank(cell["options"])
+    answer = completion.ask(cell["options"], "help", _SECONDS, text=text, source=detail > 0) if text else None
     if answer is None or "sections" not in answer:
         return None
     data = {"text/plain": _as_text(answer["sections"], rank)} if answer["sections"] else {}
@@ -61,7 +61,7 @@ def _inspect(code: str, cursor: int, detail: int) -> dict[str, Any] | None:
 def _name_at(code: str, cursor: int) -> str:
     """The name at the cursor with its attributes and subscripts; within a call, the function's."""
     word = _WORD.match(code, cursor)
-    path = rank_completion.PATH.search(code[: word.end() if word is not None else cursor])
+    path = completion.PATH.search(code[: word.end() if word is not None else cursor])
     if path is not None and "[" in path.group():
         return path.group().strip()
     return str(token_at_cursor(code, cursor))

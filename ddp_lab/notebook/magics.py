@@ -16,10 +16,7 @@ from ..cluster.processes.host_commands import ENGINES
 from ..control.records import CellText
 from ..errors import ClusterError
 from ..formatting import parse_ranks
-from . import brief_errors, commands
-from . import completion as rank_completion
-from . import inspection as rank_inspection
-from . import syntax as cell_syntax
+from . import brief_errors, commands, completion, inspection, syntax
 
 __all__ = ["load", "unload"]
 
@@ -38,16 +35,16 @@ def load(shell: Any) -> None:
         functions[name].__doc__ = _PARSERS[name].format_help()
         shell.register_magic_function(functions[name], kind, name)
     brief_errors.load(shell)
-    rank_completion.load(shell)
-    rank_inspection.load(shell)
+    completion.load(shell)
+    inspection.load(shell)
 
 
 def unload(shell: Any) -> None:
     """Stops the current cluster and takes the magics away."""
     commands.stop_quietly()
     brief_errors.unload(shell)
-    rank_completion.unload(shell)
-    rank_inspection.unload(shell)
+    completion.unload(shell)
+    inspection.unload(shell)
     for name, kind in _MAGICS.items():
         shell.magics_manager.magics[kind].pop(name, None)
 
@@ -98,7 +95,7 @@ def _distributed(shell: Any, line: str, cell: str) -> Any:
     name = options.name or "%%distributed"
     label = f"{name} [{number}]" if number > 0 else name
     text = CellText(cell, first_line=2, name=options.name)
-    cell_syntax.check(shell, text, label)
+    syntax.check(shell, text, label)
     with _brief_errors():
         return commands.run_cell(
             text,

@@ -21,9 +21,8 @@ from torch.distributed.algorithms.join import Joinable
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from .core import arguments
+from .core import arguments, parameters
 from .core import buckets as records
-from .core import parameters as structure
 from .core.bucket_order import BucketOrder
 from .core.buckets import BucketInfo
 from .core.buffers import BufferSync
@@ -36,7 +35,7 @@ from .features.delayed import DelayedParameters
 from .live import reconfigure
 from .live.model import LiveModel
 from .manual_end import ManualEnd
-from .monitoring import monitors as looking
+from .monitoring import monitors
 from .monitoring.inspection import live_models, request_inspection
 from .monitoring.watching import Watching
 from .pickling import Pickling
@@ -145,7 +144,7 @@ class DistributedDataParallel(
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         self.parameters_to_ignore = {*ignored, *(name for name, _ in delayed)}
         self._delay_all_reduce_params = [parameter for _, parameter in delayed]
-        survey = structure.survey(module, self.parameters_to_ignore)
+        survey = parameters.survey(module, self.parameters_to_ignore)
         self._choose_parameters(survey)
         self._set_attributes(options)
         if param_to_hook_all_reduce is not None:
@@ -210,8 +209,8 @@ class DistributedDataParallel(
     def _prepare(self, sync: bool) -> None:
         """Everything that concerns the reducer before the module runs."""
         if sync:
-            if not structure.unchanged(self):
-                structure.adapt(self)
+            if not parameters.unchanged(self):
+                parameters.adapt(self)
             if not self._step_agreed:
                 self._agree_on_step()
             self.logger.begin_iteration(self)
@@ -272,8 +271,8 @@ class DistributedDataParallel(
         """
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError("sync_gradients() was called during a backward: call it when backward() has returned")
-        if not structure.unchanged(self):
-            structure.adapt(self)
+        if not parameters.unchanged(self):
+            parameters.adapt(self)
         if self._live is not None:
             self._live.look(self)
         self.reducer.synchronize()
@@ -281,7 +280,7 @@ class DistributedDataParallel(
     def _agree_on_step(self) -> None:
         """After a failure: the ranks go on from the same step, with the same configuration."""
         reconfigure.settle(self)
-        looking.settle(self)
+        monitors.settle(self)
         self._step_agreed = True
 
     # -- comm hooks

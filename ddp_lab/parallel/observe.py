@@ -22,8 +22,7 @@ from torch._C._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from .. import native, recording
-from .core import agreement as verify
-from .core import buckets as records
+from .core import agreement, buckets
 from .core.outputs import find_tensors
 from .distributed import DistributedDataParallel
 from .monitoring import inspection
@@ -49,12 +48,12 @@ class Observation:
         named = [(name, p) for name, p in model.module.named_parameters() if id(p) in held]
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
-        self.reducer_id = verify.agree([], model.process_group, model.device, collective=False)
+        self.reducer_id = agreement.agree([], model.process_group, model.device, collective=False)
         self.reducer = _C.Observation(
             reducer=model.reducer,
             parameters=self._parameters,
             reducer_id=self.reducer_id,
-            process_group_index=verify.process_group_index(model.process_group),
+            process_group_index=agreement.process_group_index(model.process_group),
             static_graph=model.static_graph,
         )
         self._rebuilt = model._has_rebuilt_buckets
@@ -106,11 +105,11 @@ class Observation:
         if model._has_rebuilt_buckets != self._rebuilt:
             self._rebuilt = model._has_rebuilt_buckets
             self._assignment = self.reducer.read_buckets(rebuilt=True)
-        self.reducer.update(verify.process_group_index(model.process_group), model.static_graph)
+        self.reducer.update(agreement.process_group_index(model.process_group), model.static_graph)
         self._describe(model)
 
     def _describe(self, model: TorchDDP) -> None:
-        description = records.describe(
+        description = buckets.describe(
             self._assignment,
             dict(zip(self._names, self._parameters, strict=True)),
             model.process_group,
@@ -254,7 +253,7 @@ def _options(model: TorchDDP) -> dict[str, Any]:
         "bucket_cap_mb": model.bucket_bytes_cap / mebibyte,
         "bucket_cap_mb_list": [cap / mebibyte for cap in caps],
         # Built-in hooks are only there.
-        "comm_hook": model._get_ddp_logging_data().get("comm_hook") or records.name_of_hook(model._comm_hooks),
+        "comm_hook": model._get_ddp_logging_data().get("comm_hook") or buckets.name_of_hook(model._comm_hooks),
     }
 
 

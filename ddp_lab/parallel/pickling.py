@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .core import arguments
-from .core import parameters as structure
+from .core import arguments, parameters
 from .core.model_state import ModelState
 
 __all__ = ["Pickling"]
@@ -53,7 +52,7 @@ class Pickling(ModelState):
             warnings.warn(
                 "A copy of a DistributedDataParallel model has no comm hook: register it again.", stacklevel=2
             )
-        survey = structure.survey(self.module, self.parameters_to_ignore)
+        survey = parameters.survey(self.module, self.parameters_to_ignore)
         self._choose_parameters(survey)
         self.reducer_id = self._agree(survey, collective=False)
         self._make_reducer(survey)
@@ -81,7 +80,7 @@ class Pickling(ModelState):
         self.reducer.set_generation(history["generation"])
         self.reducer.set_step(history["step"])
         self.reducer.set_finished(history["finished"])
-        self._renew_reducer(structure.survey(self.module, self.parameters_to_ignore))
+        self._renew_reducer(parameters.survey(self.module, self.parameters_to_ignore))
 
     def _check_default_group(self) -> None:
         if self.process_group is not dist.group.WORLD:

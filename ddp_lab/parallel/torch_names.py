@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from .core import agreement as verify
-from .core import arguments
+from .core import agreement, arguments
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.join import JoinHook
@@ -128,7 +127,7 @@ class TorchNames(ModelState):
             self._live.pending = None
             self._live.looks.clear()
         self.reducer.update_process_group(
-            self.process_group, verify.process_group_index(self.process_group), self._assignment
+            self.process_group, agreement.process_group_index(self.process_group), self._assignment
         )
         self._describe_assignment()
 

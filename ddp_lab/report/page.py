@@ -14,7 +14,7 @@ from ..analysis.findings.facts import Finding
 from ..formatting import enumeration
 from ..timeline.judgement.summary import CHANGE
 from ..timeline.timeline import Timeline
-from . import figures as report_figures
+from . import figures
 from .data import ReportData, gather
 
 __all__ = ["page"]
@@ -67,7 +67,7 @@ def _body(timeline: Timeline, found: ReportData, title: str) -> str:
         + "".join(f"<p>{escape(line)}</p>" for line in _words(timeline, found.reducer))
         + "</div></section>\n",
     ]
-    for number, one in enumerate(report_figures.figures(timeline, found)):
+    for number, one in enumerate(figures.figures(timeline, found)):
         parts.append(
             f'<section aria-labelledby="f{number}"><h2 id="f{number}">{escape(one.title)}</h2>\n<div class="sheet">'
             f'<p class="note">{escape(one.caption)}</p>{one.legend}<figure class="{one.style}">{one.picture}</figure>'

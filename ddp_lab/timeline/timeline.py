@@ -27,9 +27,7 @@ from .judgement import diagnosis
 from .judgement import summary as timeline_words
 from .judgement.layouts import newest
 from .model import TimelineModel
-from .recorded import chrome_trace as trace_export
-from .recorded import merge
-from .recorded import saved as timeline_files
+from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
 from .tables import span_columns
@@ -336,7 +334,7 @@ class Timeline(TimelineModel):
         Of more than ``max_events`` these are the newest ones, and before them those of evenly spaced steps, a quarter
         as many. What the file holds of a long run, `kept` of the loaded timeline tells.
         """
-        return timeline_files.write(Path(path), self.raw())
+        return saved.write(Path(path), self.raw())
 
     @classmethod
     def load(
@@ -383,8 +381,8 @@ class Timeline(TimelineModel):
             views, marks = self.views(None, last_steps), self.marks()
             buckets, sizes = self._book.buckets(), self._book.sizes()
             names = {one.reducer: self._book.names(one.reducer) for one in reducers}
-        many = sum(view.gradients.size for view in views) > trace_export.MOST_GRADIENTS
-        trace = trace_export.Trace(
+        many = sum(view.gradients.size for view in views) > chrome_trace.MOST_GRADIENTS
+        trace = chrome_trace.Trace(
             spans=span_columns.span_columns(views, sizes),
             steps=span_columns.step_columns(views),
             gradients=gradient_columns(views, buckets, completing=many),
@@ -397,9 +395,9 @@ class Timeline(TimelineModel):
         with replacing(target) as file:
             if target.suffix == ".gz":
                 with gzip.GzipFile(target.stem, "wb", 1, file) as packed:
-                    trace_export.write(packed, trace)
+                    chrome_trace.write(packed, trace)
             else:
-                trace_export.write(file, trace)
+                chrome_trace.write(file, trace)
         return target
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.bench import events as bench_events
+from ddp_lab.bench import events
 from ddp_lab.errors import CellError
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
@@ -87,7 +87,7 @@ def test_a_restart_brings_new_models() -> None:
 @pytest.mark.soak
 def test_benchmark() -> None:
     """The events benchmark measures on a cluster of its own: all events arrive, none is dropped."""
-    found: dict[str, Any] = bench_events.measure(ranks=2, rounds=1, models=["conv_net"])
+    found: dict[str, Any] = events.measure(ranks=2, rounds=1, models=["conv_net"])
     one = found["models"]["conv_net"]
     assert one["arrivals"] > 0
     assert one["events"] > 10

@@ -8,8 +8,7 @@ import pytest
 
 from ddp_lab import ClusterError, current_cluster
 from ddp_lab.control.records import CellText
-from ddp_lab.notebook import commands
-from ddp_lab.notebook import completion as rank_completion
+from ddp_lab.notebook import commands, completion
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
 
@@ -84,7 +83,7 @@ def test_names_are_completed_from_the_cluster_that_is_named(both: tuple[Lab, Lab
         (" --cluster first", "only_first"),
         (" --cluster=second", "only_second"),
     ):
-        answer = rank_completion.ask(options, "complete", 30, text="only_")
+        answer = completion.ask(options, "complete", 30, text="only_")
         assert answer is not None
         assert [name for name, _ in answer["matches"]] == [found]
 

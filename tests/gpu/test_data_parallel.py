@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.parallel import comm
 
 from ddp_lab import DataParallel, data_parallel
-from ddp_lab.parallel.data_parallel import copies as device_copies
+from ddp_lab.parallel.data_parallel import copies
 from ddp_lab.parallel.data_parallel.functions import Broadcast, Gather, ReduceAddCoalesced, Scatter
 
 pytestmark = [
@@ -137,32 +137,32 @@ def test_copies_are_torchs() -> None:
     """comm.* on GPUs: broadcast, reduce-add, scatter and gather give what torch.cuda.comm gives."""
     x, sparse = torch.randn(5, 4, device="cuda"), torch.eye(3, device="cuda").to_sparse()
     for mine, theirs in (
-        (device_copies.broadcast(x, [0, 0]), comm.broadcast(x, [0, 0])),
-        (device_copies.broadcast_coalesced([x, sparse], [0, 0], 8), comm.broadcast_coalesced([x, sparse], [0, 0], 8)),
-        (device_copies.reduce_add([x, x], 0), comm.reduce_add([x, x], 0)),
-        (device_copies.reduce_add_coalesced([[x, sparse]] * 2, 0), comm.reduce_add_coalesced([[x, sparse]] * 2, 0)),
-        (device_copies.scatter(x, [0, 0], [1, 4]), comm.scatter(x, [0, 0], [1, 4])),
-        (device_copies.scatter(x.cpu(), [0, 0], dim=-1), comm.scatter(x.cpu(), [0, 0], dim=-1)),
-        (device_copies.gather([x, x], 1, "cpu"), comm.gather([x, x], 1, "cpu")),
-        (device_copies.gather([x, x], -1, 0), comm.gather([x, x], -1, 0)),
+        (copies.broadcast(x, [0, 0]), comm.broadcast(x, [0, 0])),
+        (copies.broadcast_coalesced([x, sparse], [0, 0], 8), comm.broadcast_coalesced([x, sparse], [0, 0], 8)),
+        (copies.reduce_add([x, x], 0), comm.reduce_add([x, x], 0)),
+        (copies.reduce_add_coalesced([[x, sparse]] * 2, 0), comm.reduce_add_coalesced([[x, sparse]] * 2, 0)),
+        (copies.scatter(x, [0, 0], [1, 4]), comm.scatter(x, [0, 0], [1, 4])),
+        (copies.scatter(x.cpu(), [0, 0], dim=-1), comm.scatter(x.cpu(), [0, 0], dim=-1)),
+        (copies.gather([x, x], 1, "cpu"), comm.gather([x, x], 1, "cpu")),
+        (copies.gather([x, x], -1, 0), comm.gather([x, x], -1, 0)),
     ):
         torch.testing.assert_close(mine, theirs)
     out = [torch.empty(2, 4, device="cuda"), torch.empty(3, 4, device="cuda")]
-    torch.testing.assert_close(device_copies.scatter(x, out=out), comm.scatter(x, [0, 0], [2, 3]))
+    torch.testing.assert_close(copies.scatter(x, out=out), comm.scatter(x, [0, 0], [2, 3]))
     whole = torch.empty_like(x)
-    assert device_copies.gather(out, out=whole) is whole
+    assert copies.gather(out, out=whole) is whole
     torch.testing.assert_close(whole, x)
     with pytest.raises(RuntimeError, match="output tensor at index 1"):
-        device_copies.broadcast(x, out=[torch.empty_like(x), torch.empty(5, 4)])
+        copies.broadcast(x, out=[torch.empty_like(x), torch.empty(5, 4)])
 
 
 def test_complex_copies_stay_complex() -> None:
     """comm.* on GPUs: a complex tensor comes back complex, along any dimension."""
     x = torch.randn(5, 4, dtype=torch.complex64, device="cuda")
-    torch.testing.assert_close(device_copies.broadcast(x, [0, 0]), (x, x))
-    torch.testing.assert_close(device_copies.reduce_add([x, x], 0), x + x)
-    torch.testing.assert_close(device_copies.gather(device_copies.scatter(x, [0, 0], dim=-1), -1, 0), x)
-    torch.testing.assert_close(device_copies.broadcast_coalesced([x], [0, 0])[1][0], x)
+    torch.testing.assert_close(copies.broadcast(x, [0, 0]), (x, x))
+    torch.testing.assert_close(copies.reduce_add([x, x], 0), x + x)
+    torch.testing.assert_close(copies.gather(copies.scatter(x, [0, 0], dim=-1), -1, 0), x)
+    torch.testing.assert_close(copies.broadcast_coalesced([x], [0, 0])[1][0], x)
 
 
 def test_first_and_second_derivatives() -> None:

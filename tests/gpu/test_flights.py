@@ -41,13 +41,13 @@ def _on_rank(rank: int, size: int, folder: str, built: str) -> None:
     os.environ["NCCL_HOSTID"] = f"host-{rank}"  # ranks that share one GPU
     device = torch.device("cuda:0")
     torch.cuda.set_device(device)
-    from ddp_lab.engine.groups import registry as groups
+    from ddp_lab.engine.groups import registry
     from ddp_lab.engine.status import flights
 
-    groups.install()
+    registry.install()
     flights.install(Path(folder))
     began, store = time.monotonic_ns(), FileStore(f"{folder}/store", size)
-    bound = groups.bound_to(device, "cpu:gloo,cuda:nccl")
+    bound = registry.bound_to(device, "cpu:gloo,cuda:nccl")
     assert bound == ({"device_id": device} if built == "nccl2" else {})
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size, **bound)
     small, large = torch.ones(4, device="cuda"), torch.ones(1 << 18, device="cuda")

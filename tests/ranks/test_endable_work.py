@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_lab.engine.groups import registry as groups
+from ddp_lab.engine.groups import registry
 from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 
@@ -26,7 +26,7 @@ _LARGE = 1 << 25  # elements: more than the sockets' buffers take
 
 
 def _like_gloos(rank: int, size: int) -> dict[str, Any]:
-    groups.install()
+    registry.install()
     try:
         group = dist.new_group(list(range(size)))
         ones, parts, seen = torch.ones(4), [torch.empty(4) for _ in range(size)], dict[str, Any]()
@@ -49,12 +49,12 @@ def _like_gloos(rank: int, size: int) -> dict[str, Any]:
         work.wait()
         with pytest.raises(RuntimeError, match="size"):  # of the work itself: Gloo's own words
             dist.all_gather([torch.empty(3)] * size, ones, group=group)
-        groups.free()
-        groups.end_forgotten()
-        seen["kept"] = len(groups._left_behind)
+        registry.free()
+        registry.end_forgotten()
+        seen["kept"] = len(registry._left_behind)
         return seen
     finally:
-        groups.uninstall()
+        registry.uninstall()
 
 
 def test_they_are_like_gloos(ranks: Ranks) -> None:
@@ -84,7 +84,7 @@ def _waits(wait: Callable[[], Any]) -> tuple[threading.Thread, list[str]]:
 
 def _forgotten(rank: int, size: int, call: str) -> str:
     """Rank 1 is stopped while a large tensor is on its way to it, and goes on when rank 0's sockets are closed."""
-    groups.install()
+    registry.install()
     try:
         pids: list[int] = [0] * size
         dist.all_gather_object(pids, os.getpid())
@@ -110,18 +110,18 @@ def _forgotten(rank: int, size: int, call: str) -> str:
                 work = dist.broadcast(large, 0, group=group, async_op=True)
                 wait = work.get_future().wait
         thread, ends = _waits(wait)
-        groups.free()
+        registry.free()
         if rank == 0:
             os.kill(pids[1], signal.SIGCONT)
         while thread.is_alive():
-            groups.end_forgotten()
+            registry.end_forgotten()
             thread.join(0.1)
         del work, wait, thread
         wait_until(lambda: large._use_count() == 1, 20, "Gloo's own threads to give up, and to say so to nobody")
         dist.barrier()
         return ends[0]
     finally:
-        groups.uninstall()
+        registry.uninstall()
 
 
 @pytest.mark.parametrize("call", ["send", "broadcast"])

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 from torch.distributed import distributed_c10d
 
 from ddp_lab.diagnostics.flight_recorder import Entry, entries_of
-from ddp_lab.engine.groups import registry as groups
+from ddp_lab.engine.groups import registry
 from ddp_lab.engine.status import flights
 from ddp_lab.engine.status.gpu_flights import GpuFlights
 from tests.leftovers import wait_until
@@ -32,7 +32,7 @@ def _flights_of(name: str, began: int) -> dict[str, Any]:
 
 def _on_rank(rank: int, size: int) -> list[dict[str, Any]]:
     """Seen of a new group: after three collectives, with one in flight on rank 0, and after a send and one more."""
-    groups.install()
+    registry.install()
     try:
         group, began = dist.new_group(list(range(size))), time.monotonic_ns()
         seen = [_flights_of(group.group_name, began)]
@@ -54,7 +54,7 @@ def _on_rank(rank: int, size: int) -> list[dict[str, Any]]:
         wait_until(lambda: not flights.in_flight()["count"], 20, "the end of all")
         return [*seen, _flights_of(group.group_name, began)]
     finally:
-        groups.uninstall()
+        registry.uninstall()
 
 
 def test_collectives_of_a_group(ranks: Ranks) -> None:
@@ -124,7 +124,7 @@ _RECORDERS_BY_NAME = hasattr(distributed_c10d, "_maybe_attach_flight_recorder")
 def _on_our_backends(rank: int, size: int) -> None:
     import ddp_lab.comm
 
-    groups.install()
+    registry.install()
     try:
         made = time.time_ns()
         mine, began = dist.new_group(backend="shm"), time.monotonic_ns()
@@ -137,7 +137,7 @@ def _on_our_backends(rank: int, size: int) -> None:
         dist.all_reduce(torch.ones(4), group=turns)
         assert _noted_by(turns.group_name, made) == {}, "the group whose turn it is has it"
     finally:
-        groups.uninstall()
+        registry.uninstall()
 
 
 def test_our_backends_are_noted_once(ranks: Ranks) -> None:
@@ -149,7 +149,7 @@ def _named_as_made(rank: int, size: int) -> None:
     import ddp_lab.comm
 
     ddp_lab.comm.register()
-    groups.install()
+    registry.install()
     os.environ["DDP_LAB_HOST_ID"] = f"host {rank}"
     try:
         with warnings.catch_warnings():
@@ -160,7 +160,7 @@ def _named_as_made(rank: int, size: int) -> None:
         assert [*seen, _flights_of(group.group_name, began)["backend"]] == ["gloo", "gloo"]
     finally:
         del os.environ["DDP_LAB_HOST_ID"]
-        groups.uninstall()
+        registry.uninstall()
 
 
 def test_a_group_is_named_by_the_backend_that_it_got(ranks: Ranks) -> None:
@@ -187,7 +187,7 @@ def _on_a_third_partys(rank: int, size: int) -> None:
         return Third(ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout), rank, size)
 
     dist.Backend.register_backend("third", create, devices=["cpu"])
-    groups.install()
+    registry.install()
     try:
         group, began = dist.new_group(backend="third"), time.monotonic_ns()
         dist.all_reduce(torch.ones(4), group=group)
@@ -202,7 +202,7 @@ def _on_a_third_partys(rank: int, size: int) -> None:
         [again] = [one for one in flights.flights(began) if one["backend"] == "third"]
         assert again["entered"] == 3, "though such a backend has no sequence number to tell of it"
     finally:
-        groups.uninstall()
+        registry.uninstall()
 
 
 @pytest.mark.skipif(not _RECORDERS_BY_NAME, reason="before torch 2.15 nobody notes what other backends are given")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from ddp_lab.engine.groups import registry as groups
+from ddp_lab.engine.groups import registry
 
 
 def test_the_port_of_an_earlier_store_is_an_ordinary_port() -> None:
@@ -14,7 +14,7 @@ def test_the_port_of_an_earlier_store_is_an_ordinary_port() -> None:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as connection:
             found = connection.fileno(), os.fstat(connection.fileno()).st_ino
-            groups.exclude_port(port)
-            assert not groups._is_connection(found)
-            groups.exclude_port(port + 1)
-            assert groups._is_connection(found)
+            registry.exclude_port(port)
+            assert not registry._is_connection(found)
+            registry.exclude_port(port + 1)
+            assert registry._is_connection(found)

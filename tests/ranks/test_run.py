@@ -21,7 +21,7 @@ from torch.distributed.elastic.metrics import api as metrics
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 import ddp_lab
-from ddp_lab.cli import main as cli
+from ddp_lab.cli import main
 from ddp_lab.launch.agent import run_agent
 from ddp_lab.protocol import journal
 from ddp_lab.timeline.runs import read_run
@@ -348,7 +348,7 @@ def test_what_cannot_be_run_is_refused(
         (["--record", str(folder), SCRIPT], "holds the journals of another run"),
         (["--record", str(tmp_path / "new"), "--serve", "192.0.2.1", SCRIPT], "--serve 192.0.2.1: can't listen there"),
     ):
-        assert cli.main(["run", *TWO, *arguments]) == 1
+        assert main.main(["run", *TWO, *arguments]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
     assert list(tmp_path.iterdir()) == [folder]  # no folder is made for what does not begin
@@ -412,7 +412,7 @@ def test_wrong_options_are_told_in_two_lines(
     cases = [(command, arguments, words) for command in ("run", "tune") for arguments, words in WRONG]
     for command, arguments, words in [*cases, *OURS]:
         try:
-            code = cli.main([command, *arguments])
+            code = main.main([command, *arguments])
         except SystemExit as end:
             code = int(str(end.code))
         said = capsys.readouterr().err
@@ -428,7 +428,7 @@ def test_own_options_come_first_in_the_help(capsys: pytest.CaptureFixture[str], 
     """The help has our options, says how to see torchrun's, and ends with two examples; the other shows torchrun's."""
     for option, shown in (("--help", False), ("--help-torchrun", True)):
         with pytest.raises(SystemExit) as end:
-            cli.main([command, option])
+            main.main([command, option])
         assert end.value.code == 0
         said = capsys.readouterr().out
         assert ("--rdzv-backend" in said) is shown

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.bench import tune
-from ddp_lab.cli import main as cli
+from ddp_lab.cli import main
 from tests.ranks.test_run import ENVIRONMENT, PROGRAMS, SCRIPT, TWO
 
 SLOW = str(PROGRAMS / "train_slow_hook.py")
@@ -55,7 +55,7 @@ def test_programs_that_cannot_be_tuned(what: str, code: int) -> None:
 
 def test_several_hosts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks of another host could not be reached, which is said before anything runs."""
-    assert cli.main(["tune", "--nnodes", "2", SLOW, "1"]) == 1
+    assert main.main(["tune", "--nnodes", "2", SLOW, "1"]) == 1
     assert "only programs on one host can be tuned" in capsys.readouterr().err
 
 

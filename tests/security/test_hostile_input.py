@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddp_lab import attach
-from ddp_lab.cli import main as cli
+from ddp_lab.cli import main
 from ddp_lab.cluster.attached import _Connection
 from ddp_lab.control import wire_sockets
 from ddp_lab.control.wire import JSON_FRAME, Wire
@@ -406,8 +406,8 @@ def test_control_characters_are_shown_as_text(tmp_path: Path, capsys: pytest.Cap
     on the terminal, in the page, and in pictures, which stay XML."""
     for path in _with_controls(tmp_path):
         page = tmp_path / "page.html"
-        assert cli.main(["report", str(path), "--partial", "--output", str(page)]) == 0
-        cli.main(["report", str(path), str(path)])  # an error that names the file
+        assert main.main(["report", str(path), "--partial", "--output", str(page)]) == 0
+        main.main(["report", str(path), str(path)])  # an error that names the file
         out, err = capsys.readouterr()
         shown = out + err + page.read_text(encoding="utf-8")
         assert not re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ufffe]", shown)

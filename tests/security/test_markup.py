@@ -15,8 +15,7 @@ from ddp_lab.output import status_table
 from ddp_lab.output.board import OutputBoard
 from ddp_lab.output.display import kernel_shell
 from ddp_lab.timeline.comparison import compare
-from ddp_lab.views import figures as view_figures
-from ddp_lab.views import pictures
+from ddp_lab.views import figures, pictures
 from ddp_lab.views.timeline_figure import find_step
 from ddp_lab.widgets.saved_picture import SavedPicture
 from tests.cluster.conftest import Lab
@@ -32,7 +31,7 @@ def test_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize("view", ["timeline", "overlap", "stragglers", "buckets", "findings", "sync"])
 def test_plotly_figures(view: str) -> None:
     """Where plotly takes HTML for markup (titles, labels, hovers) no tag comes from a name, and none is lost."""
-    figure = view_figures.figure(training(), view, **({"whole": True} if view == "timeline" else {}))
+    figure = figures.figure(training(), view, **({"whole": True} if view == "timeline" else {}))
     texts = list(_texts(figure.to_plotly_json()))
     tags = {tag for text in texts for tag in re.findall(r"<[^>]*>", text)}
     assert tags <= {"<br>", "<b>", "</b>", "<extra>", "</extra>"}

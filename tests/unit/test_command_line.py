@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.cli import main as cli
+from ddp_lab.cli import main
 
 # Each with a word that tells what is wrong.
 WRONG = [
@@ -58,7 +58,7 @@ def test_a_wrong_argument_is_told_in_two_lines(
     (tmp_path / "file").write_text("hello")
     (tmp_path / "empty").mkdir()
     try:
-        code = cli.main(arguments)
+        code = main.main(arguments)
     except SystemExit as end:
         code = int(str(end.code))
     said = capsys.readouterr()
@@ -73,7 +73,7 @@ def test_a_wrong_argument_is_told_in_two_lines(
 
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     """`ddp-lab` alone prints the help with all commands and two examples; its exit code tells that nothing was done."""
-    assert cli.main([]) == 2
+    assert main.main([]) == 2
     said = capsys.readouterr().out
     assert "check-install" in said
     assert len(said.partition("examples:\n")[2].splitlines()) == 2
@@ -83,7 +83,7 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_commands_help_ends_with_examples(capsys: pytest.CaptureFixture[str], command: str) -> None:
     """Two examples stand at the end, and each begins with the command."""
     with pytest.raises(SystemExit) as end:
-        cli.main([command, "--help"])
+        main.main([command, "--help"])
     assert end.value.code == 0
     examples = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
     assert len(examples) == 2
@@ -104,7 +104,7 @@ def test_jupyterlab_gets_what_is_its_own(tmp_path: Path, monkeypatch: pytest.Mon
         (["--ServerApp.root_dir=mine"], ["--ServerApp.root_dir=mine"]),
         (["--notebook-dir", "mine"], ["--notebook-dir", "mine"]),
     ):
-        command = cli._jupyterlab(given)
+        command = main._jupyterlab(given)
         assert command[:3] == [sys.executable, "-m", "jupyterlab"]
         assert [one for one in command[3:] if "labextensions" not in one] == expected
     assert os.listdir(tmp_path) == ["mine"]

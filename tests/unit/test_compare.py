@@ -11,7 +11,7 @@ import pytest
 
 import ddp_lab
 from ddp_lab.analysis.comparison import compare_series
-from ddp_lab.cli import main as cli
+from ddp_lab.cli import main
 from ddp_lab.timeline.timeline import Timeline
 from tests.unit.step_model import StepModel
 
@@ -143,7 +143,7 @@ def test_exit_codes(arguments: list[str], code: int, tmp_path: Path, monkeypatch
     for name, model in {"fast": noisy(1), "fast2": noisy(3), "slow": slow_layer(2)}.items():
         model.record(STEPS).save(f"{name}.npz")
     files = [f"{name}.npz" if not name.startswith(("-", "6")) else name for name in arguments]
-    assert cli.main(["compare", *files, "--json", "out.json"]) == code
+    assert main.main(["compare", *files, "--json", "out.json"]) == code
     written = json.loads(Path("out.json").read_text())
     assert written["step"]["a_ms"] > 0
     assert written["is_slower"] == (code == 3)
@@ -151,7 +151,7 @@ def test_exit_codes(arguments: list[str], code: int, tmp_path: Path, monkeypatch
 
 def test_what_can_not_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing file, a run without steps, and too few steps are errors with exit code 1, and say which."""
-    assert cli.main(["compare", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")]) == 1
+    assert main.main(["compare", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")]) == 1
     assert "a.npz does not exist; `ddp-lab run` writes" in capsys.readouterr().err
     with pytest.raises(ValueError, match="holds no steps"):
         ddp_lab.compare(Timeline(), noisy().record(STEPS))

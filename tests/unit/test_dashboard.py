@@ -19,8 +19,7 @@ from ddp_lab.engine.telemetry import interval_of
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
 from ddp_lab.simulation.link_model import LinkModel
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.widgets import bundle
-from ddp_lab.widgets import view_widgets as views
+from ddp_lab.widgets import bundle, view_widgets
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.life import life_of
 from ddp_lab.widgets.refresher import Refresher, receive_while_busy
@@ -357,7 +356,14 @@ def test_views_alone(make: Made) -> None:
     timeline, training = Timeline(), Training(delays={(1, 1): 4.0})
     for step in range(20):
         training.feed(timeline, step, 10**12 + step * 10**7)
-    kinds = (views.BucketTimeline, views.GradientSync, views.Overlap, views.Stragglers, views.Buckets, views.Findings)
+    kinds = (
+        view_widgets.BucketTimeline,
+        view_widgets.GradientSync,
+        view_widgets.Overlap,
+        view_widgets.Stragglers,
+        view_widgets.Buckets,
+        view_widgets.Findings,
+    )
     drawn = set()
     for kind in kinds:
         one = make(timeline, kind)

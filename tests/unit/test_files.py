@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import files
-from ddp_lab.cli import main as cli
+from ddp_lab.cli import main
 from ddp_lab.timeline.timeline import Timeline
 from tests.disks import full, small_disk
 from tests.training_events import Training
@@ -76,8 +76,8 @@ def test_a_comparison_that_does_not_fit_is_one_line(tmp_path: Path, capsys: pyte
     answer = tmp_path / "answer.json"
     answer.write_text("{}")
     with full(500):
-        assert cli.main(["compare", run, run, "--json", str(answer)]) == 1
-        assert cli.main(["report", run, "--output", str(answer)]) == 1
+        assert main.main(["compare", run, run, "--json", str(answer)]) == 1
+        assert main.main(["report", run, "--output", str(answer)]) == 1
     err = capsys.readouterr().err.splitlines()
     assert err == [f"ddp-lab: can't write {answer}: File too large"] * 2
     assert json.loads(answer.read_text()) == {}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddp_lab import attach
-from ddp_lab.cli import main as cli
+from ddp_lab.cli import main
 from ddp_lab.protocol import events, journal
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.recorded.files import find_files
@@ -157,7 +157,7 @@ def test_errors_name_the_culprit(tmp_path: Path, capsys: pytest.CaptureFixture[s
     paths = make(tmp_path)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read_run(paths)
-    assert cli.main(["report", *map(str, paths)]) == 1
+    assert main.main(["report", *map(str, paths)]) == 1
     error = capsys.readouterr().err
     assert error.startswith("ddp-lab: ")
     assert error.count("\n") == 1
@@ -173,7 +173,7 @@ def test_in_a_folder_what_is_no_recording_is_left_out(tmp_path: Path, capsys: py
     (saved / "a.npz").write_text("hello")
     (tmp_path / "run" / "mine.journal").write_text("hello")
     for folder, others in ((tmp_path / "run", ["mine.journal"]), (saved, ["a.npz", "data.npz"])):
-        assert cli.main(["report", str(folder)]) == 0
+        assert main.main(["report", str(folder)]) == 0
         captured = capsys.readouterr()
         assert [f"ddp-lab: {folder / name} is left out: it is no recording" for name in others] == [
             line for line in captured.err.splitlines() if "left out" in line
@@ -185,7 +185,7 @@ def test_nothing_to_show_is_no_success(tmp_path: Path, capsys: pytest.CaptureFix
     """A run without a model is told in a sentence; the exit code is 1 and no page is written."""
     path = journal.path_of(tmp_path, 0)
     path.write_bytes(journals.written([journals.opening()]))
-    assert cli.main(["report", str(tmp_path)]) == 1
+    assert main.main(["report", str(tmp_path)]) == 1
     assert "there is nothing to show" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
 
@@ -194,7 +194,7 @@ def test_a_part_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """With --partial missing ranks and unreadable files are notices, and the rest is reported."""
     paths = write_journals(tmp_path, Training(ranks=3))
     paths[1].write_bytes(journal.MAGIC)
-    assert cli.main(["report", str(tmp_path), "--partial", "--output", str(tmp_path / "page.html")]) == 0
+    assert main.main(["report", str(tmp_path), "--partial", "--output", str(tmp_path / "page.html")]) == 0
     captured = capsys.readouterr()
     assert "no file of rank 1" in captured.err
     assert "left out" in captured.err

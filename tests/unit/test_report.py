@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ddp_lab.protocol.events import Batch
-from ddp_lab.report import page as report
+from ddp_lab.report import page
 from ddp_lab.timeline.runs import read_run
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.paint import charts
@@ -57,7 +57,7 @@ class _Tags(HTMLParser):
 
 def test_the_page_is_well_formed_and_loads_nothing() -> None:
     """Tags close in order, nothing is loaded, no script, and the size stays far below that of plotly."""
-    text = report.page(timeline_of(Training(ranks=4, buckets=20, delays={(2, 3): 9.0})))
+    text = page.page(timeline_of(Training(ranks=4, buckets=20, delays={(2, 3): 9.0})))
     tags = _Tags()
     tags.feed(text)
     assert tags.open == []
@@ -69,7 +69,7 @@ def test_the_page_is_well_formed_and_loads_nothing() -> None:
 
 def test_findings_then_words_then_figures() -> None:
     """The order of the page: what to change, what happened, figures, tables."""
-    headings = re.findall(r"<h2[^>]*>([^<]*)", report.page(timeline_of(Training(delays={(1, 1): 9.0}))))
+    headings = re.findall(r"<h2[^>]*>([^<]*)", page.page(timeline_of(Training(delays={(1, 1): 9.0}))))
     assert headings[:2] == ["What to change", "What happened"]
     assert headings[2].startswith("Every bucket of step")
     assert headings[-2:] == ["Ranks (medians)", "Buckets (medians)"]
@@ -83,33 +83,33 @@ def test_the_header_says_when_and_where(monkeypatch: pytest.MonkeyPatch, tmp_pat
     write_journals(tmp_path, Training(), **about)
     said = "recorded 2023-11-14 22:13 UTC on host0: &lt;train&gt;.py, torch 2.13.0</p>"
     merged = read_run([tmp_path]).timeline
-    assert said in report.page(merged)
-    assert said in report.page(Timeline.load(merged.save(tmp_path / "timeline.npz")))
-    assert ">recorded" not in report.page(timeline_of(Training()))
+    assert said in page.page(merged)
+    assert said in page.page(Timeline.load(merged.save(tmp_path / "timeline.npz")))
+    assert ">recorded" not in page.page(timeline_of(Training()))
 
 
 def test_a_settings_full_stop_is_no_part_of_it() -> None:
     """A remedy's settings and calls are set as code without the sentence's punctuation."""
     text = "Try bucket_cap_mb=1.14. Or bucket_cap_mb=[0.3, 25], then lab.tune(steps=(1, 2)). So static_graph=True, too."
-    chips = re.findall("<code>(.*?)</code>", report._with_code(text))
+    chips = re.findall("<code>(.*?)</code>", page._with_code(text))
     assert chips == ["bucket_cap_mb=1.14", "bucket_cap_mb=[0.3, 25]", "lab.tune(steps=(1, 2))", "static_graph=True"]
 
 
 def test_names_are_escaped() -> None:
     """A model's class name can't bring markup into the page."""
-    text = report.page(timeline_of(Training(), module="<img src=x onerror=alert(1)>"))
+    text = page.page(timeline_of(Training(), module="<img src=x onerror=alert(1)>"))
     assert "<img" not in text
     assert "&lt;img src=x" in text
 
 
 def test_without_steps_the_page_says_what_to_do() -> None:
     """An empty timeline gives a page that tells how to record something."""
-    assert "wrap the model in ddp_lab.DistributedDataParallel" in report.page(Timeline())
+    assert "wrap the model in ddp_lab.DistributedDataParallel" in page.page(Timeline())
 
 
 def test_one_rank() -> None:
     """A single rank has no gradient sync; the page has the other figures."""
-    text = report.page(timeline_of(Training(ranks=1)))
+    text = page.page(timeline_of(Training(ranks=1)))
     assert "What a step consists of" in text
     assert "For whom the others waited" not in text
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ddp_lab.bench import trace
 from ddp_lab.protocol.events import Batch, Kind
-from ddp_lab.timeline.recorded import chrome_trace as trace_export
+from ddp_lab.timeline.recorded import chrome_trace
 from ddp_lab.timeline.recorded.json_rows import JsonRows, Number
 from ddp_lab.timeline.tables.gradient_columns import GRADIENT_COLUMNS, gradient_columns
 from ddp_lab.timeline.timeline import Timeline
@@ -120,7 +120,7 @@ def test_arrows_lead_from_the_gradient_to_everybodys_collective(tmp_path: Path) 
 
 def test_many_gradients_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit only the gradients that complete a bucket are shown, and every arrow still starts at one."""
-    monkeypatch.setattr(trace_export, "MOST_GRADIENTS", 10)
+    monkeypatch.setattr(chrome_trace, "MOST_GRADIENTS", 10)
     document = _written(_timeline(Training(ranks=2, buckets=2, parameters=2)), tmp_path)
     assert trace_format.faults(document) == []
     names = Counter(e["name"] for e in document["traceEvents"] if e["name"].startswith("layers."))
@@ -129,8 +129,8 @@ def test_many_gradients_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_many_arrows_are_those_of_the_last_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit an arrow leads to each collective from the rank that launched last; the trace says so."""
-    monkeypatch.setattr(trace_export, "MOST_ARROWS", 10)
-    monkeypatch.setattr(trace_export, "MOST_GRADIENTS", 10)
+    monkeypatch.setattr(chrome_trace, "MOST_ARROWS", 10)
+    monkeypatch.setattr(chrome_trace, "MOST_GRADIENTS", 10)
     document = _written(_timeline(Training(ranks=3, delays={(1, 0): 5.0})), tmp_path)
     assert trace_format.faults(document) == []
     begins = [event for event in document["traceEvents"] if event["ph"] == "s"]

@@ -19,7 +19,7 @@ from sphinx import addnodes
 from sphinx.roles import XRefRole
 from sphinx.transforms import SphinxTransform
 
-from ddp_lab.cli import main as cli
+from ddp_lab.cli import main
 from ddp_lab.notebook import magics
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -60,10 +60,10 @@ def on_source_read(app, docname, content):
         up = "../" * docname.count("/")
         content[0] = _README.sub(lambda found: _part(readme, found[1], found[2], up), content[0])
     if _HELP.search(content[0]) or _BENCHMARKS in content[0]:
-        app.env.note_dependency(cli.__file__)
+        app.env.note_dependency(main.__file__)
         app.env.note_dependency(magics.__file__)
         content[0] = _HELP.sub(lambda found: f"```text\n{_help(found[1])}\n```", content[0])
-        rows = [f"| `ddp-lab bench {name}` | {what} |" for name, what in cli.BENCHMARKS.items()]
+        rows = [f"| `ddp-lab bench {name}` | {what} |" for name, what in main.BENCHMARKS.items()]
         content[0] = content[0].replace(_BENCHMARKS, "\n".join(rows))
 
 
@@ -73,7 +73,7 @@ def _help(command):
     name, *rest = command.split()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit), patch.dict(os.environ, COLUMNS="90"):
         if name == "ddp-lab":
-            cli.main([*rest, "--help"])
+            main.main([*rest, "--help"])
         else:
             magics._PARSERS[name.lstrip("%")].parse_line(" ".join([*rest, "--help"]))
     return printed.getvalue().strip()

@@ -10,9 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from ...formatting import counted, step_range
-from . import buckets as findings_buckets
-from . import options as findings_options
-from . import ranks as findings_ranks
+from . import buckets, options, ranks
 from .facts import Facts, Finding
 
 __all__ = ["Facts", "Finding", "findings", "headline"]
@@ -20,19 +18,19 @@ __all__ = ["Facts", "Finding", "findings", "headline"]
 _Rule = Callable[[Facts], list[Finding]]
 
 _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
-    findings_ranks.stragglers,
-    findings_ranks.disturbances,
-    findings_buckets.sizes,
-    findings_buckets.first_bucket,
-    findings_buckets.order,
-    findings_buckets.last_parameter,
-    findings_options.communication,
+    ranks.stragglers,
+    ranks.disturbances,
+    buckets.sizes,
+    buckets.first_bucket,
+    buckets.order,
+    buckets.last_parameter,
+    options.communication,
 )
 _OF_A_RANK: Final[tuple[_Rule, ...]] = (
-    findings_options.unused_parameters,
-    findings_options.search_of_unused,
-    findings_options.copies,
-    findings_options.small_tensors,
+    options.unused_parameters,
+    options.search_of_unused,
+    options.copies,
+    options.small_tensors,
 )
 _OF_COLLECTIVES: Final = ("communication-bound", "bucket-too-small")
 """Kinds that start from how long collectives take, which is not known where ranks that share cores disturb them."""
@@ -51,9 +49,9 @@ def findings(facts: Facts, minimum_percent: float = 0.5) -> list[Finding]:
     rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if facts.together else _OF_A_RANK
     judged = (int(facts.steps.step[0]), int(facts.steps.step[-1]))
     found = [replace(one, steps=judged) for rule in rules for one in rule(facts)]
-    least = findings_ranks.least_of_collectives(facts)
+    least = ranks.least_of_collectives(facts)
     found = [one for one in found if one.kind not in _OF_COLLECTIVES or one.gain_percent > least]
-    shown = [one for one in found if one.gain_percent >= minimum_percent or one.kind in findings_options.ALWAYS]
+    shown = [one for one in found if one.gain_percent >= minimum_percent or one.kind in options.ALWAYS]
     return sorted(shown, key=lambda one: -one.gain_percent)
 
 

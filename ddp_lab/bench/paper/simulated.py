@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...simulation.simulator import Configuration, simulate
-from . import hardware as paper_hardware
+from . import hardware
 from .series import EVERY, GROUPS
 from .settings import PARTS
 
@@ -46,8 +46,8 @@ _CALLS = (*(10**power for power in range(3, 8)), 20_000_000, 60_000_000)  # para
 def communication(parameters: int = 60_000_000, ranks: int = 32) -> Rows:
     """Figure 2: ``seconds`` to all-reduce so many float32 in calls of ``size`` parameters, one after the other."""
     rows = []
-    for backend in paper_hardware.BACKENDS:
-        link = paper_hardware.link(backend)
+    for backend in hardware.BACKENDS:
+        link = hardware.link(backend)
         for size in _CALLS:
             seconds = float(link.time_ns(4.0 * size, ranks)) * parameters / size / 1e9
             rows.append({"backend": backend, "ranks": ranks, "size": size, "seconds": seconds})
@@ -57,7 +57,7 @@ def communication(parameters: int = 60_000_000, ranks: int = 32) -> Rows:
 def readiness() -> Rows:
     """Figure 2: for each model when how many ``parameters`` are ``ready``, ms since the backward began."""
     rows = []
-    for name, make in paper_hardware.MODELS.items():
+    for name, make in hardware.MODELS.items():
         workload = make()
         order = list(workload.order)
         counts = np.cumsum(workload.sizes[order] / 4)
@@ -70,12 +70,12 @@ def readiness() -> Rows:
 def breakdown(ranks: int = 32) -> Rows:
     """Figure 6: the parts of a step in percent of the step without overlap."""
     rows = []
-    for model, backend in paper_hardware.GAINS:
+    for model, backend in hardware.GAINS:
         steps = [
             simulate(
-                paper_hardware.MODELS[model](),
+                hardware.MODELS[model](),
                 Configuration(world_size=ranks, overlap=overlap),
-                paper_hardware.link(backend),
+                hardware.link(backend),
             )
             for overlap in (False, True)
         ]
@@ -102,8 +102,8 @@ def steps_of(ms: float, ranks: int, chance: np.random.Generator) -> list[float]:
 def buckets(ranks: int) -> Rows:
     """Figures 7 (16 GPUs) and 8 (32): for each size ``ms``, and the ``steps`` of a run with outliers."""
     chance, rows = np.random.default_rng(ranks), []
-    for model, backend in paper_hardware.GAINS:
-        found = paper_hardware.bucket_sweep(model, backend, _CAPS_MB, ranks).step_ns / 1e6
+    for model, backend in hardware.GAINS:
+        found = hardware.bucket_sweep(model, backend, _CAPS_MB, ranks).step_ns / 1e6
         for cap, ms in zip(_CAPS_MB, found.tolist(), strict=True):
             row = {"model": model, "backend": backend, "ranks": ranks, "cap_mb": cap, "ms": ms}
             rows.append(row | {"steps": steps_of(ms, ranks, chance)})
@@ -113,8 +113,8 @@ def buckets(ranks: int) -> Rows:
 def scaling() -> Rows:
     """Figure 9: a step in multiples of one GPU's; beyond 32 GPUs in the shared pool."""
     rows = []
-    for model, backend in paper_hardware.GAINS:
-        times = [1.0, *paper_hardware.scaling(model, backend, _WORLDS).tolist()]
+    for model, backend in hardware.GAINS:
+        times = [1.0, *hardware.scaling(model, backend, _WORLDS).tolist()]
         for ranks, times_as_long in zip((1, *_WORLDS), times, strict=True):
             rows.append({"model": model, "backend": backend, "ranks": ranks, "ratio": times_as_long})
     return rows
@@ -123,9 +123,9 @@ def scaling() -> Rows:
 def skipping() -> Rows:
     """Figure 10: the time of a backward in percent of that with every one averaged."""
     rows = []
-    for model, backend in paper_hardware.GAINS:
+    for model, backend in hardware.GAINS:
         for ranks in _WORLDS:
-            saved = [0.0, *paper_hardware.skip_sync(model, backend, EVERY[1:], ranks).tolist()]
+            saved = [0.0, *hardware.skip_sync(model, backend, EVERY[1:], ranks).tolist()]
             for every, percent in zip(EVERY, saved, strict=True):
                 row = {"model": model, "backend": backend, "ranks": ranks, "every": every}
                 rows.append(row | {"percent": 100 - percent})
@@ -135,8 +135,8 @@ def skipping() -> Rows:
 def round_robin(ranks: int = 16) -> Rows:
     """Figure 12: the step in multiples of that with one group, at both bounds."""
     rows = []
-    for model, backend in paper_hardware.GAINS:
-        link, workload = paper_hardware.link(backend), paper_hardware.MODELS[model]()
+    for model, backend in hardware.GAINS:
+        link, workload = hardware.link(backend), hardware.MODELS[model]()
         asked = Configuration(world_size=ranks)
         one = simulate(workload, asked, link).step_ns
         for shared in (True, False):

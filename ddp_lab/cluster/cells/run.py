@@ -25,7 +25,7 @@ from ...output.run_view import RunView
 from ...output.throttle import in_turns
 from ...protocol.entry_points import CALL, RankFunction
 from . import failures as reports
-from . import messages as engine_messages
+from . import messages
 from .options import CellOptions
 from .packing import FunctionCall
 from .rank_states import RankStates
@@ -128,7 +128,7 @@ class CellRun:
         self._view = view
         if view is not None:
             view.show(self)
-        engine_messages.send(self._client, self._engines(), self._cell(), self._code, self._put)
+        messages.send(self._client, self._engines(), self._cell(), self._code, self._put)
         ahead = self.waits_for
         if ahead:
             if view is None:
@@ -503,7 +503,7 @@ class CellRun:
             self._board.announce(self.ranks, line, stays=True)
         if news.again:
             engines = {rank: self._engine_of_rank[rank] for rank in news.again}
-            engine_messages.send(self._client, engines, self._cell(), self._code, self._put)
+            messages.send(self._client, engines, self._cell(), self._code, self._put)
         for rank, why in news.lost.items():
             self._states.give_up(reports.unknown(rank, why))
             if self.options.ended is not None:

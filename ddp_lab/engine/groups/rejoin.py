@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...comm.round_robin import members, round_robin_process_group
 from ...errors import ClusterError
-from . import registry as groups
+from . import registry
 
 __all__ = ["LostGroup", "broken_backwards", "discard_gradients", "inventory", "note_backwards", "rebuild", "take_down"]
 
@@ -57,7 +57,7 @@ def inventory() -> dict[str, Any]:
             "description": record.description,
             "members": [_DEFAULT if name == default else name for name in members(record.group)],
         }
-        for record in groups.alive()
+        for record in registry.alive()
         if record.ranks
     ]
     return {"groups": found, "group_count": c10d._world.group_count, "broken": broken_backwards()}
@@ -65,21 +65,21 @@ def inventory() -> dict[str, Any]:
 
 def broken_backwards() -> list[int]:
     """Models of ours that gave a backward up since `note_backwards`, by their numbers on all ranks. Any thread."""
-    from ...parallel import distributed as ddp
+    from ...parallel import distributed
 
     return [
         model.reducer_id
-        for model in ddp.live_models()
+        for model in distributed.live_models()
         if model.reducer.stage()["in_flight"] or _given_up(model) > _known.get(model, 0)
     ]
 
 
 def note_backwards() -> None:
     """From now on only what is given up later counts as broken: a cell begins, or gradients were discarded."""
-    from ...parallel import distributed as ddp
+    from ...parallel import distributed
 
     _known.clear()
-    _known.update({model: _given_up(model) for model in ddp.live_models()})
+    _known.update({model: _given_up(model) for model in distributed.live_models()})
 
 
 def _given_up(model: Any) -> int:
@@ -89,9 +89,9 @@ def _given_up(model: Any) -> int:
 
 def discard_gradients(broken: Iterable[int]) -> None:
     """Sets the gradients of these models to None: on some ranks a part of a broken step is in them."""
-    from ...parallel import distributed as ddp
+    from ...parallel import distributed
 
-    for model in ddp.live_models():
+    for model in distributed.live_models():
         if model.reducer_id in broken:
             for parameter in model._trained:
                 parameter.grad = None
@@ -104,17 +104,17 @@ def take_down() -> dict[str, Any]:
     Returns:
         Name -> the group that is no more, as `rebuild` needs it.
     """
-    from ...parallel import distributed as ddp
+    from ...parallel import distributed
 
-    groups.free()
-    groups.end_forgotten(_FORGOTTEN_SECONDS)
-    old = {record.name if record.ranks else _DEFAULT: record.group for record in groups.alive()}
+    registry.free()
+    registry.end_forgotten(_FORGOTTEN_SECONDS)
+    old = {record.name if record.ranks else _DEFAULT: record.group for record in registry.alive()}
     model: Any
-    for model in ddp.live_models():
+    for model in distributed.live_models():
         model.abandon_backward()
     if dist.is_initialized():
         dist.destroy_process_group()
-    groups.forget()
+    registry.forget()
     return old
 
 
@@ -199,9 +199,9 @@ def _build(group: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
 
 def _models() -> Iterator[Any]:
     """Every live DistributedDataParallel, ours and torch's."""
-    from ...parallel import distributed as ddp
+    from ...parallel import distributed
 
-    yield from ddp.live_models()
+    yield from distributed.live_models()
     for candidate in gc.get_objects():
         if type(candidate) is torch.nn.parallel.DistributedDataParallel:
             yield candidate

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import parent_watch as watch
+from . import parent_watch
 
 __all__: list[str] = []
 
@@ -148,11 +148,11 @@ def main(argv: list[str]) -> None:
     run_dir, controller = argv[1], os.getpid()
 
     def become_heart_monitor() -> None:
-        watch.kill_with_parent_thread(controller)
+        parent_watch.kill_with_parent_thread(controller)
         logging.disable(logging.WARNING)  # else every late heartbeat of a busy machine is two lines of log
 
     os.umask(0o077)  # ipyparallel writes some of its files for everybody; no code of the user runs here
-    watch.on_parent_exit(int(argv[0]), lambda: watch.end_and_remove(run_dir))
+    parent_watch.on_parent_exit(int(argv[0]), lambda: parent_watch.end_and_remove(run_dir))
     _open_more_files()
     os.register_at_fork(after_in_child=become_heart_monitor)
     # The heart monitor is a multiprocessing.Process: only a fork runs the hook above.

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol import entry_points
-from . import parent_watch as watch
+from . import parent_watch
 from .reach import Meeting
 
 __all__ = ["ForkServer", "preload"]
@@ -94,7 +94,7 @@ class ForkServer:
         for pid in list(self._ranks):
             with contextlib.suppress(ChildProcessError):  # the other thread has reaped it
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        watch.end_and_remove(self._run_dir)
+        parent_watch.end_and_remove(self._run_dir)
 
     def serve(self) -> Callable[[], None] | None:
         """Forks, signals and reaps until the input ends; in a forked rank, returns what that rank is to run."""
@@ -157,7 +157,7 @@ class ForkServer:
                     if pid != 0:
                         self._ranks[pid] = spec["rank"]
                 if pid == 0:
-                    watch.kill_with_parent_thread(server)
+                    parent_watch.kill_with_parent_thread(server)
                     os.setsid()
                     os.close(self._commands)
                     os.close(self._events)
@@ -274,7 +274,7 @@ def main(argv: list[str]) -> None:
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = ForkServer(argv[1], commands, events)
-    watch.on_parent_exit(int(argv[0]), server.end_now)
+    parent_watch.on_parent_exit(int(argv[0]), server.end_now)
     try:
         preload(server.send)
     except BaseException:

@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import machine
-from . import fork_server
-from . import parent_watch as watch
+from . import fork_server, parent_watch
 
 __all__: list[str] = []
 
@@ -53,7 +52,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))  # mode 0700
     (folder / "profile").mkdir(mode=0o700)
     server = fork_server.ForkServer(str(folder), commands, events, logs=folder, lease=begin["lease"])
-    watch.on_parent_exit(os.getppid(), server.end_now)
+    parent_watch.on_parent_exit(os.getppid(), server.end_now)
     try:
         fork_server.preload(server.send)
     except BaseException:

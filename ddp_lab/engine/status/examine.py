@@ -26,7 +26,7 @@ from ...parallel.live import breakpoints
 from ...parallel.monitoring.inspection import live_models
 from ..cells import cell
 from ..cells.tracebacks import is_users
-from ..groups import registry as groups
+from ..groups import registry
 from . import flights
 
 __all__ = ["entered_at", "examine", "waited_in"]
@@ -67,7 +67,7 @@ def examine(thread: int, began: tuple[str, int] | None) -> dict[str, Any]:
         "seconds": (time.monotonic_ns() - began[1]) / 1e9 if began is not None and began[0] == running else 0.0,
         "stack": [_described(one) for one in frames] if running is not None else [],
         "call": _call(frames) if running is not None else None,
-        "sequences": groups.sequences(),
+        "sequences": registry.sequences(),
         "flights": flights.flights(began[1] if began is not None else None),
         "last_cell": began[0] if began is not None else None,
         "models": [_model(model) for model in live_models()],
@@ -176,17 +176,17 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
     }
 
 
-def _record(group: Any) -> groups.GroupRecord | None:
+def _record(group: Any) -> registry.GroupRecord | None:
     """What is registered of a group; None stands for the default one."""
     if group is None or group is getattr(dist.group, "WORLD", None):
         group = c10d._get_default_group() if dist.is_initialized() else None
-    for record in groups.alive():
+    for record in registry.alive():
         if record.group is group and group is not None:
             return record
     return None
 
 
-def _ranks(group: Any, record: groups.GroupRecord | None) -> list[int]:
+def _ranks(group: Any, record: registry.GroupRecord | None) -> list[int]:
     if record is not None and record.ranks:
         return list(record.ranks)
     return list(range(dist.get_world_size())) if dist.is_initialized() else []

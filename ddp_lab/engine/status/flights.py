@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...diagnostics.flight_recorder import Entry, Numbered, entries_of, numbered, tensors_in_words
 from ...parallel.monitoring.inspection import live_models
-from ..groups import registry as groups
+from ..groups import registry
 from .recorders import Recorders, end_s
 
 __all__ = ["flights", "frames_of", "in_flight", "install", "left"]
@@ -33,7 +33,7 @@ _installed = False
 class _Known(NamedTuple):
     """One living group's collectives."""
 
-    record: groups.GroupRecord
+    record: registry.GroupRecord
     backend: str
     numbered: Numbered
 
@@ -136,7 +136,7 @@ def _described(known: _Known, since_ns: int) -> dict[str, Any]:
         "group": known.record.name,
         "backend": known.backend,
         "ranks": known.record.ranks,
-        "sequence": groups.sequences().get(known.record.name),
+        "sequence": registry.sequences().get(known.record.name),
         "entered": max(known.numbered.entries, default=0) if known.numbered.known else None,
         "begun": min(begun, default=None),
         "kinds": list(kinds),
@@ -188,7 +188,7 @@ def _look(active: bool) -> list[_Known]:
         active: of NCCL's groups only what has not ended.
     """
     global _last
-    living = [record for record in groups.alive() if not record.freed]
+    living = [record for record in registry.alive() if not record.freed]
     backends = sorted({backend for record in living for backend in record.backends})
     counts = _counts(living)
     state = [(record.name, record.made_ns, count) for record, count in zip(living, counts, strict=True)]
@@ -211,6 +211,6 @@ def _look(active: bool) -> list[_Known]:
     return found
 
 
-def _counts(living: Iterable[groups.GroupRecord]) -> list[int | None]:
-    counts = groups.sequences()
+def _counts(living: Iterable[registry.GroupRecord]) -> list[int | None]:
+    counts = registry.sequences()
     return [counts.get(record.name) for record in living]

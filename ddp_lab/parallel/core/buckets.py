@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import agreement as verify
-from . import arguments, process_groups
+from . import agreement, arguments, process_groups
 from .comm_hooks import hook_name
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def describe(
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     return {
         "type": "assignment",
-        "process_group": verify.process_group_index(group),
+        "process_group": agreement.process_group_index(group),
         "group_ranks": process_groups.global_ranks(group),
         "backend": process_groups.backend_name(group),
         "parameters": [

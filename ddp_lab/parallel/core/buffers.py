@@ -16,8 +16,7 @@ import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as _keep_versions
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
-from . import parameters as structure
-from . import process_groups
+from . import parameters, process_groups
 from .model_state import ModelState
 
 __all__ = ["BufferSync"]
@@ -73,7 +72,7 @@ class BufferSync(ModelState):
 
     def _assign_modules_buffers(self) -> None:
         """Looks the buffers up: `modules_buffers` and `named_module_buffers`, without those that are ignored."""
-        self._keep_buffers(structure.survey(self.module, self.parameters_to_ignore).buffers)
+        self._keep_buffers(parameters.survey(self.module, self.parameters_to_ignore).buffers)
 
     def _keep_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
         self.named_module_buffers = buffers
@@ -86,7 +85,7 @@ class BufferSync(ModelState):
             from ..features.join import buffer_source
 
             source = buffer_source(self)
-        self._keep_buffers(structure.buffers_now(self._survey))
+        self._keep_buffers(parameters.buffers_now(self._survey))
         with torch.no_grad(), _keep_versions(tuple(self.modules_buffers)):
             self._sync_module_buffers(source)
 

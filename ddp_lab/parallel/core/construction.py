@@ -11,10 +11,7 @@ from ...bucketing import assign_buckets
 from ..features import mixed_precision, optimizer_in_backward, python_reducer
 from ..features.logging_data import DDPLogger
 from ..monitoring import inspection, watching
-from . import agreement as verify
-from . import arguments, comm_hooks
-from . import buckets as records
-from . import parameters as structure
+from . import agreement, arguments, buckets, comm_hooks, parameters
 from .messages import module_text
 from .model_state import ModelState
 
@@ -26,7 +23,7 @@ _C = native.load()
 class Construction(ModelState):
     """The part of `DistributedDataParallel` that its constructor runs."""
 
-    def _choose_parameters(self, survey: structure.Survey) -> None:
+    def _choose_parameters(self, survey: parameters.Survey) -> None:
         """Finds out which parameters there are, and on which devices."""
         self._module_parameters = list(survey.parameters.values())
         self._keep_buffers(survey.buffers)
@@ -71,7 +68,7 @@ class Construction(ModelState):
         self._live = self._reconfigured = None
         self._comm_hooks = []
 
-    def _agree(self, survey: structure.Survey, *, collective: bool) -> int:
+    def _agree(self, survey: parameters.Survey, *, collective: bool) -> int:
         """Checks that all ranks have the same model; the number that they give to its reducer."""
         options = {
             "bucket_cap_mb": [cap / arguments.MEBIBYTE for cap in self._caps.rebuilt()],
@@ -80,16 +77,16 @@ class Construction(ModelState):
             "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
         }
         buffers = self.named_module_buffers if self.forward_sync_buffers else {}
-        entries = verify.model_description(survey.parameters.items(), buffers.items(), options) if collective else []
-        return verify.agree(entries, self.process_group, self.device, collective=collective)
+        entries = agreement.model_description(survey.parameters.items(), buffers.items(), options) if collective else []
+        return agreement.agree(entries, self.process_group, self.device, collective=collective)
 
-    def _broadcast_state(self, survey: structure.Survey, with_buffers: bool) -> None:
+    def _broadcast_state(self, survey: parameters.Survey, with_buffers: bool) -> None:
         """Makes all that is not ignored rank 0's, also frozen parameters."""
         tensors = [*survey.parameters.values(), *(survey.buffers.values() if with_buffers else ())]
         if tensors:
             self._distributed_broadcast_coalesced([tensor.detach() for tensor in tensors], self.broadcast_bucket_size)
 
-    def _make_reducer(self, survey: structure.Survey, *, generation: int = 0, step: int = 0) -> None:
+    def _make_reducer(self, survey: parameters.Survey, *, generation: int = 0, step: int = 0) -> None:
         self._survey = survey
         self._seen = survey.seen
         self._idle_seen = None
@@ -107,7 +104,7 @@ class Construction(ModelState):
             assignment=self._assignment,
             process_group=self.process_group,
             reducer_id=self.reducer_id,
-            process_group_index=verify.process_group_index(self.process_group),
+            process_group_index=agreement.process_group_index(self.process_group),
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             find_unused_parameters=self.find_unused_parameters,
             static_graph=self.static_graph,
@@ -130,7 +127,7 @@ class Construction(ModelState):
         find_unused = self.find_unused_parameters and not self.static_graph
         return assign_buckets(self._sizes, self._keys, self._caps.initial(find_unused=find_unused), alone=self._sparse)
 
-    def _renew_reducer(self, survey: structure.Survey) -> None:
+    def _renew_reducer(self, survey: parameters.Survey) -> None:
         """Puts a reducer for what `survey` found in the place of the old one; all ranks."""
         old = self.reducer
         old.check_ended()
@@ -165,7 +162,7 @@ class Construction(ModelState):
         self._describe_assignment()
 
     def _describe_assignment(self) -> None:
-        recording.describe(records.assignment(self), owner=self)
+        recording.describe(buckets.assignment(self), owner=self)
 
 
 @functools.cache

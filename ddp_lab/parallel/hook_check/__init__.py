@@ -15,9 +15,8 @@ from ...analysis.hook_report import BucketCheck, HookProblem, HookReport, Traini
 from ..core import comm_hooks, process_groups
 from ..core.store_exchange import Exchange
 from ..distributed import DistributedDataParallel
-from . import training as hook_training
+from . import training, verdict
 from . import trial as hook_trial
-from . import verdict as hook_verdict
 from .cases import Case, cases
 from .state import copy_of_state
 
@@ -30,7 +29,7 @@ def check_hook(
     *,
     process_group: dist.ProcessGroup | None = None,
     model: nn.Module | None = None,
-    loss: hook_training.Loss | None = None,
+    loss: training.Loss | None = None,
     steps: int = 30,
     dtypes: Sequence[torch.dtype] | None = None,
     in_flight: int = 4,
@@ -104,7 +103,7 @@ class _Check:
         state: object,
         group: dist.ProcessGroup,
         model: nn.Module | None,
-        loss: hook_training.Loss | None,
+        loss: training.Loss | None,
     ) -> None:
         self._group, self._state = group, state
         self._rank, self._ranks = group.rank(), group.size()
@@ -113,8 +112,8 @@ class _Check:
         self._hook: Callable[..., Any] = hook  # type: ignore[assignment]
         parameter = next(model.parameters(), None) if model is not None else None
         self._device = parameter.device if parameter is not None else _device_of(group)
-        self._module = model if model is not None else hook_training.default_model().to(self._device)
-        self._loss = loss or hook_training.default_loss(self._rank, self._device)
+        self._module = model if model is not None else training.default_model().to(self._device)
+        self._loss = loss or training.default_loss(self._rank, self._device)
         self._exchange = Exchange(group)
         self._problems: list[HookProblem] = []
         self._buckets: list[BucketCheck] = []
@@ -154,10 +153,10 @@ class _Check:
     def try_buckets(self, case: Case) -> bool:
         """Tries one case on all ranks; returns whether the group can go on."""
         trial = hook_trial.try_case(self._hook, self._fresh_state(), case, self._rank, self._device, self.timeout)
-        mine = hook_verdict.measure(case, trial, self._rank, self._ranks)
+        mine = verdict.measure(case, trial, self._rank, self._ranks)
         answers = self._exchange.all(mine, 60 + 4 * self.timeout)
-        self._problems += hook_verdict.problems(case, answers, tolerance=self.tolerance, expect_equal=self.expect_equal)
-        checked = hook_verdict.bucket_check(case, answers)
+        self._problems += verdict.problems(case, answers, tolerance=self.tolerance, expect_equal=self.expect_equal)
+        checked = verdict.bucket_check(case, answers)
         if checked is not None:
             self._buckets.append(checked)
         stuck = [one["broken"][0] for one in answers if one["broken"]]
@@ -165,7 +164,7 @@ class _Check:
 
     def train(self, steps: int, *, several_buckets: bool) -> None:
         """Trains on all ranks."""
-        mine = hook_training.train(
+        mine = training.train(
             self._hook,
             self._fresh_state(),
             self._module,
@@ -177,7 +176,7 @@ class _Check:
         )
         answers = self._exchange.all(mine, 60 + 4 * max(self.timeout, 10.0))
         name = type(self._module).__name__
-        self._training, found = hook_training.judge(name, answers, expect_equal=self.expect_equal)
+        self._training, found = training.judge(name, answers, expect_equal=self.expect_equal)
         self._problems += found
 
     def report(self) -> HookReport:
@@ -194,7 +193,7 @@ class _Check:
             backend=process_groups.backend_name(self._group),
             buckets=tuple(self._buckets),
             training=self._training,
-            problems=hook_verdict.merged(self._problems),
+            problems=verdict.merged(self._problems),
             notes=tuple(self.notes),
         )
 

@@ -17,8 +17,7 @@ from ... import native
 from ...analysis.hook_report import HookProblem, TrainingCheck
 from ..distributed import DistributedDataParallel
 from ..monitoring.drift import digest_of
-from . import traffic as hook_traffic
-from . import trial as hook_trial
+from . import traffic, trial
 from .verdict import problem
 
 __all__ = ["Loss", "default_loss", "default_model", "judge", "train"]
@@ -85,11 +84,11 @@ def train(
 
     _C.open_collective_log()
     try:
-        hook_trial.run_with_deadline(take_steps, seconds, lambda: [len(run.losses) for run in runs])
-    except hook_trial.Stuck as error:
+        trial.run_with_deadline(take_steps, seconds, lambda: [len(run.losses) for run in runs])
+    except trial.Stuck as error:
         return {"broken": ["never completes", f"in training, step {len(runs[0].losses)}: {error}"]}
     except Exception as error:  # noqa: BLE001 - whatever the hook raises is a finding
-        return {"broken": ["fails in training", f"step {len(runs[0].losses)}: {hook_trial.words_of(error)}"]}
+        return {"broken": ["fails in training", f"step {len(runs[0].losses)}: {trial.words_of(error)}"]}
     finally:
         _C.close_collective_log()
     return {
@@ -119,7 +118,7 @@ class _Run:
         self._optimizer.step()
         value = float(loss.detach())
         self.ms.append((time.perf_counter() - begin) * 1e3)
-        self.payloads.append(hook_traffic.traffic(_C.take_collectives()).payload)
+        self.payloads.append(traffic.traffic(_C.take_collectives()).payload)
         self.losses.append(value)
 
 

@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..core.timeouts import set_timeout, timeout_of
 from ..monitoring.inspection import live_models
-from . import interruptible_sleep as naps
+from . import interruptible_sleep
 from .fault_injection import index_of
 
 if TYPE_CHECKING:
@@ -190,5 +190,5 @@ def release(why: str) -> None:
             if model in _armed:
                 _armed.discard(model)
                 _ended[model] = (why, None)
-    naps.wake_all()
+    interruptible_sleep.wake_all()
     restore_timeouts()

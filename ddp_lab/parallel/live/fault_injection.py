@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ... import faults, recording
-from . import interruptible_sleep as naps
+from . import interruptible_sleep
 from .slow_link import Link
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Happening:
 
 
 def _sleep(seconds: float) -> None:
-    naps.nap(seconds)
+    interruptible_sleep.nap(seconds)
 
 
 def index_of(model: ModelState, name: str) -> int:

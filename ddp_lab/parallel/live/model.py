@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.model_state import ModelState
-from . import change as changes
-from . import hooks
+from . import change, hooks
 from .change import Change
 from .reconfigure import apply_now
 
@@ -65,4 +64,4 @@ class LiveModel(ModelState):
 
     def configuration(self) -> dict[str, Any]:
         """What `reconfigure` can change, as it is: caps in MiB, the comm hook's name, the number of buckets."""
-        return changes.describe(self)
+        return change.describe(self)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from ... import faults
-from . import requests as state
+from . import requests
 
 if TYPE_CHECKING:
     from ..core.model_state import ModelState
@@ -33,7 +33,7 @@ def inject(model: ModelState, fault: faults.Fault) -> int | None:
     if fault.rank != dist.get_rank():
         return None
     numbers: list[int] = []
-    state.ask(model, lambda live: numbers.append(live.faults.ask(model, fault)))
+    requests.ask(model, lambda live: numbers.append(live.faults.ask(model, fault)))
     return numbers[0]
 
 

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 from ...faults import SlowLink
 from ..core import comm_hooks
 from ..features import join
-from . import interruptible_sleep as naps
+from . import interruptible_sleep
 
 if TYPE_CHECKING:
     from ..core.model_state import ModelState
@@ -80,7 +80,7 @@ class Link:
             held = buffer._nnz() if buffer.is_sparse else buffer.numel()
             passing = 0.0 if rate is None else held * buffer.element_size() / (rate * 1e6)
             self._free_at = max(self._free_at, launched) + passing
-            naps.nap_until(self._free_at + self._fault.latency_seconds)
+            interruptible_sleep.nap_until(self._free_at + self._fault.latency_seconds)
             try:
                 self._start(bucket).add_done_callback(lambda inner, done=done: _hand_on(inner, done))
             except Exception as error:  # noqa: BLE001 - the thread that waits for the bucket raises it

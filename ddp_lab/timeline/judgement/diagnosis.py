@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...analysis import stragglers
-from ...analysis.findings import ranks as findings_ranks
+from ...analysis.findings import ranks
 from ...analysis.findings.facts import Facts
 from ...analysis.stragglers import ARRIVAL, EVERYWHERE, VARYING
 from ..records import LatePlace
@@ -58,7 +58,7 @@ def facts(
         missing_ranks=len(set(described["group_ranks"]) - {one.rank for one in views}),
         newer=newer,
     )
-    return findings_ranks.with_varying(found, minimum_ms * 1e6)
+    return ranks.with_varying(found, minimum_ms * 1e6)
 
 
 def late_places(found: Facts) -> list[LatePlace]:
@@ -66,7 +66,7 @@ def late_places(found: Facts) -> list[LatePlace]:
     made = []
     for one in found.late:
         on_device, at_place = found.steps.on_device, one.place >= 0
-        cost = findings_ranks.cost_ns(found, one) if found.buckets else one.delay_ns * one.share
+        cost = ranks.cost_ns(found, one) if found.buckets else one.delay_ns * one.share
         made.append(
             LatePlace(
                 rank=found.steps.ranks[one.rank],
