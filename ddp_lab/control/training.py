@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..analysis.before_after import BeforeAfter, before_after
 from ..errors import ClusterError
-from ..faults import Fault, to_dict
+from ..faults import Fault
 from ..output.board import SilentBoard
+from ..protocol import commands
+from ..protocol.commands import Command
 from ..protocol.entry_points import CHECK_DRIFT
 from ..timeline.judgement.changes import last_change
 from ..timeline.records import DriftRecord
@@ -91,26 +94,26 @@ class TrainingControl:
             ClusterError: the ranks refuse (they say why), or no step came in time: then nothing is changed, unless
                 the message says otherwise.
         """
-        change = {
-            "bucket_cap_mb": bucket_cap_mb,
-            "first_bucket_mb": first_bucket_mb,
-            "bucket_cap_mb_list": None if bucket_cap_mb_list is None else list(bucket_cap_mb_list),
-            "order": order if order is None or isinstance(order, str) else list(order),
-            "comm_hook": comm_hook,
-        }
+        change = commands.Change(
+            bucket_cap_mb,
+            first_bucket_mb,
+            None if bucket_cap_mb_list is None else list(bucket_cap_mb_list),
+            order if order is None or isinstance(order, str) else list(order),
+            comm_hook,
+        )
         return self.apply(self.model(reducer), change, timeout)
 
     def apply(
-        self, number: int, asked: dict[str, Any], timeout: float, trains: Callable[[], bool] = lambda: True
+        self, number: int, asked: commands.Change, timeout: float, trains: Callable[[], bool] = lambda: True
     ) -> Reconfigured:
         """See `reconfigure`; gives up, too, when `trains()`, which is asked again and again, says no."""
         ranks = list(self.timeline.assignment(number)["group_ranks"])
         name = uuid.uuid4().hex
-        self.ask(number, ranks, "check", change=asked)
+        self.ask(number, ranks, commands.CheckChange(asked))
         # See [Note: a change while training runs] on the rank side for why rank 0 comes last.
         try:
-            self.ask(number, ranks[1:], "prepare", change=asked, name=name)
-            self.ask(number, ranks[:1], "prepare", change=asked, name=name)
+            self.ask(number, ranks[1:], commands.PrepareChange(name, asked))
+            self.ask(number, ranks[:1], commands.PrepareChange(name, asked))
             done = self._wait_applied(number, ranks, name, time.monotonic() + timeout, trains)
         except ClusterError as error:
             if not self._withdraw(number, ranks, name):
@@ -122,14 +125,14 @@ class TrainingControl:
         first = done[ranks[0]]
         self._wait_described(number, first["generation"])
         return Reconfigured(
-            number, first["step"], first["generation"], {k: v for k, v in asked.items() if v is not None}
+            number, first["step"], first["generation"], {k: v for k, v in asdict(asked).items() if v is not None}
         )
 
     def _wait_applied(
         self, reducer: int, ranks: list[int], name: str, deadline: float, trains: Callable[[], bool]
     ) -> dict[int, dict[str, Any]]:
         while True:
-            found = self.ask(reducer, ranks, "status", name=name)
+            found = self.ask(reducer, ranks, commands.TellChange(name))
             states = {answer["state"] for answer in found.values()}
             if states == {"applied"}:
                 after = {rank: answer["after"] for rank, answer in found.items()}
@@ -155,7 +158,7 @@ class TrainingControl:
     def _withdraw(self, reducer: int, ranks: list[int], name: str) -> bool:
         """Takes a change back, first where it is decided; returns False if it is too late."""
         for some in (ranks[:1], ranks[1:]):
-            answers = self.answers(reducer, some, "withdraw", name=name)
+            answers = self.answers(reducer, some, commands.WithdrawChange(name))
             if any(answer.get("withdrawn") is False for answer in answers.values()):
                 return False
         return True
@@ -197,12 +200,12 @@ class TrainingControl:
             ClusterError: its rank refuses it, or does not answer.
         """
         fault.check()
-        answer = self.ask(self.model(reducer), [fault.rank], "inject", fault=to_dict(fault))
+        answer = self.ask(self.model(reducer), [fault.rank], commands.InjectFault(fault))
         return int(answer[fault.rank]["number"])
 
     def faults(self) -> dict[int, list[dict[str, Any]]]:
         """rank -> its faults: the fields of each, its ``number``, and whether it has ``begun``."""
-        answers = self.owner.wire.request(None, "live", _ANSWER_SECONDS, do="faults")
+        answers = self._request(None, commands.TellFaults())
         return {rank: answer["faults"] for rank, answer in sorted(answers.items()) if answer.get("faults")}
 
     def clear_faults(self, rank: int | None = None, number: int | None = None) -> None:
@@ -214,9 +217,7 @@ class TrainingControl:
         """
         if number is not None and rank is None:
             raise ValueError("a fault's number counts on its rank: give the rank too")
-        self.owner.wire.request(
-            None if rank is None else [rank], "live", _ANSWER_SECONDS, do="clear faults", number=number
-        )
+        self._request(None if rank is None else [rank], commands.ClearFaults(number))
 
     # -- pauses
 
@@ -245,14 +246,13 @@ class TrainingControl:
         """
         number = self.model(reducer)
         chosen = self.ranks_of(number) if ranks is None else sorted(set(ranks))
-        self.owner.wire.request(None, "live", _ANSWER_SECONDS, do="hold")
-        where = {"parameters": list(parameters), "buckets": list(buckets)}
-        self.ask(number, chosen, "breakpoints", points=list(points), **where)
+        self._request(None, commands.HoldTimeouts())
+        self.ask(number, chosen, commands.SetBreakpoints(points, parameters, buckets))
 
     def step_state(self, reducer: int | None = None) -> dict[int, StepState]:
         """rank -> where its backward stands now, and what has become of each bucket; also while it pauses."""
         number = self.model(reducer)
-        answers = self.ask(number, self.ranks_of(number), "stage")
+        answers = self.ask(number, self.ranks_of(number), commands.TellStage())
         return {rank: StepState.of(rank, answer) for rank, answer in sorted(answers.items())}
 
     def wait_paused(
@@ -293,7 +293,7 @@ class TrainingControl:
 
     def resume(self) -> None:
         """Takes all breakpoints away: ranks that pause go on, and train at full speed."""
-        self.owner.wire.request(None, "live", _ANSWER_SECONDS, do="resume")
+        self._request(None, commands.Resume())
 
     def _go_on(
         self, until: str, ranks: Iterable[int] | None, timeout: float, reducer: int | None
@@ -303,7 +303,7 @@ class TrainingControl:
         paused = [rank for rank, state in states.items() if state.paused and (ranks is None or rank in set(ranks))]
         if not paused:
             return states
-        self.ask(number, paused, "go on", until=until)
+        self.ask(number, paused, commands.GoOn(until))
         return self.wait_paused(paused, timeout, number)
 
     # -- looks; none of it runs unasked
@@ -322,7 +322,7 @@ class TrainingControl:
         Raises:
             ClusterError: a rank refuses, or does not answer.
         """
-        self._look(reducer, gradients=every)
+        self._look(reducer, commands.Look(gradients=every))
 
     def watch_drift(self, every: int = 100, reducer: int | None = None) -> None:
         """Compares parameters and buffers of all ranks before each so many-th step; works while a cell trains.
@@ -337,7 +337,7 @@ class TrainingControl:
         Raises:
             ClusterError: a rank refuses, or does not answer.
         """
-        self._look(reducer, drift=every)
+        self._look(reducer, commands.Look(drift=every))
 
     def check_drift(self, reducer: int | None = None, timeout: float = 30.0) -> DriftRecord:
         """Compares parameters and buffers of all ranks now: between two steps while they train, else at once.
@@ -354,7 +354,7 @@ class TrainingControl:
         before = self.timeline.looks_arrived(number)
         deadline = time.monotonic() + timeout
         if self.owner.busy_ranks() & set(ranks):
-            self._look(number, check=True)
+            self._look(number, commands.Look(check=True))
         else:
             own = {str(rank): of_rank for rank, of_rank in self.timeline.own_numbers(number).items()}
             self.owner.run(CHECK_DRIFT, own, ranks=ranks, label="check drift", board=SilentBoard())
@@ -368,15 +368,15 @@ class TrainingControl:
         """What is looked at: ``gradients`` and ``drift`` (each how many-th step; 0: none), ``pending`` requests."""
         number = self.model(reducer)
         first = self.ranks_of(number)[0]
-        return {name: int(value) for name, value in self.ask(number, [first], "looks")[first].items()}
+        return {name: int(value) for name, value in self.ask(number, [first], commands.TellLooks())[first].items()}
 
-    def _look(self, reducer: int | None, **wanted: Any) -> None:
+    def _look(self, reducer: int | None, wanted: commands.Look) -> None:
         number = self.model(reducer)
         ranks = self.ranks_of(number)
         name = uuid.uuid4().hex
         # See [Note: a change while training runs] on the rank side for why rank 0 comes last.
         for some in (ranks[1:], ranks[:1]):
-            self.ask(number, some, "look", look=wanted, name=name)
+            self.ask(number, some, commands.PrepareLook(name, wanted))
 
     # -- the ranks
 
@@ -401,14 +401,17 @@ class TrainingControl:
         """The ranks that train a model."""
         return list(self.timeline.assignment(reducer)["group_ranks"])
 
-    def answers(self, reducer: int, ranks: Sequence[int], do: str, **what: Any) -> dict[int, dict[str, Any]]:
-        """What these ranks answer, those that do: to `do` of `ddp_lab.engine.model_control`."""
-        own = {str(rank): number for rank, number in self.timeline.own_numbers(reducer).items()}
-        return self.owner.wire.request(ranks, "live", _ANSWER_SECONDS, do=do, reducers=own, **what)
+    def _request(self, ranks: Sequence[int] | None, command: Command, **more: Any) -> dict[int, dict[str, Any]]:
+        return self.owner.wire.request(ranks, "live", _ANSWER_SECONDS, **commands.to_json(command), **more)
 
-    def ask(self, reducer: int, ranks: Sequence[int], do: str, **what: Any) -> dict[int, dict[str, Any]]:
+    def answers(self, reducer: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
+        """What these ranks answer, those that do, to a command about this model."""
+        own = {str(rank): number for rank, number in self.timeline.own_numbers(reducer).items()}
+        return self._request(ranks, command, reducers=own)
+
+    def ask(self, reducer: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
         """As `answers`; raises `ClusterError` if one does not answer, or answers with an error."""
-        answers = self.answers(reducer, ranks, do, **what)
+        answers = self.answers(reducer, ranks, command)
         for rank in sorted(ranks):
             if rank not in answers:
                 raise ClusterError(f"rank {rank} does not answer: is its process still there? (`status()` tells)")

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..errors import CellError, ClusterError
 from ..output.board import SilentBoard
+from ..protocol.commands import Change, CheckChange, PrepareChange
 from ..protocol.entry_points import APPLY_CHANGE
 from ..simulation.settings import Setting
 from ..timeline.tables.step_table import STEP_FIELDS
@@ -92,7 +93,7 @@ class Turns:
         change = setting.change(self.users)
         if not change:
             return ""
-        answers = self.control.answers(self.reducer, self.ranks, "check", change=change)
+        answers = self.control.answers(self.reducer, self.ranks, CheckChange(Change(**change)))
         said = [str(answers[rank]["error"]) for rank in sorted(answers) if "error" in answers[rank]]
         return said[0] if said else ""
 
@@ -207,7 +208,7 @@ class LiveTurns(Turns):
         if not change:
             return self._last_step + 1
         try:
-            done = self.control.apply(self.reducer, change, self.patience, self._trains)
+            done = self.control.apply(self.reducer, Change(**change), self.patience, self._trains)
         except ClusterError as error:
             if not self.training:
                 raise TrainingEnded("Training ended.") from error
@@ -230,9 +231,9 @@ class LiveTurns(Turns):
 
     def _leave(self, setting: Setting) -> bool:
         """Tells the ranks of the change without waiting for them."""
-        change, name = self._change(setting), f"tune-{time.monotonic_ns()}"
+        prepare = PrepareChange(f"tune-{time.monotonic_ns()}", Change(**self._change(setting)))
         for ranks in (self.ranks[1:], self.ranks[:1]):
-            self.control.ask(self.reducer, ranks, "prepare", change=change, name=name)
+            self.control.ask(self.reducer, ranks, prepare)
         return False
 
     @property

@@ -1,7 +1,7 @@
 """Control messages about models that train: changes, faults, pauses. Answered while a cell runs.
 
-Each is ``{"op": "live", "do": ..., "reducers": {rank: this rank's number of the model}, ...}``; what they do is in
-`ddp_lab.parallel.live`.
+Each is a command of `ddp_lab.protocol.commands` as JSON, with ``"op": "live"`` and, if it is about one model,
+``"reducers": {rank: this rank's number of the model}``; what they do is in `ddp_lab.parallel.live`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .. import faults
 from ..parallel.live import breakpoints, fault_injection, rehearsal, requests
-from ..parallel.live.change import Change, check
+from ..parallel.live.change import check
 from ..parallel.monitoring import monitors
 from ..parallel.monitoring.inspection import is_observed, live_models
+from ..protocol import commands
 
 if TYPE_CHECKING:
     from ..parallel.core.model_state import ModelState
 
 __all__ = ["answer", "install"]
-
-_Message = Mapping[str, Any]
 
 
 class _Channel(Protocol):
@@ -36,18 +34,19 @@ def install(channel: _Channel) -> None:
     fault_injection.before_death.append(channel.stop)  # which waits until what was recorded has left
 
 
-def answer(rank: int, message: _Message) -> Mapping[str, Any] | None:
-    """Carries out one message and returns the reply."""
-    do = message["do"]
-    if do in _ALL_MODELS:
-        return _ALL_MODELS[do](message)
+def answer(rank: int, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Carries out one command and returns the reply."""
+    command = commands.from_json(message)
+    of_all = _ALL_MODELS.get(type(command))
+    if of_all is not None:
+        return of_all(command)
     number = message["reducers"].get(str(rank))
     if number is None:
         return {"error": "it has no such model"}
     model = _model(number)
     if model is None:  # no failure of ours: a view may ask for a model that a cell has just replaced
         return {"error": _why_not(number)}
-    return _ONE_MODEL[do](model, message)
+    return _ONE_MODEL[type(command)](model, command)
 
 
 def _why_not(number: int) -> str:
@@ -60,83 +59,52 @@ def _model(reducer: int) -> ModelState | None:
     return next((model for model in live_models() if model.reducer_id == reducer), None)
 
 
-def _check(model: ModelState, message: _Message) -> None:
-    check(model, Change(**message["change"]))
+def _decides(model: ModelState) -> bool:
+    return bool(model.process_group.rank() == 0)
 
 
-def _prepare(model: ModelState, message: _Message) -> None:
-    decides = model.process_group.rank() == 0
-    requests.prepare(model, message["name"], Change(**message["change"]), decides=decides)
+def _prepare(model: ModelState, asked: commands.PrepareChange) -> None:
+    requests.prepare(model, asked.name, asked.change, decides=_decides(model))
 
 
-def _look(model: ModelState, message: _Message) -> None:
-    decides = model.process_group.rank() == 0
-    requests.prepare_look(model, message["name"], monitors.Look(**message["look"]), decides=decides)
+def _look(model: ModelState, asked: commands.PrepareLook) -> None:
+    requests.prepare_look(model, asked.name, asked.look, decides=_decides(model))
 
 
-def _looks(model: ModelState, message: _Message) -> dict[str, Any]:
-    return monitors.status(model)
+def _set_breakpoints(model: ModelState, asked: commands.SetBreakpoints) -> None:
+    breakpoints.set_breakpoints(model, asked.points, asked.parameters, asked.buckets)
 
 
-def _withdraw(model: ModelState, message: _Message) -> dict[str, Any]:
-    return {"withdrawn": requests.withdraw(model, message["name"])}
-
-
-def _status(model: ModelState, message: _Message) -> dict[str, Any]:
-    return requests.status(model, message["name"])
-
-
-def _inject(model: ModelState, message: _Message) -> dict[str, Any]:
-    return {"number": rehearsal.inject(model, faults.from_dict(message["fault"]))}
-
-
-def _set_breakpoints(model: ModelState, message: _Message) -> None:
-    breakpoints.set_breakpoints(model, message["points"], message["parameters"], message["buckets"])
-
-
-def _go_on(model: ModelState, message: _Message) -> dict[str, Any]:
-    return {"was_paused": breakpoints.go_on(model, message["until"])}
-
-
-def _stage(model: ModelState, message: _Message) -> dict[str, Any]:
-    return breakpoints.stage(model)
-
-
-def _faults(message: _Message) -> dict[str, Any]:
+def _faults(asked: commands.TellFaults) -> dict[str, Any]:
     return {"faults": [fault for model in live_models() for fault in rehearsal.active(model)]}
 
 
-def _clear_faults(message: _Message) -> None:
+def _clear_faults(asked: commands.ClearFaults) -> None:
     for model in live_models():
-        rehearsal.end(model, message.get("number"))
+        rehearsal.end(model, asked.number)
 
 
-def _hold(message: _Message) -> None:
-    breakpoints.hold_timeouts()
-
-
-def _resume(message: _Message) -> None:
-    """Breakpoints of all models are taken away, and pauses end."""
+def _resume(asked: commands.Resume) -> None:
     for model in live_models():
         breakpoints.clear(model)
     breakpoints.restore_timeouts()
 
 
-_ONE_MODEL: dict[str, Callable[[ModelState, _Message], Mapping[str, Any] | None]] = {
-    "check": _check,
-    "prepare": _prepare,
-    "look": _look,
-    "looks": _looks,
-    "withdraw": _withdraw,
-    "status": _status,
-    "inject": _inject,
-    "breakpoints": _set_breakpoints,
-    "go on": _go_on,
-    "stage": _stage,
+_ONE_MODEL: dict[type, Callable[[ModelState, Any], Mapping[str, Any] | None]] = {
+    commands.CheckChange: lambda model, asked: check(model, asked.change),
+    commands.PrepareChange: _prepare,
+    commands.TellChange: lambda model, asked: requests.status(model, asked.name),
+    commands.WithdrawChange: lambda model, asked: {"withdrawn": requests.withdraw(model, asked.name)},
+    commands.PrepareLook: _look,
+    commands.TellLooks: lambda model, asked: monitors.status(model),
+    commands.InjectFault: lambda model, asked: {"number": rehearsal.inject(model, asked.fault)},
+    commands.SetBreakpoints: _set_breakpoints,
+    commands.GoOn: lambda model, asked: {"was_paused": breakpoints.go_on(model, asked.until)},
+    commands.TellStage: lambda model, asked: breakpoints.stage(model),
 }
-_ALL_MODELS: dict[str, Callable[[_Message], Mapping[str, Any] | None]] = {
-    "faults": _faults,
-    "clear faults": _clear_faults,
-    "hold": _hold,
-    "resume": _resume,
+_ALL_MODELS: dict[type, Callable[[Any], Mapping[str, Any] | None]] = {
+    commands.TellFaults: _faults,
+    commands.ClearFaults: _clear_faults,
+    commands.HoldTimeouts: lambda asked: breakpoints.hold_timeouts(),
+    commands.Resume: _resume,
 }

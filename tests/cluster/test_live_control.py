@@ -144,7 +144,7 @@ def test_what_the_ranks_refuse(lab: Lab) -> None:
     with pytest.raises(ClusterError, match=rf"model {number} is gone"):
         lab.step_state(number)
     own = {str(rank): of_rank for rank, of_rank in lab.timeline.own_numbers(number).items()}
-    answers = lab.wire.request(None, "live", 30.0, do="stage", reducers=own)  # as when they have not said so yet
+    answers = lab.wire.request(None, "live", 30.0, do="TellStage", reducers=own)  # as when they have not said so yet
     assert all("is gone" in answer["error"] for answer in answers.values())
     assert not lab.run("print(end='')").text(0)  # a refusal is no failure that the ranks' logs tell of
 
@@ -187,7 +187,7 @@ def test_a_cell_that_fails_meanwhile(lab: Lab) -> None:
     """A change that is pending when the groups break is gone with them; the next one takes."""
     lab.run(MODEL + "for _ in range(3): step()")
     prepare = (
-        "from ddp_lab.parallel.live import requests\nfrom ddp_lab.parallel.live.change import Change\n"
+        "from ddp_lab.parallel.live import requests\nfrom ddp_lab.protocol.commands import Change\n"
         "requests.prepare(model, 'broken', Change(bucket_cap_mb=0.01), decides=rank == 0)\nstep()\n"
     )
     with pytest.raises(CellError, match="on purpose"):

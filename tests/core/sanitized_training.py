@@ -23,9 +23,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import ddp_lab
 from ddp_lab import comm, native
 from ddp_lab.parallel.live import breakpoints
-from ddp_lab.parallel.live.change import Change
 from ddp_lab.parallel.live.requests import prepare
 from ddp_lab.parallel.monitoring.inspection import live_models
+from ddp_lab.protocol.commands import Change
 
 STEPS = 6
 

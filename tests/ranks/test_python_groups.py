@@ -283,7 +283,7 @@ def _without_store(rank: int, size: int) -> list[str]:
     from ddp_lab import DistributedDataParallel as Ours
     from ddp_lab import check_hook
     from ddp_lab.parallel.live import requests as state
-    from ddp_lab.parallel.live.change import Change
+    from ddp_lab.protocol.commands import Change
 
     group = PythonGroup()
     model = Ours(Net(), process_group=group)

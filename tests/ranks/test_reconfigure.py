@@ -157,7 +157,7 @@ def test_what_can_not_be_is_refused(ranks: Ranks) -> None:
 
 def _tell(model: Any, rank: int, name: str, **what: Any) -> None:
     from ddp_lab.parallel.live import requests as state
-    from ddp_lab.parallel.live.change import Change
+    from ddp_lab.protocol.commands import Change
 
     state.prepare(model, name, Change(**what), decides=dist.get_rank(model.process_group) == 0)
 

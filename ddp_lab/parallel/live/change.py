@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...bucketing import assign_buckets
+from ...protocol.commands import Change
 from ..core.arguments import MEBIBYTE, BucketCaps
 from . import hooks
 
 if TYPE_CHECKING:
     from ..core.model_state import ModelState
 
-__all__ = ["Change", "Decision", "apply", "check", "decide", "held_order", "may_still_rebuild"]
+__all__ = ["Decision", "apply", "check", "decide", "held_order", "may_still_rebuild"]
 
 ORDERS = ("ready", "registration", "reversed")
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is to be different. None: as it is.
-
-    Attributes:
-        bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
-        first_bucket_mb: cap of the bucket that is launched first.
-        bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
-        order: ``"ready"`` (as rank 0's gradients became ready last), ``"registration"``, ``"reversed"``, or the names
-            of all trained parameters.
-        comm_hook: a name, see `ddp_lab.parallel.live.hooks`; ``"none"`` for the plain average.
-    """
-
-    bucket_cap_mb: float | None = None
-    first_bucket_mb: float | None = None
-    bucket_cap_mb_list: Sequence[float] | None = None
-    order: str | Sequence[str] | None = None
-    comm_hook: str | None = None
-
-    def text(self) -> str:
-        """JSON, the same for equal changes."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    def words(self) -> str:
-        """For a mark on the timeline."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        if not isinstance(given.get("order", ""), str):
-            given["order"] = "as given"
-        return "reconfigured: " + ", ".join(f"{name}={value}" for name, value in given.items())
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...protocol.commands import Change
 from ..core.model_state import ModelState
 from . import change, hooks
-from .change import Change
 from .reconfigure import apply_now
 
 __all__ = ["LiveModel"]

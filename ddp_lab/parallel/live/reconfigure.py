@@ -34,9 +34,10 @@ import torch
 import torch.distributed as dist
 
 from ... import recording
+from ...protocol.commands import Change
 from ..core import process_groups
 from . import change as changes
-from .change import Change, Decision
+from .change import Decision
 
 if TYPE_CHECKING:
     from ..core.model_state import ModelState

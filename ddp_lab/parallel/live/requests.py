@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...protocol.commands import Change, Look
 from ..core import process_groups
-from ..monitoring.monitors import Look, PendingLook
-from .change import Change, check
+from ..monitoring.monitors import PendingLook
+from .change import check
 from .fault_injection import Happening
 from .reconfigure import Pending
 
@@ -78,7 +79,7 @@ def prepare(model: ModelState, name: str, change: Change, *, decides: bool) -> N
 
 
 def prepare_look(model: ModelState, name: str, wanted: Look, *, decides: bool) -> None:
-    """The same for a look at values, see the note in looking.py; several may be pending.
+    """The same for a look at values, see [Note: looks while training runs]; several may be pending.
 
     Raises:
         ValueError: it makes no sense.

@@ -9,12 +9,12 @@ came when only some ranks had begun to watch, `settle` lets all of them watch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from ...protocol.commands import Look
 from ..core import process_groups
 from . import watching
 from .inspection import live_models
@@ -22,28 +22,7 @@ from .inspection import live_models
 if TYPE_CHECKING:
     from ..core.model_state import ModelState
 
-__all__ = ["Look", "PendingLook", "check_now", "settle", "status"]
-
-
-@dataclass(frozen=True)
-class Look:
-    """What is asked for. None: as it is; 0: no more.
-
-    Attributes:
-        gradients: watch each so many-th step.
-        drift: compare the replicas before each so many-th step.
-        check: compare them once.
-    """
-
-    gradients: int | None = None
-    drift: int | None = None
-    check: bool = False
-
-    def validate(self) -> None:
-        """Raises `ValueError` if it makes no sense."""
-        for every in (self.gradients, self.drift):
-            if every is not None and every < 0:
-                raise ValueError(f"every must be at least 0 (0: no more), got {every}")
+__all__ = ["PendingLook", "check_now", "settle", "status"]
 
 
 class PendingLook:

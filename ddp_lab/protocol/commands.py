@@ -1,0 +1,234 @@
+"""What the client asks of models that train: one frozen record for each command, as JSON on its way.
+
+The ranks' side is `ddp_lab.engine.model_control`, the client's `ddp_lab.control.training`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..faults import Fault
+from ..faults import from_dict as fault_from_dict
+from ..faults import to_dict as fault_to_dict
+
+__all__ = [
+    "Change",
+    "CheckChange",
+    "ClearFaults",
+    "Command",
+    "GoOn",
+    "HoldTimeouts",
+    "InjectFault",
+    "Look",
+    "PrepareChange",
+    "PrepareLook",
+    "Resume",
+    "SetBreakpoints",
+    "TellChange",
+    "TellFaults",
+    "TellLooks",
+    "TellStage",
+    "WithdrawChange",
+    "from_json",
+    "to_json",
+]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to be different. None: as it is.
+
+    Attributes:
+        bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
+        first_bucket_mb: cap of the bucket that is launched first.
+        bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
+        order: ``"ready"`` (as rank 0's gradients became ready last), ``"registration"``, ``"reversed"``, or the names
+            of all trained parameters.
+        comm_hook: a name, see `ddp_lab.parallel.live.hooks`; ``"none"`` for the plain average.
+    """
+
+    bucket_cap_mb: float | None = None
+    first_bucket_mb: float | None = None
+    bucket_cap_mb_list: Sequence[float] | None = None
+    order: str | Sequence[str] | None = None
+    comm_hook: str | None = None
+
+    def text(self) -> str:
+        """JSON, the same for equal changes."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def words(self) -> str:
+        """For a mark on the timeline."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if not isinstance(given.get("order", ""), str):
+            given["order"] = "as given"
+        return "reconfigured: " + ", ".join(f"{name}={value}" for name, value in given.items())
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is asked for. None: as it is; 0: no more.
+
+    Attributes:
+        gradients: watch each so many-th step.
+        drift: compare the replicas before each so many-th step.
+        check: compare them once.
+    """
+
+    gradients: int | None = None
+    drift: int | None = None
+    check: bool = False
+
+    def validate(self) -> None:
+        """Raises `ValueError` if it makes no sense."""
+        for every in (self.gradients, self.drift):
+            if every is not None and every < 0:
+                raise ValueError(f"every must be at least 0 (0: no more), got {every}")
+
+
+@dataclass(frozen=True)
+class CheckChange:
+    """Whether the model can be changed so: an error if not."""
+
+    change: Change
+
+
+@dataclass(frozen=True)
+class PrepareChange:
+    """To change the model between two steps that rank 0 of its group decides; `name` is the request's own."""
+
+    name: str
+    change: Change
+
+
+@dataclass(frozen=True)
+class TellChange:
+    """How far that has come."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class WithdrawChange:
+    """Not to change it, unless it is decided."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class PrepareLook:
+    """To look at values from a step on that rank 0 of the model's group decides."""
+
+    name: str
+    look: Look
+
+
+@dataclass(frozen=True)
+class TellLooks:
+    """What is looked at."""
+
+
+@dataclass(frozen=True)
+class InjectFault:
+    """To have a fault happen from the next forward on."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True)
+class SetBreakpoints:
+    """To pause the model's backwards at these points; see `TrainingControl.breakpoints`."""
+
+    points: Sequence[str]
+    parameters: Sequence[str]
+    buckets: Sequence[int]
+
+
+@dataclass(frozen=True)
+class GoOn:
+    """To end a pause, `until` the next "breakpoint", "event" or "bucket"."""
+
+    until: str
+
+
+@dataclass(frozen=True)
+class TellStage:
+    """Where the model's backward stands."""
+
+
+@dataclass(frozen=True)
+class TellFaults:
+    """The faults of all models of the rank."""
+
+
+@dataclass(frozen=True)
+class ClearFaults:
+    """To end the fault of this number, or for None all of the rank."""
+
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class HoldTimeouts:
+    """To let no timeout of a group run out while a rank pauses."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """To take all breakpoints of the rank away and train on."""
+
+
+Command = (
+    CheckChange
+    | PrepareChange
+    | TellChange
+    | WithdrawChange
+    | PrepareLook
+    | TellLooks
+    | InjectFault
+    | SetBreakpoints
+    | GoOn
+    | TellStage
+    | TellFaults
+    | ClearFaults
+    | HoldTimeouts
+    | Resume
+)
+_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in Command.__args__}
+
+
+def to_json(command: Command) -> dict[str, Any]:
+    """The command as JSON can hold it: its name as ``do``, and its fields."""
+    fields = asdict(command)
+    if isinstance(command, InjectFault):
+        fields["fault"] = fault_to_dict(command.fault)
+    return {"do": type(command).__name__, **fields}
+
+
+def from_json(message: Mapping[str, Any]) -> Command:
+    """What `to_json` was given; other entries of the message are left alone.
+
+    Raises:
+        ValueError: there is no such command, a field is missing, or what it holds makes no sense.
+    """
+    kind = _KINDS.get(message.get("do", ""))
+    if kind is None:
+        raise ValueError(f"there is no command {message.get('do')!r}: choose one of {', '.join(_KINDS)}")
+    names = kind.__dataclass_fields__
+    missing = [name for name in names if name not in message]
+    if missing:
+        raise ValueError(f"the command {kind.__name__} lacks {', '.join(missing)}")
+    fields = {name: message[name] for name in names}
+    try:
+        if "change" in fields:
+            fields["change"] = Change(**fields["change"])
+        if "look" in fields:
+            fields["look"] = Look(**fields["look"])
+        if "fault" in fields:
+            fields["fault"] = fault_from_dict(fields["fault"])
+    except TypeError as error:
+        raise ValueError(f"the command {kind.__name__}: {error}") from None
+    return kind(**fields)
