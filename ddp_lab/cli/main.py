@@ -233,7 +233,12 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ddp_lab {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for add in (_add_demo, _add_lab, _add_run, _add_tune, _add_report, _add_compare, _add_check_install, _add_bench):
+        add(commands)
+    return parser
 
+
+def _add_demo(commands: Any) -> None:
     made = commands.add_parser(
         "demo",
         help="run the quickstart notebook on a cluster and write it as a page",
@@ -249,6 +254,8 @@ def _parser() -> Parser:
     )
     made.set_defaults(call=demo)
 
+
+def _add_lab(commands: Any) -> None:
     made = commands.add_parser(
         "lab",
         help="open JupyterLab with the notebooks and tutorials",
@@ -260,12 +267,18 @@ def _parser() -> Parser:
     made.add_argument("place", nargs="?", metavar="PLACE", help="a folder or a notebook (the lessons)")
     made.set_defaults(call=lab)
 
+
+def _add_run(commands: Any) -> None:
     made = commands.add_parser("run", help="run any training script as torchrun does, recorded, and report")
     made.set_defaults(call=run)
 
+
+def _add_tune(commands: Any) -> None:
     made = commands.add_parser("tune", help="run any training script as torchrun does, and look for faster bucket caps")
     made.set_defaults(call=tune)
 
+
+def _add_report(commands: Any) -> None:
     made = commands.add_parser(
         "report",
         help="say and draw what was recorded",
@@ -286,6 +299,8 @@ def _parser() -> Parser:
     made.add_argument("--partial", action="store_true", help="report although files of some ranks are missing")
     made.set_defaults(call=report)
 
+
+def _add_compare(commands: Any) -> None:
     made = commands.add_parser(
         "compare",
         help="say how two recorded runs differ",
@@ -300,6 +315,8 @@ def _parser() -> Parser:
     made.add_argument("--json", type=file_to_write, metavar="FILE", help="write all differences here")
     made.set_defaults(call=compare)
 
+
+def _add_check_install(commands: Any) -> None:
     made = commands.add_parser(
         "check-install",
         help="is everything here that is needed, and does it work?",
@@ -317,6 +334,8 @@ def _parser() -> Parser:
     )
     made.set_defaults(call=check_install)
 
+
+def _add_bench(commands: Any) -> None:
     made = commands.add_parser(
         "bench",
         help="measure side by side",
@@ -329,7 +348,6 @@ def _parser() -> Parser:
     )
     made.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME", help="of the benchmark")
     made.set_defaults(call=bench)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
