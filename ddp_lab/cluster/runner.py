@@ -14,7 +14,6 @@ from ..errors import CellError
 from ..output.board import Board, default_board
 from ..output.run_view import RunView
 from ..protocol.entry_points import RankFunction
-from .cells.doctor import Watch
 from .cells.failures import replaced_text
 from .cells.named_runs import Runs
 from .cells.options import CellOptions
@@ -72,7 +71,7 @@ class CellRunner:
             new_view: given whether the cell is waited for, makes what shows how far it is.
             watch_seconds: see `Cluster`.
         """
-        members, processes = session.members, session.processes
+        members = session.members
         idle = members.suspect  # then the ranks are waited for
         replaced = members.ensure_whole()
         number = next(self._numbers)
@@ -85,30 +84,18 @@ class CellRunner:
             name = ""
         elif not wait:
             name, view = name or label, view or new_view(False)
-        partial = len(ranks) < self._world_size
         options = CellOptions(
             label=label,
             name=name,
             args=args,
             kwargs=kwargs,
             board=board,
-            interrupt=members.interrupt,
-            ended=members.note_end,
-            lost_ranks=members.lost,
-            end_silent=members.end_silent,
-            last_words=members.last_words,
-            answer=lambda rank, message: session.wire.send([rank], message),
             timeout=timeout,
-            processes=processes.watch(members.ask),
-            watch=None if watch_seconds is None else Watch(members.examine, watch_seconds, partial=partial),
-            on_axis=None if session.clocks is None else session.clocks.on_axis,
-            far=processes.far_ranks.intersection(ranks),
-            logs=processes.logs,
+            watch_seconds=watch_seconds,
             after=() if idle else self.results.ahead(members.busy().intersection(ranks)),
         )
         cell_id = f"{self._client}-{number}"
-        engines = dict(processes.engine_of_rank)
-        cell_run = CellRun(processes.client, engines, code, ranks, cell_id=cell_id, options=options)
+        cell_run = CellRun(session, code, ranks, cell_id=cell_id, options=options)
         with held_back():
             members.begin(cell_id, ranks)
             self.results.add(cell_run.submit(None if wait else view), name)

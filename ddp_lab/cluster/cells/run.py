@@ -24,8 +24,10 @@ from ...output.logs import CellOutputs
 from ...output.run_view import RunView
 from ...output.throttle import in_turns
 from ...protocol.entry_points import CALL, RankFunction
+from ..session import Session
 from . import failures as reports
 from . import messages
+from .doctor import Watch
 from .options import CellOptions
 from .packing import FunctionCall
 from .rank_states import RankStates
@@ -54,8 +56,7 @@ class CellRun:
     does so in a thread of its own and `wait` is called later, or never.
 
     Args:
-        client: the ipyparallel client.
-        engine_of_rank: rank -> engine id.
+        session: whose ranks run it.
         code: a cell's text, or a function to call on each rank. One of the notebook or a closure travels by value with
             what it mentions; other names are the rank's ([Note: names of a function that was brought] in
             `ddp_lab.serialization.functions`).
@@ -69,8 +70,7 @@ class CellRun:
 
     def __init__(
         self,
-        client: Any,
-        engine_of_rank: Mapping[int, int],
+        session: Session,
         code: str | CellText | Callable[..., Any] | RankFunction,
         ranks: Sequence[int],
         *,
@@ -80,19 +80,27 @@ class CellRun:
         self.cell_id = cell_id
         self.options = options or CellOptions()
         self.ranks = tuple(sorted(ranks))
-        self._client = client
-        self._engine_of_rank = dict(engine_of_rank)
+        self._session = session
+        self._client = session.processes.client
+        self._engine_of_rank = dict(session.processes.engine_of_rank)
+        self._processes = session.processes.watch(session.members.ask)
+        self._watch = None
+        if self.options.watch_seconds is not None:
+            partial = len(self.ranks) < session.processes.placement.world_size
+            self._watch = Watch(session.members.examine, self.options.watch_seconds, partial=partial)
         self._call: FunctionCall | None = None
         self._code: str | CellText | RankFunction = CALL
         if isinstance(code, str | CellText | RankFunction):
             self._code = code
         else:
-            self._call = FunctionCall(code, self.options.args, self.options.kwargs, self.ranks, self.options.far)
+            far = session.processes.far_ranks.intersection(self.ranks)
+            self._call = FunctionCall(code, self.options.args, self.options.kwargs, self.ranks, far)
         self._board = self.options.board or default_board(self.ranks)
-        self._states = RankStates(self.ranks, CellOutputs(self.ranks, self.options.logs, cell_id), self.options.on_axis)
+        outputs = CellOutputs(self.ranks, session.processes.logs, cell_id)
+        self._states = RankStates(self.ranks, outputs, None if session.clocks is None else session.clocks.on_axis)
         self._inbox: deque[tuple[int, str, Any]] = deque()
         self._unshown: list[tuple[int, str, Any]] = []
-        self._answers = Answers(self.options.answer)
+        self._answers = Answers(lambda rank, message: session.wire.send([rank], message))
         self._wake = threading.Event()
         self._begin = 0.0
         self._end: float | None = None
@@ -238,8 +246,8 @@ class CellRun:
         """Interrupts the ranks that have not ended, those that have not begun as soon as they do; returns at once."""
         ranks = self._states.open()
         self._announced = True  # a rank that ends for it is no news
-        if ranks and self.options.interrupt is not None:
-            self.options.interrupt(ranks, self.cell_id)
+        if ranks:
+            self._session.members.interrupt(ranks, self.cell_id)
 
     def give_up(self, why: Mapping[int, str]) -> None:
         """Ends the run on ranks whose processes have ended or are being ended; from any thread.
@@ -428,8 +436,7 @@ class CellRun:
                     state.report = content
                 elif not state.ended:
                     self._take_error(rank, content)
-                if self.options.ended is not None:
-                    self.options.ended(rank, self.cell_id, state.word != "done")
+                self._session.members.note_end(rank, self.cell_id, state.word != "done")
             elif kind == QUESTION:
                 self._answers.take(rank, content)
             else:
@@ -448,8 +455,7 @@ class CellRun:
             self._states.give_up(reports.outside(rank, error))
 
     def _lose(self, rank: int, why: str) -> None:
-        words = self.options.last_words(rank) if self.options.last_words is not None else ""
-        self._states.give_up(reports.lost(rank, why, words))
+        self._states.give_up(reports.lost(rank, why, self._session.members.last_words(rank)))
         self._lost_s = self._lost_s or time.monotonic()
 
     def _show(self) -> None:
@@ -468,7 +474,7 @@ class CellRun:
 
     def _look(self, now: float) -> None:
         """Looks for lost ranks, for ranks that go on after another one failed, and at the time limit."""
-        gone = {**self._lost(), **self._given_up}
+        gone = {**self._session.members.lost(), **self._given_up}
         for rank in self._states.open():
             if rank in gone:
                 self._lose(rank, gone[rank])
@@ -479,7 +485,7 @@ class CellRun:
             self.interrupt()
         self._look_after_processes()
         self._announce_failure(now)
-        told = self.options.watch.look(self._outputs) if self.options.watch is not None else None
+        told = self._watch.look(self._outputs) if self._watch is not None else None
         if told is not None:
             self._feed_board()
             self._board.announce(self._states.open(), told, stays=True)
@@ -494,9 +500,7 @@ class CellRun:
                 self._states.give_up(reports.timed_out(rank, limit, time.monotonic_ns()))
 
     def _look_after_processes(self) -> None:
-        if self.options.processes is None:
-            return
-        news = self.options.processes.look(self.cell_id, () if self.waits_for else self._states.open())
+        news = self._processes.look(self.cell_id, () if self.waits_for else self._states.open())
         if news.lines:
             self._feed_board()
         for line in news.lines:
@@ -506,8 +510,7 @@ class CellRun:
             messages.send(self._client, engines, self._cell(), self._code, self._put)
         for rank, why in news.lost.items():
             self._states.give_up(reports.unknown(rank, why))
-            if self.options.ended is not None:
-                self.options.ended(rank, self.cell_id, True)
+            self._session.members.note_end(rank, self.cell_id, True)
 
     def _ask(self) -> None:
         """Shows what came before the first question, and asks the user."""
@@ -530,8 +533,8 @@ class CellRun:
         with contextlib.suppress(KeyboardInterrupt):
             self.interrupt()
             self._collect(tick, _GRACE_S if self._states.begun() else _ANNOUNCE_S)
-            if self._states.begun() and self._states.open() and self.options.end_silent is not None:
-                self.options.end_silent(self._states.open())
+            if self._states.begun() and self._states.open():
+                self._session.members.end_silent(self._states.open())
                 self._collect(tick, _ENDED_S)
         self._silent = self._states.open()
         self._end = self._end or time.monotonic()
@@ -550,9 +553,6 @@ class CellRun:
         error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
         error.result = self.collected()  # type: ignore[attr-defined]
         return error
-
-    def _lost(self) -> Mapping[int, str]:
-        return self.options.lost_ranks() if self.options.lost_ranks is not None else {}
 
     def _values(self) -> dict[int, Any]:
         """rank -> value, so far; once the run has ended, the memory of a call is given back."""
