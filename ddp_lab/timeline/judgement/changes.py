@@ -22,7 +22,7 @@ from .layouts import alike
 if TYPE_CHECKING:
     from ..model import TimelineModel
 
-__all__ = ["Change", "last_change"]
+__all__ = ["BucketChange", "last_change"]
 
 _Rows = npt.NDArray[np.bool_]
 
@@ -31,7 +31,7 @@ _WARM_UP = 2  # steps after a change that are not like the others
 
 
 @dataclass(frozen=True)
-class Change:
+class BucketChange:
     """A change of a model's buckets or hook.
 
     Attributes:
@@ -60,7 +60,7 @@ def last_change(
     what: str = "step_ms",
     last_steps: int = 200,
     generation: int | None = None,
-) -> Change:
+) -> BucketChange:
     """The last change of a model, see [Note: what is a change].
 
     Args:
@@ -87,7 +87,7 @@ def last_change(
     before, after = (np.isin(columns["generation"], _numbers(one)) for one in periods[-2:])
     rows = _undisturbed(columns, before, after, faults)
     sides = [_by_step(columns["step"][one], columns[what][one], last_steps) for one in rows]
-    return Change(periods[-2][-1], periods[-1][-1], (sides[0][0], sides[1][0]), (sides[0][1], sides[1][1]))
+    return BucketChange(periods[-2][-1], periods[-1][-1], (sides[0][0], sides[1][0]), (sides[0][1], sides[1][1]))
 
 
 def _periods(described: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...analysis.before_after import before_after
 from ...errors import DdpLabError
-from ...timeline.judgement.changes import Change, last_change
+from ...timeline.judgement.changes import BucketChange, last_change
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl
@@ -122,7 +122,7 @@ def compared(timeline: Timeline, reducer: int) -> dict[str, Any]:
     return {**made, "text": str(found), "verdict": found.verdict, "medians": medians, **percents}
 
 
-def _sides(change: Change) -> list[dict[str, Any]]:
+def _sides(change: BucketChange) -> list[dict[str, Any]]:
     made = []
     for assignment, steps, ms in zip((change.before, change.after), change.steps, change.times, strict=True):
         first = int(steps[0]) if len(steps) else assignment["first_step"]
