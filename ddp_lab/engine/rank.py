@@ -37,16 +37,14 @@ _rank = _Rank()
 def preload() -> None:
     """Imports what a rank needs besides torch; called once, before the ranks are forked."""
     from .. import native
-    from ..parallel import distributed as ddp
-    from . import agent, telemetry
-    from . import model_control as live
-    from .cells import completion, object_help, spawned, warm_up
-    from .cells import last_cell as left
-    from .cells import progress_bars as text_bars
+    from ..parallel import distributed
+    from . import agent, model_control, telemetry
+    from .cells import completion, last_cell, object_help, progress_bars, spawned, warm_up
     from .status import vitals
 
     native.load()
-    del agent, completion, ddp, left, live, object_help, spawned, telemetry, text_bars, vitals, warm_up
+    del agent, completion, distributed, last_cell, model_control, object_help, progress_bars, spawned, telemetry
+    del vitals, warm_up
 
 
 def prepare(address: str) -> dict[str, Any]:
