@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_lab.bench import exposed, noise, ratios
-from ddp_lab.bench.operations import LIMITS
+from ddp_lab.bench.measuring.operations import LIMITS
+from ddp_lab.bench.telling import exposed, noise, ratios
 
 QUIET = [0.01] * 5
 

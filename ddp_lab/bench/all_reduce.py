@@ -5,7 +5,7 @@ two limits of the machine that all ranks try at the same time. ``copy`` is torch
 buffer to another (a memcpy). ``triad`` is STREAM's: a = b + 0.5 c by torch's ``add`` with ``out=``, on three buffers of
 as many bytes each. ``shm shared`` is an all-reduce of a buffer in the backend's own memory. A call is timed from a
 barrier on, on every rank; the slowest rank counts, since all wait for it. Given is the median over the sets of each
-set's median; `ddp_lab.bench.noise` says which figures are too noisy to show.
+set's median; `ddp_lab.bench.telling.noise` says which figures are too noisy to show.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 from ..command_line import count
-from . import backends, fresh_ranks, noise
-from .command import add_noise, add_picture, aligned, fresh_sets, new_parser, show_sound
-from .operations import DTYPES, OPERATIONS, SHARED, Buffers, lacks, limits, sides_of
+from .measuring import backends, fresh_ranks
+from .measuring.command import add_noise, add_picture, aligned, fresh_sets, new_parser, show_sound
+from .measuring.operations import DTYPES, OPERATIONS, SHARED, Buffers, lacks, limits, sides_of
+from .telling import noise
 
 __all__ = ["main", "measure"]
 
@@ -106,7 +107,7 @@ def measure(
 
     Args:
         world_sizes: numbers of ranks.
-        sizes: bytes; see `ddp_lab.bench.operations` for what they are the size of.
+        sizes: bytes; see `ddp_lab.bench.measuring.operations` for what they are the size of.
         operations: of `OPERATIONS`.
         compared: names of backends; the others are compared with the first.
         dtype: of `DTYPES`.
@@ -200,7 +201,7 @@ def _ratio(one: noise.Figure | None, keep: bool) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("all-reduce", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--operation",
         nargs="+",
@@ -235,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _draw(result: dict[str, Any], path: Path | None, keep: bool) -> None:
     if path is not None:
-        from . import pictures
+        from .telling import pictures
 
         pictures.write(pictures.collectives(result, keep=keep), path)
 

@@ -1,8 +1,8 @@
-"""Round trip of a trivial cell through a real Jupyter kernel: `%%distributed` against plain `%%px`, taking turns.
+"""`ddp-lab bench cell`: round trip of a trivial cell, `%%distributed` against plain `%%px`, in turns.
 
 One kernel drives two clusters of the same size: ours, and a plain ipyparallel one. A turn is one cell with each; the
 time is what a notebook sees, from sending the cell until the kernel is idle again. The turns are judged in five parts,
-one after the other, as if these were sets of processes: see `ddp_lab.bench.noise`.
+one after the other, as if these were sets of processes: see `ddp_lab.bench.telling.noise`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..command_line import count
-from . import noise
-from .command import add_noise, aligned, new_parser, show_sound
 from .kernel import Kernel
+from .measuring.command import add_noise, aligned, new_parser, show_sound
+from .telling import noise
 
 __all__ = ["main", "measure"]
 
@@ -104,7 +104,7 @@ def _table(summary: dict[str, Any], keep: bool) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("cell", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--turns", type=count, default=50, help="cells of each kind and side")
     add_noise(parser)

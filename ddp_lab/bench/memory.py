@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from ..command_line import count
-from . import fresh_ranks
-from .command import new_parser, show
-from .workloads import wrappers
+from .measuring import fresh_ranks
+from .measuring.command import new_parser, show
+from .measuring.workloads import wrappers
 
 __all__ = ["main", "measure"]
 
@@ -163,7 +163,7 @@ def _table(summary: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("memory", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--layers", type=count, default=24, help="linear layers of the model (%(default)s)")
     parser.add_argument("--width", type=count, default=1024, help="inputs and outputs of each (%(default)s)")

@@ -1,8 +1,8 @@
-"""From a kernel that is up to the first collective of two ranks: `%cluster start` against plain ipyparallel by hand.
+"""`ddp-lab bench start`: from a kernel to the first collective, `%cluster start` against plain ipyparallel.
 
 Each measurement has a fresh kernel. The plain side is what a notebook has to do without ddp_lab: start a cluster,
 number the engines, choose a port, `init_process_group`, and one all-reduce. Both take turns; medians are compared, and
-those that are too noisy not shown (`ddp_lab.bench.noise`).
+those that are too noisy not shown (`ddp_lab.bench.telling.noise`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..command_line import count
-from . import noise
-from .command import add_noise, aligned, new_parser, show_sound
 from .kernel import Kernel
+from .measuring.command import add_noise, aligned, new_parser, show_sound
+from .telling import noise
 
 __all__ = ["main", "measure"]
 
@@ -90,7 +90,7 @@ def _table(result: dict[str, Any], keep: bool) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes it as JSON where asked."""
-    parser = new_parser("start", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("-n", "--ranks", type=count, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--rounds", type=count, default=5, help="measurements of each side (default: 5)")
     add_noise(parser)

@@ -3,12 +3,12 @@
 Each row of the table is a model in a mode (an argument of the wrapper's constructor) on a backend, recording on. Within
 fresh processes the contestants (torch's class twice) are built anew several times on each backend, and all of them take
 turns, block by block, in changing order; ours and torch's also under ``no_sync``, which is the floor: what is above it
-is exposed communication. `ddp_lab.bench.ratios` says how ratios and bounds come from that, `ddp_lab.bench.exposed` how
-the floor is taken off, `ddp_lab.bench.noise` which figures are too noisy to show. The four models in plain mode on both
-backends (5 sets) take about 9 minutes on 2 cores; `--models`, `--backends`, `--sets` and `--seconds` make less of it,
-`--modes` more. Run it on a quiet machine: the last two columns, torch's class against itself, say how quiet it was.
-``--device cuda`` does the same on GPUs with NCCL; a step then ends when its last kernel has. Ranks that have to share a
-GPU take turns on it: ratios of more ranks than GPUs say little about speed.
+is exposed communication. `ddp_lab.bench.telling.ratios` says how ratios and bounds come from that,
+`ddp_lab.bench.telling.exposed` how the floor is taken off, `ddp_lab.bench.telling.noise` which figures are too noisy to
+show. The four models in plain mode on both backends (5 sets) take about 9 minutes on 2 cores; `--models`, `--backends`,
+`--sets` and `--seconds` make less of it, `--modes` more. Run it on a quiet machine: the last two columns, torch's class
+against itself, say how quiet it was. ``--device cuda`` does the same on GPUs with NCCL; a step then ends when its last
+kernel has. Ranks that have to share a GPU take turns on it: ratios of more ranks than GPUs say little about speed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from typing import Any
 import torch
 
 from ..command_line import count, seconds
-from . import backends, exposed, fresh_ranks, noise, ratios, recording_cost, step_tables
-from .command import add_noise, add_picture, new_parser, show_sound
-from .turns import take_turns
-from .workloads import CONTESTANTS, MODES, WORKLOADS, Step, training_step, wrappers
+from .measuring import backends, fresh_ranks, recording_cost
+from .measuring.command import add_noise, add_picture, new_parser, show_sound
+from .measuring.turns import take_turns
+from .measuring.workloads import CONTESTANTS, MODES, WORKLOADS, Step, training_step, wrappers
+from .telling import exposed, noise, ratios, step_tables
 
 __all__ = ["main", "measure"]
 
@@ -197,7 +198,7 @@ def _each(sets: list[list[_Contest]], backend: str, what: str) -> list[list[rati
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("step", __doc__)
+    parser = new_parser(__doc__)
     names = list(WORKLOADS)
     parser.add_argument(
         "--models",
@@ -256,7 +257,7 @@ def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
 
 def _draw(summary: dict[str, Any], path: Path | None, keep: bool) -> None:
     if path is not None:
-        from . import pictures
+        from .telling import pictures
 
         pictures.write(pictures.steps(summary, keep=keep), path)
 

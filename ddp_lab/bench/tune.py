@@ -26,11 +26,12 @@ from ..control.turns import LiveTurns
 from ..errors import ClusterError, DdpLabError
 from ..launch.tune import Job
 from ..simulation.settings import Setting
-from . import fresh_ranks, tune_ranks
-from .command import new_parser, show
-from .second_look import NOT_NEEDED, second_look, words
-from .shaped_link import ShapedLink
-from .workloads import WORKLOADS
+from . import tune_ranks
+from .measuring import fresh_ranks
+from .measuring.command import new_parser, show
+from .measuring.shaped_link import ShapedLink
+from .measuring.workloads import WORKLOADS
+from .telling.second_look import NOT_NEEDED, second_look, words
 
 __all__ = ["main", "measure"]
 
@@ -186,7 +187,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("tune", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--model", choices=list(WORKLOADS), default="transformer")
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--mbit", type=positive, help="shape the link to so many megabits a second (needs root)")

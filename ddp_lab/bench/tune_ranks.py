@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .workloads import WORKLOADS, training_step
+from .measuring.workloads import WORKLOADS, training_step
 
 __all__ = ["END_MB", "train"]
 

@@ -31,11 +31,12 @@ from ..simulation.simulator import Configuration, simulate_many
 from ..simulation.workload import Workload
 from ..timeline import workloads
 from ..timeline.timeline import Timeline
-from . import fresh_ranks, simulator_speed, what_if_ranks
-from .command import new_parser, show
-from .second_look import NOT_NEEDED, second_look, words
-from .shaped_link import ShapedLink
-from .workloads import WORKLOADS
+from . import simulator_speed, what_if_ranks
+from .measuring import fresh_ranks
+from .measuring.command import new_parser, show
+from .measuring.shaped_link import ShapedLink
+from .measuring.workloads import WORKLOADS
+from .telling.second_look import NOT_NEEDED, second_look, words
 
 __all__ = ["Case", "main", "measure", "score"]
 
@@ -301,7 +302,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("what-if", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=list(WORKLOADS), default=list(_MODELS))
     parser.add_argument("--ranks", nargs="+", type=count, default=[2, 3, 4])
     parser.add_argument("--caps", nargs="+", type=positive, default=list(_CAPS), help="MiB")

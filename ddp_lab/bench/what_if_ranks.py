@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..protocol.events import Batch
 from ..timeline.timeline import Timeline
-from .workloads import WORKLOADS, training_step
+from .measuring.workloads import WORKLOADS, training_step
 
 __all__ = ["WARM_UP", "load", "measure_link", "train"]
 

@@ -34,23 +34,12 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 BENCHMARKS = {
     "all-reduce": "an all-reduce, or any collective, through shared memory and Gloo, with limits of the memory",
     "cell": "round trip of a trivial cell: %%distributed against %%px",
-    "construct": "the constructor: our DistributedDataParallel against torch's",
-    "dashboard": "what recording and an open dashboard cost the training",
-    "events": "cost of recording an event, and its way to the client",
     "memory": "peak memory of gradients and buckets: ours against torch's",
-    "output": "ranks that print without pause, in Chromium: is the page usable, is a line lost?",
-    "observe": "training step of torch's own DistributedDataParallel: observed against not observed",
     "paper": "the DDP paper's figures 2 and 6 to 12: measured here, beside simulated and published values",
-    "push": "an array to all ranks and back: shared memory, messages, plain ipyparallel, a copy",
-    "recovery": "interrupt, error or death of a rank: until control is back, and until a collective works again",
     "start": "%cluster start to the first collective, against plain ipyparallel",
-    "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",
     "step": "training step and its exposed communication: our DistributedDataParallel against torch's",
-    "timeline": "answers and memory of a timeline of a million events",
-    "trace": "how long Timeline.to_perfetto takes",
     "tune": "what tuning gains over torch's default buckets, and how far it is from the best of a grid",
     "what-if": "predicted steps against measured ones, over bucket caps, models and worlds",
-    "widget": "the dashboard in Chromium: updates per second, and from event to drawn pixel",
 }
 
 

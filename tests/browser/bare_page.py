@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-from ddp_lab.bench.browser import until
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets import bundle
 from ddp_lab.widgets.dashboard import Dashboard
+from tests.benchmarks.browser import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
 
 _MODULES = {"playwright": "playwright", "jupyterlab": "jupyterlab", "nbformat": "nbformat", "psutil": "psutil"}
 _SIZE = {"width": 1360, "height": 1000}
@@ -69,7 +69,7 @@ class Shared:
 
     def lab(self) -> Lab:
         """A JupyterLab that answers and runs no kernel."""
-        from ddp_lab.bench.browser import jupyterlab
+        from tests.benchmarks.browser import jupyterlab
 
         if self._lab is None:
             self._lab = self._lab_ends.enter_context(jupyterlab(self._factory.mktemp("jupyterlab")))
@@ -80,7 +80,7 @@ class Shared:
         missing = _missing()
         if missing:
             pytest.fail(f"the browser tests need {missing}")
-        from ddp_lab.bench.browser import chromium_browser
+        from tests.benchmarks.browser import chromium_browser
 
         if self._browser is not None and not self._browser.is_connected():
             self.end_browser()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ddp_lab import CellError, Cluster
-from ddp_lab.bench.browser import until
 from ddp_lab.output.board import SilentBoard
 from ddp_lab.timeline.recorded.player import Player
 from ddp_lab.timeline.timeline import Timeline
+from tests.benchmarks.browser import until
 
 __all__ = ["STATES", "Stage", "State"]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab.bench.browser import NotebookPage, until
 from ddp_lab.protocol import journal
+from tests.benchmarks.browser import NotebookPage, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
 
 ROOT = Path(__file__).parents[2]
 # Fifty steps a second; without an optimizer, whose import costs seconds.

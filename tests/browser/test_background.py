@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from nbconvert import MarkdownExporter
 
-from ddp_lab.bench.browser import NotebookPage, until
+from tests.benchmarks.browser import NotebookPage, until
 from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
     from tests.browser.conftest import Shared
 
 START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_lab.bench import widget
+from tests.benchmarks import widget
 
 
 @pytest.mark.soak

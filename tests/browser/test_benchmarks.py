@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab.bench import dashboard, output, pictures, widget
+from ddp_lab.bench.telling import pictures
 from tests import made_up_benchmarks
+from tests.benchmarks import dashboard, output, widget
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_lab.bench.browser import NotebookPage, printed, until
+from tests.benchmarks.browser import NotebookPage, printed, until
 from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
     from tests.browser.conftest import Shared
 
 START = "%load_ext ddp_lab\n%cluster start -n 2 --backend gloo"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp_lab.bench.browser import NotebookPage, printed, until
+from tests.benchmarks.browser import NotebookPage, printed, until
 from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
     from tests.browser.conftest import Shared
 
 START = "import ddp_lab, json\nlab = ddp_lab.Cluster(2, backend='gloo').start()"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp_lab.bench.browser import NotebookPage, until
 from ddp_lab.timeline.timeline import Timeline
+from tests.benchmarks.browser import NotebookPage, until
 from tests.browser.bare_page import BarePage
 from tests.browser.test_views import training_of
 from tests.browser.waiting import says
@@ -17,7 +17,7 @@ from tests.training_events import Training
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
     from tests.browser.conftest import Shared
 
 START = "import ddp_lab\nlab = ddp_lab.Cluster(2, backend='gloo').start()"

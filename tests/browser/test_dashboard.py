@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp_lab.bench.browser import NotebookPage, until
+from tests.benchmarks.browser import NotebookPage, until
 from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
     from tests.browser.conftest import Shared
 
 FEED = """

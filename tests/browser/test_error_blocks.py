@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab.bench.browser import until
 from ddp_lab.diagnostics.lessons import HANGS
+from tests.benchmarks.browser import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from ddp_lab.bench.browser import Lab, NotebookPage
+    from tests.benchmarks.browser import Lab, NotebookPage
 
 FAILED = """
 from ddp_lab.cluster.cells.failures import cell_error, failure_of
@@ -72,7 +72,7 @@ OUTPUT = ".jp-Notebook-cell >> nth={} >> .jp-OutputArea"
 @pytest.fixture(scope="module")
 def notebook(lab: Lab, browser: object) -> Iterator[NotebookPage]:
     """A notebook whose cells have ended with the errors, beside the lesson that the doctor names."""
-    from ddp_lab.bench.browser import NotebookPage
+    from tests.benchmarks.browser import NotebookPage
 
     lesson = lab.notebooks / HANGS
     lesson.parent.mkdir(exist_ok=True)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab.bench.browser import PROJECT, NotebookPage, until
+from tests.benchmarks.browser import PROJECT, NotebookPage, until
 from tests.notebooks import running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
 
 _SCREENSHOTS = "DDP_LAB_SCREENSHOTS"  # folder that pictures of the lessons are written to
 _CARD = ".jp-LauncherCard[title^='Lesson']"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_lab.bench.browser import NotebookPage
+from tests.benchmarks.browser import NotebookPage
 from tests.browser.bare_page import BarePage
 from tests.browser.waiting import says
 from tests.security.markup import FLAG, NAME, TEXT, training
@@ -12,7 +12,7 @@ from tests.security.markup import FLAG, NAME, TEXT, training
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
 
 # The findings' own bold gains are the only ones.
 _STRANGE = """() => document.querySelectorAll(

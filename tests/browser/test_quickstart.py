@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab.bench.browser import PROJECT, NotebookPage, until
+from tests.benchmarks.browser import PROJECT, NotebookPage, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
 
 QUICKSTART = PROJECT / "notebooks" / "quickstart.ipynb"
 _CANVAS = "() => document.querySelector('.ddp-lab canvas')?.toDataURL()"

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp_lab.bench.browser import NotebookPage, printed, until
+from tests.benchmarks.browser import NotebookPage, printed, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
-    from ddp_lab.bench.browser import Lab
+    from tests.benchmarks.browser import Lab
     from tests.browser.conftest import Shared
 
 SEED = int(os.environ.get("DDP_LAB_SOAK_SEED", "0")) or int(time.time())

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ddp_lab.bench.browser import until
 from ddp_lab.control.collectives import DEFAULT_BYTES, choices
 from ddp_lab.protocol.events import DTYPE, Batch, Kind
 from ddp_lab.simulation.link_model import LinkModel
@@ -20,6 +19,7 @@ from ddp_lab.views.model_map import map_cells
 from ddp_lab.views.paint.palette import PHASES
 from ddp_lab.widgets import bundle
 from ddp_lab.widgets.controls.collectives import CollectiveStage, no_ranks
+from tests.benchmarks.browser import until
 from tests.browser.bare_page import DARK, BarePage
 from tests.training_events import Training
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_lab.bench.browser import until
+from tests.benchmarks.browser import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.bench import events
 from ddp_lab.errors import CellError
+from tests.benchmarks import events
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until
 

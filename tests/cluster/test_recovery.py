@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from ddp_lab import CellError
-from ddp_lab.bench.recovery import SETUP, STATES, State, interrupted
 from ddp_lab.output.board import LineBoard
 from tests import leftovers
+from tests.benchmarks.recovery import SETUP, STATES, State, interrupted
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import Announced
 

@@ -17,9 +17,9 @@ import pandas
 import pytest
 
 from ddp_lab import CellError, ClusterError
-from ddp_lab.bench import push
 from ddp_lab.errors import FallbackWarning
 from ddp_lab.serialization.shared_memory import Segments
+from tests.benchmarks import push
 from tests.cluster.conftest import Lab
 
 LARGE = 1 << 17  # float64 numbers: 1 MiB

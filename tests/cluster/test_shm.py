@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench.recovery import SETUP, STATES, interrupted
 from ddp_lab.errors import CellError, FallbackWarning
+from tests.benchmarks.recovery import SETUP, STATES, interrupted
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import diagnosed, told_apart
 

@@ -11,10 +11,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_lab.bench import fresh_ranks, stragglers
-from ddp_lab.bench.stragglers import Delay
+from ddp_lab.bench.measuring import fresh_ranks
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.slow_facts import SlowFacts
+from tests.benchmarks import stragglers
+from tests.benchmarks.stragglers import Delay
 
 RANKS, CORES, LAYER, MS, BATCH = 3, 2, 5, 4.0, 256
 COMMUNICATION = ("communication-bound", "bucket-too-small", "bucket-too-big", "first-bucket-late")

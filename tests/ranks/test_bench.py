@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench import all_reduce, construct, memory, observe, paper, recording_cost, step
-from ddp_lab.bench.operations import OPERATIONS, lacks
+from ddp_lab.bench import all_reduce, memory, paper, step
+from ddp_lab.bench.measuring import recording_cost
+from ddp_lab.bench.measuring.operations import OPERATIONS, lacks
+from tests.benchmarks import construct, observe
 
 
 @pytest.mark.soak

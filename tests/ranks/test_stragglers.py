@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.bench import stragglers
-from ddp_lab.bench.stragglers import Delay
 from ddp_lab.timeline.records import LatePlace
+from tests.benchmarks import stragglers
+from tests.benchmarks.stragglers import Delay
 from tests.ranks import busy_stragglers
 from tests.ranks.conftest import Ranks
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.bench import fresh_ranks, what_if
-from ddp_lab.bench.shaped_link import ShapedLink
+from ddp_lab.bench import what_if
+from ddp_lab.bench.measuring import fresh_ranks
+from ddp_lab.bench.measuring.shaped_link import ShapedLink
 from ddp_lab.simulation.link_model import LinkModel
 from ddp_lab.timeline.timeline import Timeline
 from tests.ranks.conftest import Ranks

@@ -38,10 +38,10 @@ WRONG = [
     (["check-install", "--json", "file/below"], "file is not a folder"),
     (["bench"], "NAME"),
     (["bench", "stp"], "'stp'"),
-    (["bench", "trace", "--ranks", "0"], "'0' is not a whole number from 1 on"),
-    (["bench", "trace", "--steps", "x"], "'x' is not a whole number from 1 on"),
-    (["bench", "trace", "--setps", "9"], "did you mean --steps?"),
-    (["bench", "timeline", "--json", "empty"], "empty is a folder"),
+    (["bench", "cell", "--ranks", "0"], "'0' is not a whole number from 1 on"),
+    (["bench", "cell", "--turns", "x"], "'x' is not a whole number from 1 on"),
+    (["bench", "cell", "--trusn", "9"], "did you mean --turns?"),
+    (["bench", "start", "--json", "empty"], "empty is a folder"),
 ]
 
 

@@ -55,8 +55,10 @@ def test_make_targets_and_commands_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) - targets == set()
     from ddp_lab.cli.main import BENCHMARKS
+    from tests.benchmarks.__main__ import BENCHMARKS as DEVELOPERS
 
-    for name in BENCHMARKS:
-        module = ROOT / "ddp_lab" / "bench" / name.replace("-", "_")
-        assert module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
-        assert f"`{name}`" in text
+    for folder, names in {"ddp_lab/bench": BENCHMARKS, "tests/benchmarks": DEVELOPERS}.items():
+        for name in names:
+            module = ROOT / folder / name.replace("-", "_")
+            assert module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
+            assert f"`{name}`" in text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench import exposed, noise, pictures
+from ddp_lab.bench.telling import exposed, noise, pictures
 from tests import made_up_benchmarks as made_up
 
 

@@ -19,7 +19,7 @@ LIBRARIES = {
     "any": {"torch", "ipywidgets", "anywidget", "plotly", "pandas"},
 }
 MOST_FILES = 15
-LARGE = {"bench": 41, "bench/paper": 16}  # developers' benchmarks are to leave it
+LARGE = {"bench/paper": 16}
 CIRCLES = ("ddp_lab.parallel.",)  # the model's parts still know each other
 
 

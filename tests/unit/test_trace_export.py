@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_lab.bench import trace
 from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline.recorded import chrome_trace
 from ddp_lab.timeline.recorded.json_rows import JsonRows, Number
 from ddp_lab.timeline.tables.gradient_columns import GRADIENT_COLUMNS, gradient_columns
 from ddp_lab.timeline.timeline import Timeline
 from tests import trace_format
+from tests.benchmarks import trace
 from tests.training_events import Training
 from tests.unit.backwards import MS, Bucket, Recorder, assignment
 
@@ -201,7 +201,7 @@ def test_devices_marks_and_steps_that_go_on(tmp_path: Path) -> None:
 
 
 def test_the_measurement_writes_valid_traces(tmp_path: Path) -> None:
-    """The made-up run of `ddp-lab bench trace` gives a valid trace with an arrow for each rank, step and bucket."""
+    """The made-up run of the benchmark `trace` gives a valid trace with an arrow for each rank, step and bucket."""
     document = _written(trace.make_timeline(2, 5, 3, 12), tmp_path)
     assert trace_format.faults(document) == []
     assert Counter(event["ph"] for event in document["traceEvents"])["s"] == 2 * 5 * 3

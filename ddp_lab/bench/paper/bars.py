@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...views.paint.palette import PHASES
-from ..drawing import GREY
+from ..telling.drawing import GREY
 from .panels import COLOURS, Panels, of_model, points
 from .settings import PARTS
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import noise
+from ..telling import noise
 from . import published, rows, series, simulated, tables
 from .settings import Series, Settings
 

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from typing import Any
 
 from ...command_line import count, seconds
-from .. import noise
-from ..command import add_noise, add_picture, new_parser, show_sound
+from ..measuring.command import add_noise, add_picture, new_parser, show_sound
+from ..telling import noise
 from .figures import FIGURES, on_ranks, picture, result, table
 from .settings import Settings
 
@@ -49,8 +49,8 @@ def measure(
     """
     import torch
 
-    from .. import fresh_ranks
-    from ..shaped_link import ShapedLink
+    from ..measuring import fresh_ranks
+    from ..measuring.shaped_link import ShapedLink
 
     asked, shaped = settings or Settings(), figure == 12 and mbit > 0
     world = ranks or (_most_ranks() if figure == 9 else 2)
@@ -76,11 +76,11 @@ def _on_ranks(figure: int, settings: Settings, seed: int) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    from .. import backends
-    from ..workloads import PAPER_MODELS
+    from ..measuring import backends
+    from ..measuring.workloads import PAPER_MODELS
 
     usual = Settings()
-    parser = new_parser("paper", _ABOUT)
+    parser = new_parser(_ABOUT)
     parser.add_argument(
         "--figure",
         type=int,
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tolerance=given.tolerance,
     )
     if given.picture is not None:
-        from .. import drawing
+        from ..telling import drawing
 
         drawing.write(picture(found, keep=given.keep_noise), given.picture)
     return show_sound(found, table(found, keep=given.keep_noise), given.json, given.keep_noise)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import noise
-from ..drawing import GREY, about, dress, error_bars
+from ..telling import noise
+from ..telling.drawing import GREY, about, dress, error_bars
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import noise
-from ..drawing import GREY
+from ..telling import noise
+from ..telling.drawing import GREY
 from . import bars
 from .panels import COLOURS, Panels, of_model, points
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..turns import rank_zeros
-from ..workloads import PAPER_MODELS
+from ..measuring.turns import rank_zeros
+from ..measuring.workloads import PAPER_MODELS
 from .settings import Settings
 
 __all__ = ["on_ranks"]

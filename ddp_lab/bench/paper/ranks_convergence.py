@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ..workloads import resnet
+from ..measuring.workloads import resnet
 from .series import EVERY
 from .settings import Settings
 

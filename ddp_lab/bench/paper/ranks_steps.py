@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..turns import take_turns
-from ..workloads import PAPER_MODELS
+from ..measuring.turns import take_turns
+from ..measuring.workloads import PAPER_MODELS
 from .settings import PARTS, Series, Settings, Variant
 
 __all__ = ["TimedStep", "on_ranks"]

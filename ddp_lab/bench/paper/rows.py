@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import noise
+from ..telling import noise
 from .settings import PARTS, Series
 
 __all__ = ["Rows", "breakdown", "of_communication", "of_convergence", "of_steps"]

@@ -15,7 +15,7 @@ class Settings:
     """How much is measured.
 
     Attributes:
-        models: of `ddp_lab.bench.workloads.PAPER_MODELS`.
+        models: of `ddp_lab.bench.measuring.workloads.PAPER_MODELS`.
         backends: of the process groups. Figure 12 uses the first one.
         seconds: for each model and variant (figure 2: each size of a call).
         parameters: figure 2: how many float32 are all-reduced.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .. import noise
-from ..command import aligned, fresh_sets
+from ..measuring.command import aligned, fresh_sets
+from ..telling import noise
 from .settings import PARTS
 
 __all__ = ["table"]

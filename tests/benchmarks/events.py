@@ -1,4 +1,4 @@
-"""`ddp-lab bench events`: what an event costs where it is recorded, and when it is known in the notebook.
+"""`python -m tests.benchmarks events`: what an event costs where it is recorded, and when it is known in the notebook.
 
 A cluster of Gloo ranks trains workloads of `ddp-lab bench step` while its events stream to this process, as in a
 notebook. Reported for each model: events a step, nanoseconds an event (measured in C++), their share of a step, the
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..command_line import count
-from .command import new_parser, show
+from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.command_line import count
 
 if TYPE_CHECKING:
-    from ..cluster.cluster import Cluster
-    from ..protocol.events import Batch
+    from ddp_lab.cluster.cluster import Cluster
+    from ddp_lab.protocol.events import Batch
 
 __all__ = ["main", "measure", "own_threads", "train"]
 
@@ -34,7 +34,7 @@ _IDLE_S = 3.0
 
 def train(name: str, rounds: int) -> dict[str, float]:
     """Runs on each rank: `recording_cost.in_turns`, here with telemetry that streams."""
-    from .recording_cost import in_turns
+    from ddp_lab.bench.measuring.recording_cost import in_turns
 
     return in_turns(name, rounds)
 
@@ -160,7 +160,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("events", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--rounds", type=count, default=9, help="blocks of each kind and model")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))

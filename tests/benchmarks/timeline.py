@@ -1,4 +1,4 @@
-"""`ddp-lab bench timeline`: how long a timeline of a million events takes to answer, and how much memory it holds.
+"""`python -m tests.benchmarks timeline`: how long a timeline of a million events takes to answer.
 
 The events are made up, as ranks record and send them: one batch for each rank and step. Before each question one more
 step arrives, as in a live view; the first question after everything arrived at once is told apart.
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..command_line import count
-from ..protocol.events import Batch, Kind
-from ..timeline.timeline import Timeline
-from . import command
-from .trace import describe, one_step
+from ddp_lab.bench.measuring import command
+from ddp_lab.command_line import count
+from ddp_lab.protocol.events import Batch, Kind
+from ddp_lab.timeline.timeline import Timeline
+from tests.benchmarks.trace import describe, one_step
 
 __all__ = ["main", "measure"]
 
@@ -160,7 +160,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = command.new_parser("timeline", __doc__)
+    parser = command.new_parser(__doc__)
     parser.add_argument("--ranks", type=count, default=8)
     parser.add_argument("--buckets", type=count, default=50)
     parser.add_argument("--parameters", type=count, default=400)

@@ -1,4 +1,4 @@
-"""The dashboard as a reader sees it: updates a second in Chromium while a cell trains, and Python's time for one.
+"""`python -m tests.benchmarks widget`: the dashboard's updates a second in Chromium, and Python's time for one.
 
 JupyterLab and Chromium are started, a cluster trains a model whose every layer is a bucket, and the page counts the
 pictures that showed something new while the cell ran. Then it trains ten steps a second, and for each step that was
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..command_line import count, number_from, seconds, write_json
-from ..errors import DdpLabError
-from .command import new_parser
+from ddp_lab.bench.measuring.command import new_parser
+from ddp_lab.command_line import count, number_from, seconds, write_json
+from ddp_lab.errors import DdpLabError
 
 __all__ = ["main", "measure"]
 
@@ -35,7 +35,7 @@ dashboard
 """
 # The ranks' steps, {rate} a second, as so many ranks; these go on until the end.
 _SHOW_SENDERS = """
-from ddp_lab.bench.replayed_ranks import ReplayedRanks
+from tests.benchmarks.replayed_ranks import ReplayedRanks
 from ddp_lab.widgets.dashboard import Dashboard
 _ = lab.run('train(3.0, {rate})')
 replayed = ReplayedRanks(lab.timeline, {senders})
@@ -118,7 +118,7 @@ def measure(ranks: int = 8, buckets: int = 50, seconds: float = 10.0, senders: i
     Raises:
         DdpLabError: Chromium is missing, or the model got another number of buckets.
     """
-    from .browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
+    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
 
     if chromium() is None:
         raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
@@ -192,7 +192,7 @@ def _summary(found: dict[str, Any], first: dict[str, Any], last: dict[str, Any],
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("widget", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--ranks", type=count, default=8)
     parser.add_argument("--buckets", type=count, default=50)
     parser.add_argument(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import comm
+from ... import comm
 
 __all__ = ["available", "groups", "memory_of"]
 

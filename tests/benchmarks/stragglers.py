@@ -1,4 +1,4 @@
-"""`ddp-lab bench stragglers`: are ranks and layers that were made late named, and nobody else?
+"""`python -m tests.benchmarks stragglers`: are ranks and layers that were made late named, and nobody else?
 
 Real Gloo ranks train in episodes of some steps. In half of them, shuffled among the others, one layer of one rank
 sleeps for some milliseconds before it computes its gradients; in the other half nothing is done. What
@@ -20,10 +20,10 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from ..command_line import count, number_from
-from ..protocol.events import Batch
-from ..timeline.timeline import LatePlace, Timeline
-from . import command, fresh_ranks
+from ddp_lab.bench.measuring import command, fresh_ranks
+from ddp_lab.command_line import count, number_from
+from ddp_lab.protocol.events import Batch
+from ddp_lab.timeline.timeline import LatePlace, Timeline
 
 __all__ = ["Delay", "Judged", "judge", "main", "measure", "plan", "train"]
 
@@ -217,7 +217,7 @@ def _text(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = command.new_parser("stragglers", __doc__)
+    parser = command.new_parser(__doc__)
     parser.add_argument("--delayed", type=count, default=300, help="episodes with a delay (%(default)s)")
     parser.add_argument("--clean", type=count, default=300, help="episodes without (%(default)s)")
     parser.add_argument("--steps", type=count, default=20, help="of an episode (%(default)s)")

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DdpLabError
+from ...errors import DdpLabError
 from . import delaying_relay
 from .delaying_relay import INTERFACE, MTU, address, enter
 

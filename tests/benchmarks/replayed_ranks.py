@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from ..control.wire import Wire
-from ..engine.telemetry import connect, interval_of
-from ..errors import DdpLabError
-from ..protocol import events
-from ..timeline.recorded import saved as timeline_files
-from ..timeline.timeline import Timeline
+from ddp_lab.control.wire import Wire
+from ddp_lab.engine.telemetry import connect, interval_of
+from ddp_lab.errors import DdpLabError
+from ddp_lab.protocol import events
+from ddp_lab.timeline.recorded import saved as timeline_files
+from ddp_lab.timeline.timeline import Timeline
 
 __all__ = ["ReplayedRanks", "main"]
 

@@ -1,7 +1,7 @@
-"""`ddp-lab bench construct`: how long the constructor takes, ours and torch's in turns, torch's against itself beside.
+"""`python -m tests.benchmarks construct`: how long the constructor takes, ours and torch's in turns.
 
 Each round wraps a fresh copy of the model in each class, in changing order, all ranks beginning together; the object
-is gone before the next one is made. Ratios and bounds as in `ddp_lab.bench.ratios`, one build for each set.
+is gone before the next one is made. Ratios and bounds as in `ddp_lab.bench.telling.ratios`, one build for each set.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..command_line import count
-from . import fresh_ranks, ratios
-from .command import new_parser, show
-from .workloads import CONTESTANTS, WORKLOADS, wrappers
+from ddp_lab.bench.measuring import fresh_ranks
+from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.workloads import CONTESTANTS, WORKLOADS, wrappers
+from ddp_lab.bench.telling import ratios
+from ddp_lab.command_line import count
 
 __all__ = ["main", "measure"]
 
@@ -88,7 +89,7 @@ def _table(summary: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("construct", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["small_tensors", "mlp"])
     parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (%(default)s)")
     parser.add_argument("--rounds", type=count, default=15, help="turns of each class in a set (%(default)s)")

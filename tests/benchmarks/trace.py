@@ -1,4 +1,4 @@
-"""`ddp-lab bench trace`: how long `Timeline.to_perfetto` takes to write a run, and how large the file is.
+"""`python -m tests.benchmarks trace`: how long `Timeline.to_perfetto` takes to write a run, and how large the file is.
 
 The events are made up, as ranks record them: a second of them takes no training. Times are those of one process.
 """
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..command_line import count
-from ..protocol.events import DTYPE, Batch, Kind
-from ..timeline.timeline import Timeline
-from . import command
+from ddp_lab.bench.measuring import command
+from ddp_lab.command_line import count
+from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.timeline.timeline import Timeline
 
 __all__ = ["describe", "main", "make_timeline", "measure", "one_step"]
 
@@ -100,7 +100,7 @@ def measure(ranks: int = 8, steps: int = 1_000, buckets: int = 10, parameters: i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = command.new_parser("trace", __doc__)
+    parser = command.new_parser(__doc__)
     parser.add_argument("--ranks", type=count, default=8)
     parser.add_argument("--steps", type=count, default=1_000)
     parser.add_argument("--buckets", type=count, default=10)

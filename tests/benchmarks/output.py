@@ -1,4 +1,4 @@
-"""`ddp-lab bench output`: ranks that print without pause, in JupyterLab: is the page usable, is a line lost?
+"""`python -m tests.benchmarks output`: ranks that print without pause: is the page usable, is a line lost?
 
 In Chromium every rank prints numbered lines at a given rate while a script in the page notes each frame and each task
 over 50 ms; then the same without a line. Afterwards the numbers in each rank's log and in the cell's result are
@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..command_line import count, seconds
-from ..errors import DdpLabError
-from .command import new_parser, show
+from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.command_line import count, seconds
+from ddp_lab.errors import DdpLabError
 
 __all__ = ["main", "measure"]
 
@@ -108,7 +108,7 @@ def measure(ranks: int = 8, rate: int = 1_000, seconds: float = 30.0) -> dict[st
     Raises:
         DdpLabError: Chromium is missing, or a cell failed.
     """
-    from .browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
+    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
 
     if chromium() is None:
         raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
@@ -191,7 +191,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("output", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--ranks", type=count, default=8)
     parser.add_argument("--rate", type=count, default=1_000, help="lines a second of each rank")
     parser.add_argument("--seconds", type=seconds, default=30.0, help="how long they print")

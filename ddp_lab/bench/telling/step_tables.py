@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..measuring.command import aligned, fresh_sets
 from . import noise
-from .command import aligned, fresh_sets
 
 __all__ = ["text"]
 

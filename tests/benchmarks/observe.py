@@ -1,8 +1,8 @@
-"""`ddp-lab bench observe`: a training step of torch's own DistributedDataParallel, observed and not.
+"""`python -m tests.benchmarks observe`: a training step of torch's own DistributedDataParallel, observed and not.
 
 One wrapped model takes turns, block by block: observed (recording on), not, and not again. So model, memory and
 processes are the same in what is compared. The last two columns, not observed against itself, say how quiet the
-machine was; `ddp_lab.bench.ratios` says how ratios and bounds come from the blocks.
+machine was; `ddp_lab.bench.telling.ratios` says how ratios and bounds come from the blocks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from ..command_line import count, seconds
-from . import fresh_ranks, ratios
-from .command import new_parser, show
-from .turns import block, rank_zeros
-from .workloads import MODES, WORKLOADS, Step, training_step, wrappers
+from ddp_lab.bench.measuring import fresh_ranks
+from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.turns import block, rank_zeros
+from ddp_lab.bench.measuring.workloads import MODES, WORKLOADS, Step, training_step, wrappers
+from ddp_lab.bench.telling import ratios
+from ddp_lab.command_line import count, seconds
 
 __all__ = ["main", "measure"]
 
@@ -117,7 +118,7 @@ def _table(summary: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("observe", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["plain"])
     parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (%(default)s)")

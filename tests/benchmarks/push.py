@@ -1,4 +1,4 @@
-"""An array to all ranks and back: through shared memory, in messages, by plain ipyparallel; and a plain copy.
+"""`python -m tests.benchmarks push`: an array to all ranks and back, on every way, and a plain copy.
 
 Sides take turns; medians are compared. A rate counts the array's bytes once for each rank. Memory is what all
 processes of the cluster and this one have more (PSS) once all ranks have read what was pushed, or this process what was
@@ -19,10 +19,10 @@ from typing import Any
 import numpy
 import psutil
 
-from ..cluster.cluster import Cluster
-from ..command_line import count, positive
-from ..output.board import SilentBoard
-from .command import new_parser, show
+from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.cluster.cluster import Cluster
+from ddp_lab.command_line import count, positive
+from ddp_lab.output.board import SilentBoard
 
 __all__ = ["main", "measure"]
 
@@ -136,7 +136,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("push", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--megabytes", type=positive, default=256.0, help="size of the array (%(default)s)")
     parser.add_argument("--rounds", type=count, default=3, help="turns of each side (%(default)s)")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from ..views.paint.palette import PHASES, RANK_COLOURS
+from ...views.paint.palette import PHASES, RANK_COLOURS
+from ..measuring.operations import LIMITS, SHARED, sides_of
 from . import noise
 from .drawing import GREY, about, dress, error_bars, write
-from .operations import LIMITS, SHARED, sides_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

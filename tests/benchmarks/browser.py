@@ -18,8 +18,8 @@ import nbformat
 import psutil
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
-from ..errors import DdpLabError
-from ..lesson_files import lab_command
+from ddp_lab.errors import DdpLabError
+from ddp_lab.lesson_files import lab_command
 
 __all__ = ["PROJECT", "Lab", "NotebookPage", "chromium", "chromium_browser", "jupyterlab", "printed", "until"]
 

@@ -1,4 +1,4 @@
-"""`ddp-lab bench dashboard`: what recording and an open dashboard cost the training.
+"""`python -m tests.benchmarks dashboard`: what recording and an open dashboard cost the training.
 
 In JupyterLab in Chromium a notebook shows the dashboard, and with `--views` each of these alone below it, while a cell
 trains a workload of `ddp-lab bench step` on Gloo ranks in blocks: recording on (events stream, all views follow), off,
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..command_line import count, number_from
-from ..errors import DdpLabError
-from ..widgets.dashboard import VIEWS
-from .command import new_parser, show
-from .second_look import second_look
-from .workloads import WORKLOADS
+from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.workloads import WORKLOADS
+from ddp_lab.bench.telling.second_look import second_look
+from ddp_lab.command_line import count, number_from
+from ddp_lab.errors import DdpLabError
+from ddp_lab.widgets.dashboard import VIEWS
 
 __all__ = ["main", "measure"]
 
@@ -56,7 +56,7 @@ def measure(
     Raises:
         DdpLabError: Chromium is missing, or the training failed.
     """
-    from .browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
+    from tests.benchmarks.browser import NotebookPage, chromium, chromium_browser, jupyterlab, printed, until
 
     if chromium() is None:
         raise DdpLabError("this benchmark needs Chromium (on Debian: apt-get install chromium)")
@@ -113,7 +113,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("dashboard", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--model", choices=list(WORKLOADS), default="mlp")
     parser.add_argument("--rounds", type=count, default=20, help="blocks of each kind (%(default)s)")

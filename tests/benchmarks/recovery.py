@@ -1,4 +1,4 @@
-"""How soon control is back, and a collective works again, after an interrupt, an error, a rank's death or a restart.
+"""`python -m tests.benchmarks recovery`: how soon control is back, and a collective works again.
 
 Each state is provoked on real ranks, several times: cells that wait in it are interrupted with SIGINT, as a notebook's
 stop button does. Control is back when `Cluster.run` has raised, or the restart has returned; the next cell is a
@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..cluster.cluster import Cluster
-from ..command_line import count
-from ..errors import CellError, DdpLabError
-from ..output.board import SilentBoard
-from .command import new_parser, show
+from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.cluster.cluster import Cluster
+from ddp_lab.command_line import count
+from ddp_lab.errors import CellError, DdpLabError
+from ddp_lab.output.board import SilentBoard
 
 __all__ = ["SETUP", "STATES", "State", "interrupted", "main", "measure"]
 
@@ -214,7 +214,7 @@ def _ms(seconds: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("recovery", __doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--times", type=count, default=20, help="how often each state is provoked (default: 20)")
     parser.add_argument("--states", nargs="+", choices=list(STATES), default=list(STATES), metavar="STATE")
     parser.add_argument("--backend", choices=["gloo", "shm"], default="gloo", help="of the cluster (default: gloo)")

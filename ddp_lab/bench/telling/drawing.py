@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import write_text
+from ...files import write_text
+from ..measuring.command import fresh_sets
 from . import noise
-from .command import fresh_sets
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..command_line import Parser, file_to_write, percent, write_json
-from . import noise
+from ...command_line import Parser, file_to_write, percent, write_json
+from ..telling import noise
 
 __all__ = ["add_noise", "add_picture", "aligned", "fresh_sets", "new_parser", "show", "show_sound"]
 
 
-def new_parser(name: str, about: str | None) -> Parser:
-    """A parser for ``ddp-lab bench NAME`` that knows ``--json``.
+def new_parser(about: str | None) -> Parser:
+    """A parser for a benchmark that knows ``--json``.
 
     Args:
-        name: of the benchmark.
-        about: the docstring of its module, whose first line is shown.
+        about: the docstring of its module; its first line begins with the command in backticks, and is shown.
     """
-    parser = Parser(prog=f"ddp-lab bench {name}", description=about.splitlines()[0] if about else None)
+    line = (about or "").split("\n")[0]
+    parser = Parser(prog=line.split("`")[1] if "`" in line else None, description=line)
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write the full result here")
     return parser
 

@@ -1,0 +1,42 @@
+"""`python -m tests.benchmarks NAME [OPTIONS]`, from the root of a clone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from ddp_lab.command_line import Parser
+
+BENCHMARKS = {
+    "construct": "the constructor: our DistributedDataParallel against torch's",
+    "dashboard": "what recording and an open dashboard cost the training",
+    "events": "cost of recording an event, and its way to the client",
+    "observe": "training step of torch's own DistributedDataParallel: observed against not observed",
+    "output": "ranks that print without pause, in Chromium: is the page usable, is a line lost?",
+    "push": "an array to all ranks and back: shared memory, messages, plain ipyparallel, a copy",
+    "recovery": "interrupt, error or death of a rank: until control is back, and until a collective works again",
+    "stragglers": "delays injected into random ranks and layers: are they named, and nobody else?",
+    "timeline": "answers and memory of a timeline of a million events",
+    "trace": "how long Timeline.to_perfetto takes",
+    "widget": "the dashboard in Chromium: updates per second, and from event to drawn pixel",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Runs one benchmark; returns its exit code."""
+    parser = Parser(
+        prog="python -m tests.benchmarks",
+        usage="python -m tests.benchmarks [-h] NAME [OPTIONS]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="benchmarks:\n" + "\n".join(f"  {name:12} {what}" for name, what in BENCHMARKS.items()),
+        examples=("python -m tests.benchmarks recovery", "python -m tests.benchmarks push --json push.json"),
+    )
+    parser.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME")
+    given = parser.parse_args(argv[:1])
+    measured: int = importlib.import_module(f"tests.benchmarks.{given.name}").main(argv[1:])
+    return measured
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
