@@ -26,7 +26,7 @@ __all__ = ["main", "measure"]
 _START = """
 import ddp_lab, json
 lab = ddp_lab.Cluster({ranks}).start()
-_ = lab.run('from ddp_lab.bench import recording_cost')
+_ = lab.run('from ddp_lab.bench.measuring import recording_cost')
 if {threads}: _ = lab.run('torch.set_num_threads({threads})')
 """
 _SHOW = "{name} = lab.dashboard({view})\n{name}"

@@ -70,7 +70,7 @@ def measure(ranks: int = 2, rounds: int = 9, models: Sequence[str] = MODELS) -> 
 
     with ddp_lab.Cluster(ranks) as lab:
         arrivals = _Arrivals(lab)
-        lab.run("from ddp_lab.bench import events as _bench_events")
+        lab.run("from tests.benchmarks import events as _bench_events")
         found = {name: _of_model(lab, arrivals, name, rounds) for name in models}
         return {
             "ranks": ranks,
