@@ -74,7 +74,7 @@ def test_worlds_divide_the_ranks() -> None:
     assert worlds == {1: {1}, 2: {1, 2}, 3: {1}, 4: {1, 2, 4}, 6: {1, 2}}
 
 
-@pytest.mark.parametrize(("model", "backend"), simulated.paper_hardware.GAINS)
+@pytest.mark.parametrize(("model", "backend"), simulated.hardware.GAINS)
 def test_simulated_parts_add_up(model: str, backend: str) -> None:
     """Figure 6: the step without overlap is 100 %, and overlap changes nothing but what is exposed."""
     without, overlapped = (
