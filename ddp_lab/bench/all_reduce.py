@@ -201,7 +201,7 @@ def _ratio(one: noise.Figure | None, keep: bool) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("ddp-lab bench all-reduce", __doc__)
     parser.add_argument(
         "--operation",
         nargs="+",

@@ -104,7 +104,7 @@ def _table(summary: dict[str, Any], keep: bool) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("ddp-lab bench cell", __doc__)
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--turns", type=count, default=50, help="cells of each kind and side")
     add_noise(parser)

@@ -163,7 +163,7 @@ def _table(summary: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("ddp-lab bench memory", __doc__)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--layers", type=count, default=24, help="linear layers of the model (%(default)s)")
     parser.add_argument("--width", type=count, default=1024, help="inputs and outputs of each (%(default)s)")

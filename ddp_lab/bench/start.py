@@ -90,7 +90,7 @@ def _table(result: dict[str, Any], keep: bool) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes it as JSON where asked."""
-    parser = new_parser(__doc__)
+    parser = new_parser("ddp-lab bench start", __doc__)
     parser.add_argument("-n", "--ranks", type=count, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--rounds", type=count, default=5, help="measurements of each side (default: 5)")
     add_noise(parser)

@@ -198,7 +198,7 @@ def _each(sets: list[list[_Contest]], backend: str, what: str) -> list[list[rati
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("ddp-lab bench step", __doc__)
     names = list(WORKLOADS)
     parser.add_argument(
         "--models",

@@ -187,7 +187,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("ddp-lab bench tune", __doc__)
     parser.add_argument("--model", choices=list(WORKLOADS), default="transformer")
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--mbit", type=positive, help="shape the link to so many megabits a second (needs root)")

@@ -302,7 +302,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("ddp-lab bench what-if", __doc__)
     parser.add_argument("--models", nargs="+", choices=list(WORKLOADS), default=list(_MODELS))
     parser.add_argument("--ranks", nargs="+", type=count, default=[2, 3, 4])
     parser.add_argument("--caps", nargs="+", type=positive, default=list(_CAPS), help="MiB")

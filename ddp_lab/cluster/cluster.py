@@ -99,6 +99,9 @@ class Cluster:
     Attributes:
         results: name (of `%%distributed --name`, or a label) -> `CellRun` of the last such cell, running or ended:
             `.status()`, `.wait()`, `.outputs()`, `.text(rank)`, `.interrupt()`, `.values`, `.failures`.
+        timeline: `Timeline` of what the ranks record; it stays when the cluster stops.
+        training: `TrainingControl`, which acts on models while they train.
+        link: `LinkModel` that `measure_link` has fitted; None before.
 
     Raises:
         ValueError: an argument makes no sense here.

@@ -89,7 +89,7 @@ def _table(summary: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("python -m tests.benchmarks construct", __doc__)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["small_tensors", "mlp"])
     parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (%(default)s)")
     parser.add_argument("--rounds", type=count, default=15, help="turns of each class in a set (%(default)s)")

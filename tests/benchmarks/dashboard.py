@@ -113,7 +113,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("python -m tests.benchmarks dashboard", __doc__)
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--model", choices=list(WORKLOADS), default="mlp")
     parser.add_argument("--rounds", type=count, default=20, help="blocks of each kind (%(default)s)")

@@ -160,7 +160,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("python -m tests.benchmarks events", __doc__)
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--rounds", type=count, default=9, help="blocks of each kind and model")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))

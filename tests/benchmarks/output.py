@@ -191,7 +191,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("python -m tests.benchmarks output", __doc__)
     parser.add_argument("--ranks", type=count, default=8)
     parser.add_argument("--rate", type=count, default=1_000, help="lines a second of each rank")
     parser.add_argument("--seconds", type=seconds, default=30.0, help="how long they print")

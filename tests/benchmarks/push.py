@@ -136,7 +136,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("python -m tests.benchmarks push", __doc__)
     parser.add_argument("--ranks", type=count, default=2)
     parser.add_argument("--megabytes", type=positive, default=256.0, help="size of the array (%(default)s)")
     parser.add_argument("--rounds", type=count, default=3, help="turns of each side (%(default)s)")

@@ -214,7 +214,7 @@ def _ms(seconds: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("python -m tests.benchmarks recovery", __doc__)
     parser.add_argument("--times", type=count, default=20, help="how often each state is provoked (default: 20)")
     parser.add_argument("--states", nargs="+", choices=list(STATES), default=list(STATES), metavar="STATE")
     parser.add_argument("--backend", choices=["gloo", "shm"], default="gloo", help="of the cluster (default: gloo)")

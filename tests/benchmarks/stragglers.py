@@ -217,7 +217,7 @@ def _text(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = command.new_parser(__doc__)
+    parser = command.new_parser("python -m tests.benchmarks stragglers", __doc__)
     parser.add_argument("--delayed", type=count, default=300, help="episodes with a delay (%(default)s)")
     parser.add_argument("--clean", type=count, default=300, help="episodes without (%(default)s)")
     parser.add_argument("--steps", type=count, default=20, help="of an episode (%(default)s)")

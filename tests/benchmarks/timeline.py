@@ -160,7 +160,7 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = command.new_parser(__doc__)
+    parser = command.new_parser("python -m tests.benchmarks timeline", __doc__)
     parser.add_argument("--ranks", type=count, default=8)
     parser.add_argument("--buckets", type=count, default=50)
     parser.add_argument("--parameters", type=count, default=400)

@@ -100,7 +100,7 @@ def measure(ranks: int = 8, steps: int = 1_000, buckets: int = 10, parameters: i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = command.new_parser(__doc__)
+    parser = command.new_parser("python -m tests.benchmarks trace", __doc__)
     parser.add_argument("--ranks", type=count, default=8)
     parser.add_argument("--steps", type=count, default=1_000)
     parser.add_argument("--buckets", type=count, default=10)

@@ -192,7 +192,7 @@ def _summary(found: dict[str, Any], first: dict[str, Any], last: dict[str, Any],
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser(__doc__)
+    parser = new_parser("python -m tests.benchmarks widget", __doc__)
     parser.add_argument("--ranks", type=count, default=8)
     parser.add_argument("--buckets", type=count, default=50)
     parser.add_argument(

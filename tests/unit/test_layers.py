@@ -96,7 +96,7 @@ def test_no_files_import_each_other() -> None:
         raise AssertionError(" -> ".join(error.args[1])) from None
 
 
-def test_a_folder_can_be_overlooked() -> None:
+def test_no_folder_has_too_many_files() -> None:
     """No folder has more files than a reader takes in at once."""
     counts: dict[str, int] = {}
     for path in PACKAGE.rglob("*"):

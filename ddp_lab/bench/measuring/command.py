@@ -14,14 +14,14 @@ from ..telling import noise
 __all__ = ["add_noise", "add_picture", "aligned", "fresh_sets", "new_parser", "show", "show_sound"]
 
 
-def new_parser(about: str | None) -> Parser:
+def new_parser(program: str, about: str | None) -> Parser:
     """A parser for a benchmark that knows ``--json``.
 
     Args:
-        about: the docstring of its module; its first line begins with the command in backticks, and is shown.
+        program: how the benchmark is called, for example ``"ddp-lab bench cell"``.
+        about: the docstring of its module: the first line is shown; None: it has none, as under ``python -OO``.
     """
-    line = (about or "").split("\n")[0]
-    parser = Parser(prog=line.split("`")[1] if "`" in line else None, description=line)
+    parser = Parser(prog=program, description=about and about.split("\n")[0])
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write the full result here")
     return parser
 

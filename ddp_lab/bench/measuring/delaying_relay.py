@@ -1,4 +1,4 @@
-"""A link with a delay, between network namespaces: ``python -m …delaying_relay SECONDS NAMESPACE ...``.
+"""A link with a delay, between network namespaces; its arguments are the delay in seconds and the namespaces.
 
 In each namespace it makes an interface ``eth0`` (a TUN device: what is sent there comes here as packets, and the other
 way round), hands each packet to the interface of its destination (10.99.0.1 is the first namespace's) that much later,

@@ -15,7 +15,7 @@ from .settings import Settings
 
 __all__ = ["main", "measure"]
 
-_ABOUT = "`ddp-lab bench paper --figure N`: a figure of the DDP paper (Li et al., VLDB 2020), measured on this machine."
+_ABOUT = "A figure of the DDP paper (Li et al., VLDB 2020), measured on this machine."
 
 
 def measure(
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..measuring.workloads import PAPER_MODELS
 
     usual = Settings()
-    parser = new_parser(_ABOUT)
+    parser = new_parser("ddp-lab bench paper", _ABOUT)
     parser.add_argument(
         "--figure",
         type=int,

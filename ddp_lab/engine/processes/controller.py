@@ -28,9 +28,8 @@ from . import parent_watch
 
 __all__: list[str] = []
 
-HEART_MONITOR_KILLED = (
-    128  # and the signal's number: the exit code then; `ddp_lab.cluster.processes.launchers` knows it
-)
+# And the signal's number: the exit code then; `ddp_lab.cluster.processes.launchers` knows it.
+HEART_MONITOR_KILLED = 128
 _PORTS = 20  # engines of other hosts connect to nine
 _FILES = 65_536  # at most: whoever reaches a port can make this process open some
 _HANDSHAKE_MS = 3_000  # until a connection that says nothing is closed
