@@ -1,4 +1,4 @@
-"""`ddp-lab bench all-reduce`: an all-reduce, or any other collective of CPU tensors, through every backend.
+"""An all-reduce, or any other collective of CPU tensors, through every backend.
 
 In fresh sets of processes, for each size in turns: some calls through one backend, then some through the next one, then
 two limits of the machine that all ranks try at the same time. ``copy`` is torch's ``copy_`` of as many bytes from one

@@ -1,4 +1,4 @@
-"""`ddp-lab bench cell`: round trip of a trivial cell, `%%distributed` against plain `%%px`, in turns.
+"""Round trip of a trivial cell, `%%distributed` against plain `%%px`, in turns.
 
 One kernel drives two clusters of the same size: ours, and a plain ipyparallel one. A turn is one cell with each; the
 time is what a notebook sees, from sending the cell until the kernel is idle again. The turns are judged in five parts,

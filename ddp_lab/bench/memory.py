@@ -1,4 +1,4 @@
-"""`ddp-lab bench memory`: the memory that gradients and buckets take, under our class and under torch's.
+"""The memory that gradients and buckets take, under our class and under torch's.
 
 Measured with the memory events of torch's profiler: torch's CPU allocator reports each tensor's memory as it is
 taken and given back, in Python or in C++, so the sum at each moment is exact. The model is many equal linear layers

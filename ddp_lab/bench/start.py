@@ -1,4 +1,4 @@
-"""`ddp-lab bench start`: from a kernel to the first collective, `%cluster start` against plain ipyparallel.
+"""From a kernel to the first collective, `%cluster start` against plain ipyparallel.
 
 Each measurement has a fresh kernel. The plain side is what a notebook has to do without ddp_lab: start a cluster,
 number the engines, choose a port, `init_process_group`, and one all-reduce. Both take turns; medians are compared, and

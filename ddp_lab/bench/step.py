@@ -1,4 +1,4 @@
-"""`ddp-lab bench step`: one training step under our DistributedDataParallel and torch's, on every backend.
+"""One training step under our DistributedDataParallel and torch's, on every backend.
 
 Each row of the table is a model in a mode (an argument of the wrapper's constructor) on a backend, recording on. Within
 fresh processes the contestants (torch's class twice) are built anew several times on each backend, and all of them take

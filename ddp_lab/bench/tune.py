@@ -1,4 +1,4 @@
-"""`ddp-lab bench tune`: what tuning gains over torch's default buckets, and how far it is from the best of a grid.
+"""What tuning gains over torch's default buckets, and how far it is from the best of a grid.
 
 Real Gloo ranks train a model without end, over a link shaped to `--mbit` megabits a second (needs root; without it
 over loopback), and are tuned meanwhile. Then torch's defaults, what tuning chose and every cap of the grid take turns,

@@ -1,4 +1,4 @@
-"""`ddp-lab bench what-if`: are predicted steps the ones that are measured?
+"""Are predicted steps the ones that are measured?
 
 Real Gloo ranks train each model with each bucket cap, in turns; the link between them is measured while they are idle.
 What the simulator gets of all this: the link's times for the smallest and the largest world; the workload of each model

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks construct`: how long the constructor takes, ours and torch's in turns.
+"""How long the constructor takes, ours and torch's in turns.
 
 Each round wraps a fresh copy of the model in each class, in changing order, all ranks beginning together; the object
 is gone before the next one is made. Ratios and bounds as in `ddp_lab.bench.telling.ratios`, one build for each set.

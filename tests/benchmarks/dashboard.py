@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks dashboard`: what recording and an open dashboard cost the training.
+"""What recording and an open dashboard cost the training.
 
 In JupyterLab in Chromium a notebook shows the dashboard, and with `--views` each of these alone below it, while a cell
 trains a workload of `ddp-lab bench step` on Gloo ranks in blocks: recording on (events stream, all views follow), off,

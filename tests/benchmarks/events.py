@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks events`: what an event costs where it is recorded, and when it is known in the notebook.
+"""What an event costs where it is recorded, and when it is known in the notebook.
 
 A cluster of Gloo ranks trains workloads of `ddp-lab bench step` while its events stream to this process, as in a
 notebook. Reported for each model: events a step, nanoseconds an event (measured in C++), their share of a step, the

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks observe`: a training step of torch's own DistributedDataParallel, observed and not.
+"""A training step of torch's own DistributedDataParallel, observed and not.
 
 One wrapped model takes turns, block by block: observed (recording on), not, and not again. So model, memory and
 processes are the same in what is compared. The last two columns, not observed against itself, say how quiet the

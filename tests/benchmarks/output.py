@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks output`: ranks that print without pause: is the page usable, is a line lost?
+"""Ranks that print without pause: is the page usable, is a line lost?
 
 In Chromium every rank prints numbered lines at a given rate while a script in the page notes each frame and each task
 over 50 ms; then the same without a line. Afterwards the numbers in each rank's log and in the cell's result are

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks push`: an array to all ranks and back, on every way, and a plain copy.
+"""An array to all ranks and back, on every way, and a plain copy.
 
 Sides take turns; medians are compared. A rate counts the array's bytes once for each rank. Memory is what all
 processes of the cluster and this one have more (PSS) once all ranks have read what was pushed, or this process what was

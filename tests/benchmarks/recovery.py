@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks recovery`: how soon control is back, and a collective works again.
+"""How soon control is back, and a collective works again.
 
 Each state is provoked on real ranks, several times: cells that wait in it are interrupted with SIGINT, as a notebook's
 stop button does. Control is back when `Cluster.run` has raised, or the restart has returned; the next cell is a

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks stragglers`: are ranks and layers that were made late named, and nobody else?
+"""Are ranks and layers that were made late named, and nobody else?
 
 Real Gloo ranks train in episodes of some steps. In half of them, shuffled among the others, one layer of one rank
 sleeps for some milliseconds before it computes its gradients; in the other half nothing is done. What

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks timeline`: how long a timeline of a million events takes to answer.
+"""How long a timeline of a million events takes to answer.
 
 The events are made up, as ranks record and send them: one batch for each rank and step. Before each question one more
 step arrives, as in a live view; the first question after everything arrived at once is told apart.

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks trace`: how long `Timeline.to_perfetto` takes to write a run, and how large the file is.
+"""How long `Timeline.to_perfetto` takes to write a run, and how large the file is.
 
 The events are made up, as ranks record them: a second of them takes no training. Times are those of one process.
 """

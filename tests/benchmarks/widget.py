@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks widget`: the dashboard's updates a second in Chromium, and Python's time for one.
+"""The dashboard's updates a second in Chromium, and Python's time for one.
 
 JupyterLab and Chromium are started, a cluster trains a model whose every layer is a bucket, and the page counts the
 pictures that showed something new while the cell ran. Then it trains ten steps a second, and for each step that was
