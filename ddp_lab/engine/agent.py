@@ -40,7 +40,7 @@ import psutil
 import torch.distributed as dist
 from IPython.core import interactiveshell
 
-from ..parallel.live import breakpoints
+from ..parallel.live import model as live_model
 from .cells import await_runner, cell, tracebacks
 from .cells.stdin import Asking
 from .groups import registry, rejoin
@@ -335,7 +335,7 @@ class Agent:
     def _interrupt(self, cell_id: str) -> None:
         """See [Note: interrupt]."""
         self._raised = False
-        breakpoints.release(_RELEASED)
+        live_model.release(_RELEASED)
         signal.pthread_kill(self._main or 0, signal.SIGINT)
         told: dict[int, float] = {}
         _interrupt_children(told)
@@ -385,7 +385,7 @@ class Agent:
                 return
             first, self._shut_down_for = self._shut_down_for != cell_id, cell_id
             registry.free()
-            breakpoints.release(_RELEASED)
+            live_model.release(_RELEASED)
         self._report()
         if first:
             _beside(self._free_the_rest, cell_id, "ddp_lab-free-the-rest")

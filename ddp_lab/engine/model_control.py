@@ -1,22 +1,18 @@
 """Control messages about models that train: changes, faults, pauses. Answered while a cell runs.
 
 Each is a command of `ddp_lab.protocol.commands` as JSON, with ``"op": "live"`` and, if it is about one model,
-``"reducers": {rank: this rank's number of the model}``; what they do is in `ddp_lab.parallel.live`.
+``"reducers": {rank: this rank's number of the model}``; what they do is in `ddp_lab.parallel.live.model`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from ..parallel.live import breakpoints, fault_injection, rehearsal, requests
-from ..parallel.live.change import check
-from ..parallel.monitoring import monitors
-from ..parallel.monitoring.inspection import is_observed, live_models
+from ..parallel.live import breakpoints, change, fault_injection
+from ..parallel.live.model import LiveModel, live_models
+from ..parallel.monitoring.inspection import is_observed
 from ..protocol import commands
-
-if TYPE_CHECKING:
-    from ..parallel.core.model_state import ModelState
 
 __all__ = ["answer", "install"]
 
@@ -55,52 +51,36 @@ def _why_not(number: int) -> str:
     return f"its model {number} is gone: no variable of a cell holds it any more"
 
 
-def _model(reducer: int) -> ModelState | None:
-    return next((model for model in live_models() if model.reducer_id == reducer), None)
-
-
-def _decides(model: ModelState) -> bool:
-    return bool(model.process_group.rank() == 0)
-
-
-def _prepare(model: ModelState, asked: commands.PrepareChange) -> None:
-    requests.prepare(model, asked.name, asked.change, decides=_decides(model))
-
-
-def _look(model: ModelState, asked: commands.PrepareLook) -> None:
-    requests.prepare_look(model, asked.name, asked.look, decides=_decides(model))
-
-
-def _set_breakpoints(model: ModelState, asked: commands.SetBreakpoints) -> None:
-    breakpoints.set_breakpoints(model, asked.points, asked.parameters, asked.buckets)
+def _model(reducer: int) -> LiveModel | None:
+    return next((model for model in live_models() if model.sync.reducer_id == reducer), None)
 
 
 def _faults(asked: commands.TellFaults) -> dict[str, Any]:
-    return {"faults": [fault for model in live_models() for fault in rehearsal.active(model)]}
+    return {"faults": [fault for model in live_models() for fault in model.faults()]}
 
 
 def _clear_faults(asked: commands.ClearFaults) -> None:
     for model in live_models():
-        rehearsal.end(model, asked.number)
+        model.end_faults(asked.number)
 
 
 def _resume(asked: commands.Resume) -> None:
     for model in live_models():
-        breakpoints.clear(model)
+        model.breakpoints.clear()
     breakpoints.restore_timeouts()
 
 
-_ONE_MODEL: dict[type, Callable[[ModelState, Any], Mapping[str, Any] | None]] = {
-    commands.CheckChange: lambda model, asked: check(model, asked.change),
-    commands.PrepareChange: _prepare,
-    commands.TellChange: lambda model, asked: requests.status(model, asked.name),
-    commands.WithdrawChange: lambda model, asked: {"withdrawn": requests.withdraw(model, asked.name)},
-    commands.PrepareLook: _look,
-    commands.TellLooks: lambda model, asked: monitors.status(model),
-    commands.InjectFault: lambda model, asked: {"number": rehearsal.inject(model, asked.fault)},
-    commands.SetBreakpoints: _set_breakpoints,
-    commands.GoOn: lambda model, asked: {"was_paused": breakpoints.go_on(model, asked.until)},
-    commands.TellStage: lambda model, asked: breakpoints.stage(model),
+_ONE_MODEL: dict[type, Callable[[LiveModel, Any], Mapping[str, Any] | None]] = {
+    commands.CheckChange: lambda model, asked: change.check(model.sync, asked.change),
+    commands.PrepareChange: lambda model, asked: model.prepare(asked.name, asked.change),
+    commands.TellChange: lambda model, asked: model.status(asked.name),
+    commands.WithdrawChange: lambda model, asked: {"withdrawn": model.withdraw(asked.name)},
+    commands.PrepareLook: lambda model, asked: model.prepare_look(asked.name, asked.look),
+    commands.TellLooks: lambda model, asked: model.looks(),
+    commands.InjectFault: lambda model, asked: {"number": model.inject(asked.fault)},
+    commands.SetBreakpoints: lambda model, asked: model.breakpoints.set(asked.points, asked.parameters, asked.buckets),
+    commands.GoOn: lambda model, asked: {"was_paused": model.breakpoints.go_on(asked.until)},
+    commands.TellStage: lambda model, asked: model.breakpoints.stage(),
 }
 _ALL_MODELS: dict[type, Callable[[Any], Mapping[str, Any] | None]] = {
     commands.TellFaults: _faults,

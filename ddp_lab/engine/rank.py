@@ -191,9 +191,9 @@ def leave() -> None:
 
 def _inspect(message: Mapping[str, Any]) -> None:
     """Answers with norm and checksum of a model's averaged gradients, as a description (control thread)."""
-    from ddp_lab.parallel import distributed as ddp
+    from ddp_lab.parallel.monitoring.inspection import request_inspection
 
-    ddp.request_inspection(message["reducer"], message["step"])
+    request_inspection(message["reducer"], message["step"])
 
 
 def _event_cost(message: Mapping[str, Any]) -> dict[str, Any]:

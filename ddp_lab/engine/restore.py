@@ -24,7 +24,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DistributedSampler
 
+from ..parallel.core.synchronizer import GradientSynchronizer
 from ..parallel.distributed import DistributedDataParallel
+from ..parallel.live.model import live_models
 from ..serialization import by_value
 
 __all__ = ["restore_from"]
@@ -152,8 +154,12 @@ def _history(model: Any) -> dict[str, Any]:
     """What a copy of the model has to continue with."""
     hooks = list(model._comm_hooks)
     if isinstance(model, DistributedDataParallel):
-        return {"hooks": _dump(hooks, []), **model._history()}
+        return {"hooks": _dump(hooks, []), **_synchronizer(model).history()}
     return {"hooks": _dump(hooks, [])}
+
+
+def _synchronizer(model: DistributedDataParallel) -> GradientSynchronizer:
+    return next(one.sync for one in live_models() if one.sync.owner() is model)
 
 
 def _name_of(model: Any, namespace: Mapping[str, Any]) -> str:
@@ -243,11 +249,9 @@ def _take_states(namespace: dict[str, Any], offer: Mapping[str, Any], *, named: 
 
 def _find(namespace: dict[str, Any], history: Mapping[str, Any], name: str) -> Any:
     """This rank's model that is the source's: by number, for torch's class by the variable's name."""
-    from ..parallel.distributed import live_models
-
     for model in live_models():
-        if model.reducer_id == history.get("reducer_id"):
-            return model
+        if model.sync.reducer_id == history.get("reducer_id"):
+            return model.sync.owner()
     found = namespace.get(name)
     if not isinstance(found, _Models):
         raise TypeError(f"the model {name or '(no variable of its own)'} of the source has no counterpart here")
@@ -258,7 +262,7 @@ def _go_on(model: Any, history: Mapping[str, Any]) -> None:
     """Gives the model a new reducer, on all ranks."""
     hooks = _load(history["hooks"])[0]
     if isinstance(model, DistributedDataParallel):
-        model._continue(history, hooks)
+        _synchronizer(model).resume(history, hooks)
         return
     mine = list(model._comm_hooks) or hooks
     model.__setstate__({**model.__getstate__(), "_comm_hooks": []})

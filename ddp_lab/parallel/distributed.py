@@ -3,50 +3,64 @@
 [Note: a subclass that runs none of torch's reducer]
 Much code asks `isinstance(model, torch.nn.parallel.DistributedDataParallel)` (torch.compile, checkpointing, ZeRO,
 trainers), so ours is a subclass. Its constructor calls `Module.__init__` and `Joinable.__init__` alone: torch's own
-would build torch's reducer, whose hooks would average every gradient a second time. Only such methods of torch's are
-inherited that read attributes (see `torch_names`); whatever has to do with reducing gradients is ours.
+would build torch's reducer, whose hooks would average every gradient a second time. Inherited are only methods that
+read attributes which ours has: `scatter`, `gather`, `to_kwargs`, `train`, `_get_data_parallel_params`,
+`_set_params_and_buffers_to_ignore_for_model`, `_build_params_for_reducer`, `_build_debug_param_to_name_mapping`,
+`_inside_ddp_forward`, `_get_active_ddp_module`. What averages gradients is `core.synchronizer`, and names of torch's
+that libraries read lead there: `_FORWARDED`.
+
+[Note: a copy of a model]
+The copy trains its own parameters, with the default group only, as torch has it. It communicates nothing when it is
+made, so its number may differ between ranks, and it has no comm hook: whose state a hook may share between two models
+only its author knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from operator import attrgetter
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _RecordFunctionFast
-from torch.distributed.algorithms.join import Joinable
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
-from .core import arguments, parameters
-from .core import buckets as records
-from .core.bucket_order import BucketOrder
+from ..analysis.drift_report import DriftReport
+from ..protocol.commands import Change
+from .core import adaptation, arguments, process_groups
+from .core.arguments import BucketCaps, ReducerOptions
+from .core.bucket_order import OrderFollower
 from .core.buckets import BucketInfo
-from .core.buffers import BufferSync
-from .core.comm_hooks import attach, check_hook, hook_name, warn_if_late
-from .core.construction import Construction
+from .core.comm_hooks import check_hook, warn_if_late
 from .core.outputs import find_tensors
+from .core.synchronizer import GradientSynchronizer
 from .features import compile as compiling
-from .features import join, mixed_precision, optimizer_in_backward
+from .features import join, optimizer_in_backward, python_reducer
 from .features.delayed import DelayedParameters
-from .live import reconfigure
+from .features.logging_data import DDPLogger
+from .features.mixed_precision import LowPrecision
+from .live import change as changes
+from .live import hooks
 from .live.model import LiveModel
-from .manual_end import ManualEnd
-from .monitoring import monitors
-from .monitoring.inspection import live_models, request_inspection
-from .monitoring.watching import Watching
-from .pickling import Pickling
-from .torch_names import TorchNames
+from .monitoring import inspection
+from .monitoring.drift import DriftWatch, compare
+from .monitoring.gradient_norms import GradientWatch
+from .monitoring.monitors import Monitors
 
-__all__ = ["DistributedDataParallel", "live_models", "request_inspection"]
+__all__ = ["DistributedDataParallel"]
+
+# Made anew for a copy
+_RUNTIME = ("_sync", "_monitors", "_live", "_precision", "logger", "device_mesh")
 
 
-class DistributedDataParallel(
-    Construction, BucketOrder, BufferSync, LiveModel, Watching, Pickling, TorchNames, ManualEnd, TorchDDP
-):
+class DistributedDataParallel(TorchDDP):
     """Trains one model on several ranks: each backward leaves the ranks' average in `param.grad`.
 
     A drop-in for `torch.nn.parallel.DistributedDataParallel`: same signature, same gradients. Gradients are
@@ -105,6 +119,9 @@ class DistributedDataParallel(
         ('weight', 'bias')
     """
 
+    reducer: Any  # ddp_lab._C.Reducer
+    logger: Any  # DDPLogger; None until the reducer is there
+
     @arguments.as_installed_torch
     def __init__(
         self,
@@ -130,13 +147,15 @@ class DistributedDataParallel(
         forward_sync_buffers: bool | None = None,
         lazy_bucket_allocation: bool = False,
     ) -> None:
-        options = arguments.Options.of(locals())
         # See [Note: a subclass that runs none of torch's reducer]
         torch.nn.Module.__init__(self)
-        Joinable.__init__(self)
-        self.logger = None  # type: ignore[assignment]
-        arguments.check(options)
-        self.process_group = arguments.resolve_group(options, module)
+        self.logger = None
+        in_python = python_reducer.is_chosen()
+        arguments.check(
+            delay_all_reduce_named_params, param_to_hook_all_reduce, bucket_cap_mb_list, in_python=in_python
+        )
+        arguments.warn_of_deprecated(broadcast_buffers, forward_sync_buffers, check_reduction=check_reduction)
+        group = arguments.resolve_group(process_group, device_mesh, module)
         if device_mesh is not None:
             self.device_mesh = device_mesh
         self.module = module
@@ -144,24 +163,79 @@ class DistributedDataParallel(
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         self.parameters_to_ignore = {*ignored, *(name for name, _ in delayed)}
         self._delay_all_reduce_params = [parameter for _, parameter in delayed]
-        survey = parameters.survey(module, self.parameters_to_ignore)
-        self._choose_parameters(survey)
-        self._set_attributes(options)
-        if param_to_hook_all_reduce is not None:
-            self._delayed = DelayedParameters(
-                self._delay_all_reduce_params, param_to_hook_all_reduce, self.process_group, self.broadcast_bucket_size
-            )
-            if self._delay_all_reduce_all_params:
-                return
-        self.reducer_id = self._agree(survey, collective=init_sync)
-        if not survey.trained:  # here, because it may be so on this rank alone
-            raise RuntimeError(arguments.nothing_to_train(module))
+        sync_buffers, with_buffers = arguments.buffer_sync(broadcast_buffers, forward_sync_buffers)
+        self._make_parts(
+            group,
+            options=ReducerOptions(
+                find_unused_parameters,
+                static_graph,
+                gradient_as_bucket_view,
+                skip_all_reduce_unused_params,
+                batched_grad_copy,
+                lazy_bucket_allocation,
+                mixed_precision,
+            ),
+            caps=BucketCaps.of(bucket_cap_mb, bucket_cap_mb_list),
+            sync_buffers=sync_buffers,
+            is_sharded=arguments.is_slice(device_mesh),
+            in_python=in_python,
+        )
+        Joinable.__init__(self)
+        self._take_devices(device_ids, output_device, dim)
+        self._agree(param_to_hook_all_reduce, init_sync=init_sync, with_buffers=with_buffers)
+
+    def _make_parts(self, group: dist.ProcessGroup, **settings: Any) -> None:
+        """What averages gradients, and what looks at it and changes it while it trains; nothing is communicated."""
+        delayed = self._delay_all_reduce_params
+        ignored = self.parameters_to_ignore
+        self._sync = GradientSynchronizer(self.module, ignored, group, owner=self, delayed=delayed, **settings)
+        self._monitors = Monitors(self._sync)
+        self._live = LiveModel(self._sync, self._monitors)
+        self._precision: LowPrecision | None = None
+
+    def _take_devices(self, device_ids: arguments.Devices, output_device: Any, dim: int) -> None:
+        """Where the module is, and what torch's class keeps beside that."""
+        tensors = self._sync.module_parameters or self._delay_all_reduce_params
+        self.is_multi_device_module = len({parameter.device for parameter in tensors}) > 1
+        self.device_ids, self.output_device = arguments.resolve_devices(device_ids, output_device, tensors)
+        self.dim = dim
+        self.broadcast_bucket_size = arguments.BROADCAST_BYTES
+        self.use_side_stream_for_tensor_copies = arguments.use_side_stream()
+        self._lazy_init_ran = False
+        self._ddp_sink_clone = False
+
+    def _agree(self, trigger: torch.nn.Parameter | None, *, init_sync: bool, with_buffers: bool) -> None:
+        """The ranks compare their models, take rank 0's state, and are ready to train."""
+        sync, delayed = self._sync, self._delay_all_reduce_params
+        self._delay_all_reduce_all_params = not sync.survey.trained and bool(delayed)
+        self._delayed: DelayedParameters | None = None
+        if trigger is not None:
+            self._delayed = DelayedParameters(delayed, trigger, sync.group, arguments.BROADCAST_BYTES)
+        if self._delay_all_reduce_all_params:
+            return
+        sync.agree(collective=init_sync)
         if init_sync:
-            self._broadcast_state(survey, arguments.buffer_sync(options)[1])
-        if static_graph:
-            arguments.warn_static(find_unused_parameters)
-        self._make_reducer(survey)
-        self._start_features()
+            sync.broadcast_state(with_buffers=with_buffers)
+        if sync.options.static_graph:
+            arguments.warn_static(sync.options.find_unused_parameters, stacklevel=5)
+        self._start()
+
+    def _start(self) -> None:
+        """The reducer, and what needs it."""
+        sync = self._sync
+        sync.on_new_reducer += [inspection.install, optimizer_in_backward.attach_reducer]
+        if sync.options.mixed_precision is not None:
+            self._precision = LowPrecision(sync)
+        sync.build()
+        self._live.enlist()
+        self.logger = DDPLogger(
+            sync,
+            is_multi_device_module=int(self.is_multi_device_module),
+            device_ids=", ".join(map(str, self.device_ids or ())),
+            output_device=-1 if self.output_device is None else self.output_device,
+        )
+        if sync.in_python:
+            self._python_hooks = python_reducer.install(self, sync)
 
     # -- forward and backward
 
@@ -189,56 +263,59 @@ class DistributedDataParallel(
             TorchDDP._active_ddp_module = outer
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        sync = self._sync
         if not self._lazy_init_ran:
             self._lazy_init_ran = True
-            optimizer_in_backward.install(self)
-        if self._join_config.enable:
-            join.before_forward(self)
+            optimizer_in_backward.install(sync)
+        if self._monitors.drift is not None:
+            self._monitors.drift.before_forward(sync)
+        if sync.inputs.uneven:
+            join.before_forward(self, sync)
         if torch.is_grad_enabled():
-            self._prepare(self.require_backward_grad_sync)
-        if self._check_sync_bufs_pre_fwd():
-            self._sync_buffers()
+            self._prepare(sync, sync.wanted)
+        if sync.buffers.due_before():
+            sync.synchronize_buffers()
         if self.device_ids:
-            device = torch.device(self.device_type, self.device_ids[0])
+            device = torch.device(sync.device.type, self.device_ids[0])
             moved, moved_kwargs = _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
             inputs, kwargs = moved[0], moved_kwargs[0]
-        if self.mixed_precision is not None:
-            inputs, kwargs = mixed_precision.cast_inputs(self, inputs, kwargs)
+        if self._precision is not None:
+            inputs, kwargs = self._precision.before_forward(inputs, kwargs)
         return inputs, kwargs
 
-    def _prepare(self, sync: bool) -> None:
+    def _prepare(self, sync: GradientSynchronizer, synchronised: bool) -> None:
         """Everything that concerns the reducer before the module runs."""
-        if sync:
-            if not parameters.unchanged(self):
-                parameters.adapt(self)
-            if not self._step_agreed:
-                self._agree_on_step()
-            self.logger.begin_iteration(self)
-        if self._live is not None:
-            self._live.before_forward(self, sync)
-        if self.reducer.begin_forward(sync):
-            self._rebuild()
-            self.reducer.begin_forward(sync)
-        elif sync and self._order_follower is not None:
-            self._rebuild_if_due(sync)
+        if synchronised:
+            if not adaptation.unchanged(sync):
+                adaptation.adapt(sync)
+            if not sync.step_agreed:
+                self._live.settle()
+            self.logger.begin_iteration()
+        if self._live.waiting:
+            self._live.before_forward(synchronised)
+        if sync.reducer.begin_forward(synchronised):
+            sync.rebuild()
+            sync.reducer.begin_forward(synchronised)
+        elif synchronised and sync.follower is not None:
+            sync.rebuild_if_due(synchronised)
 
     def _post_forward(self, output: Any) -> Any:
-        if self._check_sync_bufs_post_fwd():
-            self._sync_buffers()
-        sync = False
+        sync = self._sync
+        if sync.buffers.due_after():
+            sync.synchronize_buffers()
+        synchronised = False
         if torch.is_grad_enabled():
-            sync = self.require_backward_grad_sync
-            self.reducer.end_forward()
-            self.reducer.arm(find_tensors(output), sync)
-        if sync is not self.require_forward_param_sync:  # a module's attributes are slow to set
-            self.require_forward_param_sync = sync
-        if self.mixed_precision is not None:
-            mixed_precision.after_forward(self, find_tensors(output))
+            synchronised = sync.wanted
+            sync.reducer.end_forward()
+            sync.reducer.arm(find_tensors(output), synchronised)
+        sync.buffers.wanted = synchronised
+        if self._precision is not None:
+            self._precision.after_forward(find_tensors(output))
         return self._finish_delayed(output)
 
     def _finish_delayed(self, output: Any) -> Any:
         if self._delayed is not None:
-            self._delayed.before_backward(self.require_backward_grad_sync)
+            self._delayed.before_backward(self._sync.wanted)
         return output
 
     @contextmanager
@@ -248,7 +325,7 @@ class DistributedDataParallel(
         The first synchronised backward after it averages what has accumulated. The forward has to be inside too;
         see `sync_gradients` for averaging without another backward.
         """
-        outer = self.require_backward_grad_sync
+        outer = self._sync.wanted
         self._set_sync(False)
         try:
             yield
@@ -256,10 +333,16 @@ class DistributedDataParallel(
             self._set_sync(outer)
 
     def _set_sync(self, sync: bool) -> None:
-        self.require_backward_grad_sync = sync
-        if not self._delay_all_reduce_all_params:
-            self.reducer.set_no_sync(not sync)
-            self._warn_of_no_sync()
+        self._sync.wanted = sync
+        if self._delay_all_reduce_all_params:
+            return
+        self._sync.reducer.set_no_sync(not sync)
+        if self._sync.reducer.take_no_sync_warning():
+            warnings.warn(
+                "A backward ran inside no_sync(), but its forward did not: its gradients were averaged over the ranks. "
+                "Put the forward inside no_sync() too.",
+                stacklevel=3,
+            )
 
     def sync_gradients(self) -> None:
         """Averages now what has accumulated under `no_sync`, without another backward. All ranks call it.
@@ -271,17 +354,79 @@ class DistributedDataParallel(
         """
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError("sync_gradients() was called during a backward: call it when backward() has returned")
-        if not parameters.unchanged(self):
-            parameters.adapt(self)
-        if self._live is not None:
-            self._live.look(self)
-        self.reducer.synchronize()
+        if not adaptation.unchanged(self._sync):
+            adaptation.adapt(self._sync)
+        self._live.look()
+        self._sync.reducer.synchronize()
 
-    def _agree_on_step(self) -> None:
-        """After a failure: the ranks go on from the same step, with the same configuration."""
-        reconfigure.settle(self)
-        monitors.settle(self)
-        self._step_agreed = True
+    # -- backwards that the caller ends: [Note: a backward that the caller ends] in C++
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        """Whether the caller ends each synchronised backward with `finalize_backward`, exactly once.
+
+        torch has it from 2.15 on. To be set before a forward, or when the last backward has been finalized.
+
+        Raises:
+            RuntimeError: set between a forward and the end of its backward, or for a model that has no reducer.
+
+        Example:
+            >>> model.require_manual_backward_finalization = True
+            >>> model(batch).sum().backward()  # starts the averages, waits for none
+            >>> next_batch = load()  # whatever needs no gradients
+            >>> model.finalize_backward()  # param.grad: the average over all ranks
+            >>> optimizer.step()
+        """
+        return self._sync.manual_end
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        if required:
+            self._check_manual_backward_finalization_supported()
+        if self._delay_all_reduce_all_params:
+            return
+        with self._logged():
+            self._sync.reducer._set_manual_finalization_required(bool(required))
+        self._sync.manual_end = bool(required)
+
+    @property
+    def should_finalize_after_backward(self) -> bool:
+        """Whether `finalize_backward` has to wait until the coming backward has returned. Ask after the forward.
+
+        False: it may also be called in a hook of the backward, as soon as all parameters have their gradients.
+        """
+        if not self._sync.manual_end:
+            return False
+        after: bool = self._precision is not None or self._sync.reducer._should_finalize_after_backward()
+        return after
+
+    def finalize_backward(self) -> None:
+        """Waits for the averages that the last backward has started, and writes them to `param.grad`.
+
+        Work goes to the device's current stream.
+
+        Raises:
+            RuntimeError: `require_manual_backward_finalization` is False; gradients are missing; or no synchronised
+                backward waits for this. Also whatever the communication failed with.
+        """
+        self._check_manual_backward_finalization_supported()
+        with self._logged():
+            self._sync.reducer._finalize_backward_manual()
+        if self._precision is not None:
+            self._precision.restore()
+
+    def _check_manual_backward_finalization_supported(self) -> None:
+        """Raises RuntimeError where nothing of ours ends a backward."""
+        if self._delay_all_reduce_all_params:
+            raise RuntimeError(
+                "Manual backward finalization is not supported when all DDP parameters use "
+                "delay_all_reduce_named_params: leave some to the reducer, or leave it False."
+            )
+        if self._sync.in_python:
+            raise RuntimeError(
+                "Manual backward finalization is not supported with the Python reducer, in which the compiler "
+                'reduces gradients: see torch._dynamo.config.optimize_ddp, which is "python_reducer".'
+            )
 
     # -- comm hooks
 
@@ -302,30 +447,276 @@ class DistributedDataParallel(
         """
         with self._logged():
             check_hook(hook)
-            warn_if_late(hook, self.reducer.step())
-            self._refuse_second_hook()
-            attach(self.reducer, hook, state)
-        self._keep_hook(hook, state, hook_name(hook))
+            warn_if_late(hook, self._sync.reducer.step())
+            self._sync.attach_hook(hook, state)
+        self._sync.describe()
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Averages with the hook that `dist.BuiltinCommHookType` names, in C++ and without the GIL."""
         with self._logged():
-            self._refuse_second_hook()
-            attach(self.reducer, comm_hook_type, None)
-        self._keep_hook(comm_hook_type, None, str(comm_hook_type))
+            self._sync.attach_hook(comm_hook_type, None)
+        self._sync.describe()
 
-    def _refuse_second_hook(self) -> None:
-        if self.mixed_precision is not None:
-            raise RuntimeError(
-                "register_comm_hook or register_builtin_comm_hook can only be called once: mixed_precision has its own "
-                "way to reduce gradients, so a model that has it takes no comm hook"
-            )
+    @staticmethod
+    def define_comm_hook(
+        name: str, hook: Callable[..., Any], state: Callable[[DistributedDataParallel], object] | None = None
+    ) -> None:
+        """Gives a comm hook a name by which `reconfigure` can ask for it, for any model. On all ranks.
 
-    # -- looking at it
+        Args:
+            name: a later definition replaces an earlier one.
+            hook: ``hook(state, bucket) -> Future[Tensor]``.
+            state: makes the hook's state for a model, without communication; None: the state is None.
+
+        Raises:
+            TypeError: the hook is not callable.
+            ValueError: its signature is another one, or the name is one of torch's hooks.
+        """
+        hooks.define(name, hook, state)
+
+    def _register_fused_optim(
+        self, optim: type[torch.optim.Optimizer], *args: Any, optim_params: Any = None, **kwargs: Any
+    ) -> None:
+        """Steps an optimizer on each bucket as soon as it is averaged, while the backward goes on."""
+        optimizer_in_backward.register_fused_optim(self, optim, *args, optim_params=optim_params, **kwargs)
+
+    def _set_sparse_metadata(self, global_unique_ids: dict[str, torch.Tensor]) -> None:
+        """Tells which rows of sparse embeddings have gradients, by parameter name: they then travel densely."""
+        self._sync.reducer._set_sparse_metadata(global_unique_ids)
+
+    # -- buffers
+
+    def _register_buffer_comm_hook(
+        self, state: Any, hook: Callable[..., Any], comm_hook_location: Any = _BufferCommHookLocation.POST_FORWARD
+    ) -> None:
+        """Replaces the broadcast by ``hook(state, {name: buffer})``.
+
+        Args:
+            state: passed to the hook.
+            hook: brings the buffers into agreement, in place. It may return a list of futures, which are then
+                waited for at the end of the backward.
+            comm_hook_location: before or after the module's forward.
+
+        Raises:
+            TypeError: the hook is not callable.
+        """
+        if not callable(hook):
+            self._log_and_throw(TypeError, f"Buffer communication hook must be callable, got {type(hook).__name__}.")
+        self._sync.buffers.hook = _BufferCommHook(
+            buffer_comm_hook=hook, buffer_comm_hook_state=state, buffer_comm_hook_location=comm_hook_location
+        )
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the current (or next) forward brings the buffers into agreement."""
+        return self._sync.buffers.due()
+
+    def _default_broadcast_coalesced(
+        self,
+        bufs: list[torch.Tensor] | None = None,
+        bucket_size: int | None = None,
+        authoritative_rank: int = 0,
+    ) -> None:
+        """Broadcasts tensors (the buffers, if None) from a rank of the group; hooks may call it."""
+        process_groups.broadcast_coalesced(
+            self._sync.buffers.tensors if bufs is None else bufs,
+            self._sync.group,
+            arguments.BROADCAST_BYTES if bucket_size is None else bucket_size,
+            authoritative_rank,
+        )
+
+    # -- buckets
 
     def buckets(self) -> tuple[BucketInfo, ...]:
         """One record for each bucket, in the order of launch, with the times of the last finished backward."""
-        return records.buckets(self)
+        return self._sync.buckets()
+
+    def follow_order(self, threshold: float | None, every: int = 20) -> None:
+        """Assigns the buckets anew when gradients arrive in another order than that of the buckets.
+
+        All ranks call it, with the same arguments.
+
+        Args:
+            threshold: the share of parameters (0 to 1) that may arrive out of place; None ends it.
+            every: rank 0 looks every so many synchronised forwards, and broadcasts what it found.
+        """
+        self._sync.follower = None if threshold is None else OrderFollower(threshold, every)
+
+    def reconfigure(
+        self,
+        *,
+        bucket_cap_mb: float | None = None,
+        first_bucket_mb: float | None = None,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        order: str | Sequence[str] | None = None,
+        comm_hook: str | None = None,
+    ) -> None:
+        """Changes the buckets, their order or the comm hook from the next forward on. All ranks call it alike.
+
+        From a notebook, while a cell trains: `Cluster.reconfigure`.
+
+        Args:
+            bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
+            first_bucket_mb: cap of the bucket that is launched first.
+            bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
+            order: ``"ready"`` (as rank 0's gradients became ready last), ``"registration"``, ``"reversed"``, or the
+                qualified names of all trained parameters.
+            comm_hook: ``"none"``, ``"fp16"``, ``"bf16"``, ``"powersgd"``, or a name that was given to a hook on all
+                ranks with `define_comm_hook`.
+
+        Raises:
+            ValueError: it makes no sense for this model.
+            RuntimeError: this model can't be changed so, the ranks call it with other arguments, or a backward is
+                unfinished.
+        """
+        self._live.reconfigure(Change(bucket_cap_mb, first_bucket_mb, bucket_cap_mb_list, order, comm_hook))
+
+    def configuration(self) -> dict[str, Any]:
+        """What `reconfigure` can change, as it is: caps in MiB, the comm hook's name, the number of buckets."""
+        return changes.describe(self._sync)
+
+    # -- looking at it
+
+    def inspect_gradients(self) -> list[dict[str, Any]]:
+        """Norm and checksum of each bucket's gradients, to be compared between ranks.
+
+        Returns:
+            For each bucket a dict: ``bucket`` (index), ``norm`` (Euclidean), ``checksum`` (64 bits of the
+            gradients' bytes: different numbers on two ranks mean different gradients).
+
+        Raises:
+            RuntimeError: called during a backward.
+        """
+        return inspection.inspect_gradients(self._sync)
+
+    def check_drift(self) -> DriftReport:
+        """Compares parameters and buffers of all ranks, see `ddp_lab.check_drift`. All ranks call it."""
+        return compare(self._sync)
+
+    def watch_drift(self, every: int = 100, action: Literal["warn", "raise"] = "warn") -> DriftWatch:
+        """Compares parameters and buffers of all ranks before every so many synchronised forwards.
+
+        Each time costs one pass over all parameters (0.3 ms for each MB on one CPU core) and 24 gathered bytes a rank;
+        `DriftWatch.seconds` says what it was. All ranks call it alike.
+        Under `join` nothing is compared.
+
+        Args:
+            every: how many steps apart.
+            action: what to do if they differ, on all ranks.
+
+        Raises:
+            ValueError: an argument is none of these.
+        """
+        return self._monitors.watch_drift(every, action)
+
+    def watch_gradients(self, every: int = 1, nonfinite: Literal["warn", "raise"] = "warn") -> GradientWatch:
+        """Measures the gradients' norms before and after averaging, and says where a NaN or Inf came from.
+
+        For each bucket and rank; `Timeline.gradients` has them, and the gradient noise scale that follows. In a
+        watched step each bucket is read twice more (together 0.12 ms for each MB on one CPU core), and its numbers are
+        gathered at the end of the backward (0.1 ms and a small all-gather); `GradientWatch.seconds` says what it cost.
+        All ranks call it alike, outside a backward. A second call replaces the first watch.
+
+        Args:
+            every: watch each so many-th step.
+            nonfinite: on NaN or Inf, warn, or let the backward raise RuntimeError on all ranks, before the optimizer
+                has used it.
+
+        Raises:
+            ValueError: an argument is none of these.
+            RuntimeError: called during a backward.
+        """
+        return self._monitors.watch_gradients(every, nonfinite)
+
+    # -- logging data
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """How the model was set up and what its sampled steps cost; keys are torch's."""
+        data: dict[str, Any] = self.logger.data()
+        return data
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Takes logging data every `sample_rate` iterations after the first ten.
+
+        Raises:
+            ValueError: `sample_rate` is below 1.
+        """
+        if sample_rate < 1:
+            self._log_and_throw(
+                ValueError,
+                f"DDP runtime logging sample rate should be equal or greater than 1, got {sample_rate}",
+            )
+        self.logger.set_sample_rate(sample_rate)
+
+    def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
+        """Raises, and keeps the text in the logging data."""
+        if self.logger is not None:
+            self.logger.set_error_and_log(f"{err_type}: {err_msg}")
+        raise err_type(err_msg)
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Keeps the text of an exception in the logging data."""
+        try:
+            yield
+        except Exception as error:
+            self.logger.set_error_and_log(f"{type(error)}: {error}")
+            raise
+
+    # -- uneven inputs
+
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+    ) -> Any:
+        """Context in which the ranks may have different numbers of inputs.
+
+        A rank that has run out takes part in the others' collectives until all have. At the end every rank has the
+        model of the last one that trained.
+
+        Args:
+            divide_by_initial_world_size: divide gradients by the size of the group; False: by the number of ranks
+                that still have inputs.
+            enable: False makes the context do nothing.
+            throw_on_early_termination: RuntimeError on all ranks as soon as one has run out.
+        """
+        return Join(
+            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What a rank without inputs does in the others' iterations; see `torch.distributed.algorithms.join`."""
+        self.logger._set_uneven_input_join()
+        divide = kwargs.get("divide_by_initial_world_size", True)
+        return join.DDPJoinHook(self._sync, self._live.look, divide_by_initial_world_size=divide)
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of the collectives of a join context."""
+        return self._sync.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The group of the collectives of a join context."""
+        return self._sync.group
+
+    # -- static graph
+
+    def _set_static_graph(self) -> None:
+        """Same as the argument `static_graph=True`; before the first forward.
+
+        Raises:
+            RuntimeError: training has begun.
+        """
+        if self._sync.options.static_graph:
+            warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
+            return
+        with self._logged():
+            self._sync.learn_graph()
+        self.logger._set_static_graph()
+        arguments.warn_static(self._sync.options.find_unused_parameters, stacklevel=3)
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Without effect: outputs are never cloned here."""
+        self._ddp_sink_clone = val
 
     # -- after a failure
 
@@ -335,7 +726,102 @@ class DistributedDataParallel(
         For a helper thread after it has freed this rank from a collective. A backward that an exception ended
         is discarded by the next forward without this.
         """
-        self.reducer.abandon()
+        self._sync.reducer.abandon()
+
+    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
+        """Points the model at another process group, e.g. after a rejoin. Communicates at the next forward."""
+        self._sync.replace_group(new_process_group)
+
+    def _remove_autograd_hooks(self) -> None:
+        """The model trains as a plain module from now on."""
+        self._sync.reducer.remove_hooks()
+
+    def _check_reducer_finalized(self) -> None:
+        """Raises RuntimeError if a backward has begun and not averaged all gradients."""
+        with self._logged():
+            self._sync.reducer.check_ended()
+        if self._sync.reducer.in_flight():
+            self._log_and_throw(
+                RuntimeError,
+                "Expected to finish all reduction: a backward has begun and some buckets are not reduced",
+            )
+
+    # -- copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        """See [Note: a copy of a model]."""
+        self._check_default_group()
+        state = {name: value for name, value in self.__dict__.items() if name not in _RUNTIME}
+        return {**state, "_settings": self._sync.settings, "_had_hook": bool(self._sync.hooks)}
+
+    def _check_default_group(self) -> None:
+        if self._sync.group is not dist.group.WORLD:
+            self._log_and_throw(
+                RuntimeError,
+                "DDP Pickling/Unpickling are only supported when using DDP with the default process group. That is, "
+                "when you have called init_process_group and have not passed process_group argument to DDP "
+                "constructor; for other groups copy `.module` and wrap the copy.",
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_settings" not in state:
+            raise ValueError("this model was pickled by an earlier release of ddp_lab: save and load its state_dict()")
+        kept = dict(state)
+        settings, had_hook = kept.pop("_settings"), kept.pop("_had_hook")
+        torch.nn.Module.__setstate__(self, kept)
+        if had_hook:
+            warnings.warn(
+                "A copy of a DistributedDataParallel model has no comm hook: register it again.", stacklevel=2
+            )
+        self._make_parts(arguments.default_group(), **settings)
+        self._sync.agree(collective=False)
+        self._start()
+
+
+# Names of torch's class that libraries read, and where they are. Getters in C: torch.compile has nothing to look into.
+_FORWARDED = {
+    "_authoritative_rank": "_sync.inputs.last_joiner",
+    "_comm_hooks": "_sync.hooks",
+    "_has_rebuilt_buckets": "_sync.has_rebuilt_buckets",
+    "_module_parameters": "_sync.module_parameters",
+    "_use_python_reducer": "_sync.in_python",
+    "batched_grad_copy": "_sync.options.batched_grad_copy",
+    "bucket_bytes_cap": "_sync.caps.others",
+    "bucket_bytes_cap_default": "_sync.caps.has_small_first",
+    "bucket_bytes_cap_list": "_sync.caps.given",
+    "device": "_sync.device",
+    "device_type": "_sync.device.type",
+    "find_unused_parameters": "_sync.options.find_unused_parameters",
+    "gradient_as_bucket_view": "_sync.options.gradient_as_bucket_view",
+    "lazy_bucket_allocation": "_sync.options.lazy_bucket_allocation",
+    "mixed_precision": "_sync.options.mixed_precision",
+    "modules_buffers": "_sync.buffers.tensors",
+    "named_module_buffers": "_sync.buffers.named",
+    "process_group": "_sync.group",
+    "reducer": "_sync.reducer",
+    "reducer_id": "_sync.reducer_id",
+    "skip_all_reduce_unused_params": "_sync.options.skip_all_reduce_unused_params",
+    "static_graph": "_sync.options.static_graph",
+}
+# The same for names that libraries also set.
+_FORWARDED_BOTH_WAYS = {
+    "_join_config": ("_sync.inputs", "config"),
+    "broadcast_buffers": ("_sync.buffers", "enabled"),  # a deprecated name of the next
+    "forward_sync_buffers": ("_sync.buffers", "enabled"),
+    "require_backward_grad_sync": ("_sync", "wanted"),
+    "require_forward_param_sync": ("_sync.buffers", "wanted"),
+}
+
+
+def _settable(where: str, name: str) -> property:
+    owner = attrgetter(where)
+    return property(attrgetter(f"{where}.{name}"), lambda model, value: setattr(owner(model), name, value))
+
+
+for _name, _path in _FORWARDED.items():
+    setattr(DistributedDataParallel, _name, property(attrgetter(_path)))
+for _name, _place in _FORWARDED_BOTH_WAYS.items():
+    setattr(DistributedDataParallel, _name, _settable(*_place))
 
 
 def _record_function(name: str) -> AbstractContextManager[Any]:

@@ -22,7 +22,7 @@ from torch._C._dynamo import eval_frame
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from .. import native, recording
-from .core import agreement, buckets
+from .core import agreement, buckets, comm_hooks
 from .core.outputs import find_tensors
 from .distributed import DistributedDataParallel
 from .monitoring import inspection
@@ -253,7 +253,7 @@ def _options(model: TorchDDP) -> dict[str, Any]:
         "bucket_cap_mb": model.bucket_bytes_cap / mebibyte,
         "bucket_cap_mb_list": [cap / mebibyte for cap in caps],
         # Built-in hooks are only there.
-        "comm_hook": model._get_ddp_logging_data().get("comm_hook") or buckets.name_of_hook(model._comm_hooks),
+        "comm_hook": model._get_ddp_logging_data().get("comm_hook") or comm_hooks.name_of_hook(model._comm_hooks),
     }
 
 

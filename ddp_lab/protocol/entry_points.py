@@ -57,8 +57,8 @@ BIND = RankFunction("ddp_lab.engine.cells.variables", "bind")
 READ = RankFunction("ddp_lab.engine.cells.variables", "read")
 DEMONSTRATE = RankFunction("ddp_lab.parallel.monitoring.collectives", "demonstrate")
 MEASURE_LINK = RankFunction("ddp_lab.parallel.monitoring.link", "measure")
-CHECK_DRIFT = RankFunction("ddp_lab.parallel.monitoring.monitors", "check_now")
-APPLY_CHANGE = RankFunction("ddp_lab.parallel.live.turn", "apply")
+CHECK_DRIFT = RankFunction("ddp_lab.parallel.live.model", "check_replicas")
+APPLY_CHANGE = RankFunction("ddp_lab.parallel.live.model", "apply_change")
 
 # Modules that are started.
 CONTROLLER = "ddp_lab.engine.processes.controller"

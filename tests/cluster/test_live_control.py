@@ -119,8 +119,8 @@ def test_a_change_before_the_cell(lab: Lab) -> None:
     lab.run(MODEL + "for _ in range(3): step()")
     with pytest.raises(ClusterError, match="has not trained two steps in time"):
         lab.reconfigure(bucket_cap_mb=SMALL, timeout=0.2)
-    found = lab.values("for _ in range(3): step()\nmodel._live, len(model.buckets())")
-    assert found == {0: (None, 1), 1: (None, 1)}
+    found = lab.values("for _ in range(3): step()\nmodel._live.waiting, len(model.buckets())")
+    assert found == {0: (False, 1), 1: (False, 1)}
     lab.run("for _ in range(3): step()")
 
 
@@ -138,7 +138,7 @@ def test_what_the_ranks_refuse(lab: Lab) -> None:
     with pytest.raises(ClusterError, match=r"rank 1 refuses: .*no point 'ready'"):
         lab.breakpoints("ready", ranks=[1])
     lab.resume()
-    assert lab.values("model._live") == {0: None, 1: None}
+    assert lab.values("model._live.waiting") == {0: False, 1: False}
     number = lab.timeline.reducers()[-1].reducer
     lab.run("import gc; del model; gc.collect()")
     with pytest.raises(ClusterError, match=rf"model {number} is gone"):
@@ -187,14 +187,14 @@ def test_a_cell_that_fails_meanwhile(lab: Lab) -> None:
     """A change that is pending when the groups break is gone with them; the next one takes."""
     lab.run(MODEL + "for _ in range(3): step()")
     prepare = (
-        "from ddp_lab.parallel.live import requests\nfrom ddp_lab.protocol.commands import Change\n"
-        "requests.prepare(model, 'broken', Change(bucket_cap_mb=0.01), decides=rank == 0)\nstep()\n"
+        "from ddp_lab.protocol.commands import Change\n"
+        "model._live.prepare('broken', Change(bucket_cap_mb=0.01))\nstep()\n"
     )
     with pytest.raises(CellError, match="on purpose"):
         lab.run(prepare + "if rank == 1: raise ValueError('on purpose')\nstep()")
-    found = lab.values("for _ in range(3): step()\nmodel._live, len(model.buckets()), model.reducer.finished()")
+    found = lab.values("for _ in range(3): step()\nmodel._live.waiting, len(model.buckets()), model.reducer.finished()")
     assert found[0] == found[1]
-    assert found[0][0] is None
+    assert found[0][0] is False
     assert lab.values(ALIKE) == {0: True, 1: True}
 
 
@@ -225,7 +225,7 @@ def test_faults_while_a_cell_trains(lab: Lab, tmp_path: Path) -> None:
     text = "slow layer: 100 ms before the gradient of '2.weight'"
     assert (1, text) in marks
     assert (1, f"end of {text}") in marks
-    assert lab.values("step(); model._live") == {0: None, 1: None}
+    assert lab.values("step(); model._live.waiting") == {0: False, 1: False}
 
 
 def test_a_dropped_gradient(lab: Lab, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_an_interrupt_ends_a_pause(lab: Lab, tmp_path: Path, point: str) -> None
         running.wait()
     state = lab.step_state()[1]
     assert (state.armed, state.ended) == (False, "the cell is to end on this rank")
-    assert lab.values("for _ in range(3): step()\nmodel._live") == {0: None, 1: None}
+    assert lab.values("for _ in range(3): step()\nmodel._live.waiting") == {0: False, 1: False}
     assert lab.step_state()[1].ended == ""
 
 
@@ -296,7 +296,7 @@ def test_a_failure_ends_a_pause(lab: Lab, tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(CellError, match="on purpose"):
         running.wait()
-    assert lab.values("for _ in range(3): step()\nmodel._live") == {0: None, 1: None}
+    assert lab.values("for _ in range(3): step()\nmodel._live.waiting") == {0: False, 1: False}
 
 
 def test_a_rank_that_dies(tmp_path: Path) -> None:

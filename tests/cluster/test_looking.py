@@ -90,11 +90,11 @@ def test_a_rank_that_differs_is_named_between_cells(lab: Lab) -> None:
 def test_after_a_failure_all_ranks_watch_or_none(lab: Lab) -> None:
     """A failure that came when one rank alone had begun to watch leaves both watching, and nothing hangs."""
     lab.run(MODEL)
-    lab.run("from ddp_lab.parallel.monitoring import watching\nif rank == 1: watching.set_gradients(model, 1)")
+    lab.run("if rank == 1: model._monitors.set_gradients(1)")
     with pytest.raises(CellError):
         lab.run("if rank == 0: raise ValueError('on purpose')\nstep()")
     lab.run("step(); step()", timeout=60)
-    assert lab.values("watching.gradients_every(model)") == {0: 1, 1: 1}
+    assert lab.values("model._monitors.gradients_every") == {0: 1, 1: 1}
 
 
 def test_nonsense_is_refused(lab: Lab) -> None:

@@ -49,7 +49,7 @@ def slow(lab: Lab) -> Lab:
 
 def _settings(lab: Lab) -> dict[str, Any]:
     """What the model has, equal on both ranks: caps, hook and the parameters of each bucket."""
-    code = "{**model.configuration(), 'assigned': model._assignment}"
+    code = "{**model.configuration(), 'assigned': model._sync.assignment}"
     found = lab.values(code)
     assert found[0] == found[1]
     return dict(found[0])

@@ -23,8 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import ddp_lab
 from ddp_lab import comm, native
 from ddp_lab.parallel.live import breakpoints
-from ddp_lab.parallel.live.requests import prepare
-from ddp_lab.parallel.monitoring.inspection import live_models
+from ddp_lab.parallel.live.model import live_models
 from ddp_lab.protocol.commands import Change
 
 STEPS = 6
@@ -172,15 +171,15 @@ def paused(rank: int) -> None:
     """Another thread sets breakpoints, lets the backward go on from each, and ends it in a pause."""
     model = ddp_lab.DistributedDataParallel(Net(), bucket_cap_mb=0.0001)
     _steps(model, rank)
-    breakpoints.set_breakpoints(model, breakpoints.POINTS)
+    model._live.breakpoints.set(breakpoints.POINTS)
     done = threading.Event()
     pauses = 0
 
     def walk() -> None:
         nonlocal pauses
         while not done.wait(0.0005):
-            if breakpoints.stage(model)["paused"] is not None:
-                pauses += breakpoints.go_on(model, ("event", "bucket", "breakpoint")[pauses % 3])
+            if model._live.breakpoints.stage()["paused"] is not None:
+                pauses += model._live.breakpoints.go_on(("event", "bucket", "breakpoint")[pauses % 3])
 
     helper = threading.Thread(target=walk)
     helper.start()
@@ -191,12 +190,12 @@ def paused(rank: int) -> None:
     dist.barrier()
 
     def end() -> None:
-        while breakpoints.stage(model)["paused"] is None:
+        while model._live.breakpoints.stage()["paused"] is None:
             done.wait(0.0005)
         model.reducer.end_pause("ended")
 
     model = ddp_lab.DistributedDataParallel(nn.Linear(4, 2))
-    breakpoints.set_breakpoints(model, ["bucket_ready"])
+    model._live.breakpoints.set(["bucket_ready"])
     done.clear()
     helper = threading.Thread(target=end)
     helper.start()
@@ -214,7 +213,7 @@ def changed(rank: int) -> None:
         generation = model.buckets()[0].generation
         if rank == 0:
             dist.barrier()  # who decides is asked last
-        ask = threading.Thread(target=prepare, args=(model, f"cap {cap}", change), kwargs={"decides": rank == 0})
+        ask = threading.Thread(target=model._live.prepare, args=(f"cap {cap}", change))
         ask.start()
         if rank != 0:
             ask.join()
@@ -300,10 +299,10 @@ def _onlooker() -> Iterator[None]:
             looks += 1
             *_, cursor = extension.drain(cursor)
             for model in live_models():
-                model.reducer.in_flight()
-                model.reducer.bucket_times()
-                breakpoints.stage(model)
-                inspected += model.reducer.inspect_averages() is not None
+                model.sync.reducer.in_flight()
+                model.sync.reducer.bucket_times()
+                model.breakpoints.stage()
+                inspected += model.sync.reducer.inspect_averages() is not None
             done.wait(0.001)
 
     thread = threading.Thread(target=look)

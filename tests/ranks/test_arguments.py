@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import os
 import warnings
 from typing import Any
@@ -99,6 +100,9 @@ def _warned(wrap: Any, **given: Any) -> list[tuple[type[Warning], str]]:
         warnings.simplefilter("always")
         model = wrap(nn.Linear(2, 2), **given)
     del model
+    if wrap is not TorchDDP:
+        line = "model = wrap(nn.Linear(2, 2), **given)"
+        assert all(linecache.getline(w.filename, w.lineno).strip() == line for w in caught), caught
     return [(w.category, " ".join(str(w.message).split()[:5])) for w in caught if "/parallel/" not in w.filename]
 
 

@@ -40,10 +40,8 @@ def _step(model: Any, rank: int, step: int) -> list[torch.Tensor]:
 
 def _paused(model: Any) -> dict[str, Any]:
     """The stage of a model once it pauses."""
-    from ddp_lab.parallel.live import breakpoints
-
-    wait_until(lambda: breakpoints.stage(model)["paused"] is not None, 20, "a pause")
-    return breakpoints.stage(model)
+    wait_until(lambda: model._live.breakpoints.stage()["paused"] is not None, 20, "a pause")
+    return model._live.breakpoints.stage()
 
 
 def _beside(act: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -62,8 +60,6 @@ def _beside(act: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 
 def _walk_on_rank(rank: int, size: int, options: dict[str, Any]) -> list[tuple[str, Any, str]] | None:
-    from ddp_lab.parallel.live import breakpoints
-
     model = _model(**options)
     plain = _step(model, rank, 5)
     walked: list[tuple[str, Any, str]] = []
@@ -74,14 +70,14 @@ def _walk_on_rank(rank: int, size: int, options: dict[str, Any]) -> list[tuple[s
             paused = stage["paused"]
             assert stage["in_flight"]
             walked.append((paused["point"], paused.get("parameter", paused.get("bucket")), _short(stage)))
-            last = paused["point"] == "reduced" and paused["bucket"] == len(model._assignment) - 1
+            last = paused["point"] == "reduced" and paused["bucket"] == len(model._sync.assignment) - 1
             if last:
-                breakpoints.clear(model)
+                model._live.breakpoints.clear()
                 return
             _go_on(model, "event")
 
     if rank == 0:
-        breakpoints.set_breakpoints(model, ["gradient_ready"], parameters=["2.bias"])
+        model._live.breakpoints.set(["gradient_ready"], parameters=["2.bias"])
         thread, seen = _beside(walk)
         stepped = _step(model, rank, 5)
         thread.join()
@@ -89,23 +85,19 @@ def _walk_on_rank(rank: int, size: int, options: dict[str, Any]) -> list[tuple[s
     else:
         stepped = _step(model, rank, 5)
     assert all(torch.equal(a, b) for a, b in zip(plain, stepped, strict=True))
-    assert breakpoints.stage(model)["paused"] is None
+    assert model._live.breakpoints.stage()["paused"] is None
     return walked if rank == 0 else None
 
 
 def _go_on(model: Any, until: str) -> None:
     """Lets a paused model go on, and waits until it pauses again."""
-    from ddp_lab.parallel.live import breakpoints
-
     before = _since(model)
-    assert breakpoints.go_on(model, until)
+    assert model._live.breakpoints.go_on(until)
     wait_until(lambda: _since(model) not in (None, before), 20, f"the next {until}")
 
 
 def _since(model: Any) -> int | None:
-    from ddp_lab.parallel.live import breakpoints
-
-    paused = breakpoints.stage(model)["paused"]
+    paused = model._live.breakpoints.stage()["paused"]
     return None if paused is None else paused["since_ns"]
 
 
@@ -136,8 +128,6 @@ def test_every_event_in_its_order(ranks: Ranks, options: dict[str, Any]) -> None
 
 def _buckets_on_rank(rank: int, size: int) -> list[Any]:
     """Bucket by bucket on both ranks, and only bucket 2 at first."""
-    from ddp_lab.parallel.live import breakpoints
-
     model = _model()
     seen: list[Any] = []
 
@@ -147,10 +137,10 @@ def _buckets_on_rank(rank: int, size: int) -> list[Any]:
             _go_on(model, "bucket")
             seen.append(_paused(model)["paused"]["bucket"])
         _go_on(model, "breakpoint")
-        seen.append((_paused(model)["paused"]["bucket"], breakpoints.stage(model)["step"]))
-        breakpoints.clear(model)
+        seen.append((_paused(model)["paused"]["bucket"], model._live.breakpoints.stage()["step"]))
+        model._live.breakpoints.clear()
 
-    breakpoints.set_breakpoints(model, ["bucket_ready"], buckets=[2])
+    model._live.breakpoints.set(["bucket_ready"], buckets=[2])
     thread, errors = _beside(control)
     for step in range(4):
         _step(model, rank, step)
@@ -167,11 +157,9 @@ def test_from_bucket_to_bucket(ranks: Ranks) -> None:
 
 def _free_on_rank(rank: int, size: int, point: str) -> None:
     """While rank 0 pauses, everything that other threads ask is answered at once."""
-    from ddp_lab.parallel.live import breakpoints
-
     model = _model()
     if rank == 0:
-        breakpoints.set_breakpoints(model, [point])
+        model._live.breakpoints.set([point])
 
         def look() -> float:
             _paused(model)
@@ -182,7 +170,7 @@ def _free_on_rank(rank: int, size: int, point: str) -> None:
             model.reducer.inspect_averages()
             model.buckets()
             ended = time.monotonic() - begin
-            breakpoints.clear(model)
+            model._live.breakpoints.clear()
             return ended
 
         thread, seen = _beside(look)
@@ -203,16 +191,16 @@ ENDS = ("release", "abandon", "signal")
 
 def _end_on_rank(rank: int, size: int, point: str, how: str) -> str:
     """Both ranks pause and are ended; the next steps are as if nothing had been."""
-    from ddp_lab.parallel.live import breakpoints
+    from ddp_lab.parallel.live.model import release
 
     model = _model()
     plain = _step(model, rank, 5)
-    breakpoints.set_breakpoints(model, [point])
+    model._live.breakpoints.set([point])
 
     def end() -> None:
         _paused(model)
         if how == "release":
-            breakpoints.release("on purpose")
+            release("on purpose")
         elif how == "abandon":
             model.abandon_backward()
         else:
@@ -223,7 +211,7 @@ def _end_on_rank(rank: int, size: int, point: str, how: str) -> str:
         _step(model, rank, 5)
     thread.join()
     assert errors == [None]
-    breakpoints.clear(model)
+    model._live.breakpoints.clear()
     # buckets were launched on all ranks or on none: the group is whole
     again = _step(model, rank, 5)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
@@ -253,13 +241,13 @@ def _timeouts_on_rank(rank: int, size: int) -> None:
     assert backend.options._timeout > timedelta(days=1)
     dist.barrier()
     if rank == 0:
-        breakpoints.set_breakpoints(model, ["bucket_ready"], buckets=[1])
+        model._live.breakpoints.set(["bucket_ready"], buckets=[1])
 
         def wait() -> None:
             _paused(model)
             begin = time.monotonic()
             wait_until(lambda: time.monotonic() - begin > 2, 10, "more than the timeout")
-            breakpoints.clear(model)
+            model._live.breakpoints.clear()
 
         thread, errors = _beside(wait)
     _step(model, rank, 0)
@@ -278,16 +266,14 @@ def test_no_timeout_fires(ranks: Ranks) -> None:
 
 def _join_on_rank(rank: int, size: int) -> int:
     """A rank without inputs pauses in the backward that it shadows."""
-    from ddp_lab.parallel.live import breakpoints
-
     model = _model()
     seen: list[Any] = []
     with model.join():
         for step in range(1 if rank == 1 else 3):
             _step(model, rank, step)
         if rank == 1:
-            breakpoints.set_breakpoints(model, ["launched"], buckets=[1])
-            thread, seen = _beside(lambda: (_paused(model)["paused"]["bucket"], breakpoints.clear(model))[0])
+            model._live.breakpoints.set(["launched"], buckets=[1])
+            thread, seen = _beside(lambda: (_paused(model)["paused"]["bucket"], model._live.breakpoints.clear())[0])
     if rank == 1:
         thread.join()
         assert seen == [1]
@@ -300,18 +286,16 @@ def test_a_rank_without_inputs_pauses(ranks: Ranks) -> None:
 
 
 def _wrong_on_rank(rank: int, size: int) -> None:
-    from ddp_lab.parallel.live import breakpoints
-
     model = _model()
     with pytest.raises(ValueError, match="there is no point 'ready'"):
-        breakpoints.set_breakpoints(model, ["ready"])
+        model._live.breakpoints.set(["ready"])
     with pytest.raises(ValueError, match=r"did you mean '0\.bias'"):
-        breakpoints.set_breakpoints(model, ["gradient_ready"], parameters=["0.bais"])
+        model._live.breakpoints.set(["gradient_ready"], parameters=["0.bais"])
     with pytest.raises(ValueError, match="there is no bucket 7"):
-        breakpoints.set_breakpoints(model, ["bucket_ready"], buckets=[7])
+        model._live.breakpoints.set(["bucket_ready"], buckets=[7])
     with pytest.raises(ValueError, match="choose one of"):
-        breakpoints.go_on(model, "epoch")
-    assert not breakpoints.go_on(model, "event")
+        model._live.breakpoints.go_on("epoch")
+    assert not model._live.breakpoints.go_on("event")
     _step(model, rank, 0)
 
 

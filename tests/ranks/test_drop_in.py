@@ -26,8 +26,10 @@ INHERITED = {
     "_get_data_parallel_params", "_inside_ddp_forward", "_set_params_and_buffers_to_ignore_for_model",
     "_distributed_rank", "gather", "scatter", "to_kwargs", "train",
 }  # fmt: skip
-# Steps of torch's own constructor, of a mode or of join: nothing that ours runs, or lets a user run, calls them.
+# Steps of torch's own constructor, forward, a mode or join: nothing that ours runs, or lets a user run, calls them.
 UNREACHABLE = {
+    "_assign_modules_buffers", "_check_sync_bufs_post_fwd", "_check_sync_bufs_pre_fwd", "_sync_buffers",
+    "_distributed_broadcast_coalesced", "_sync_module_buffers",
     "_check_and_sync_module_buffers", "_check_comm_hook", "_check_global_requires_backward_grad_sync",
     "_clear_grad_buffer", "_ddp_init_helper", "_delayed_all_reduce_hook", "_find_common_rank",
     "_fire_reducer_autograd_hook", "_get_parameters", "_lazy_init",

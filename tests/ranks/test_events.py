@@ -213,16 +213,16 @@ def test_recording_can_be_off(ranks: Ranks) -> None:
 
 def _ids_on_rank(rank: int, size: int) -> dict[str, list[int]]:
     from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel.distributed import live_models
+    from ddp_lab.parallel.live.model import live_models
 
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     first = DistributedDataParallel(nn.Linear(2, 2))
     mine = DistributedDataParallel(nn.Linear(2, 2), process_group=halves[rank // 2])
     again = DistributedDataParallel(nn.Linear(2, 2), process_group=halves[rank // 2])
     last = DistributedDataParallel(nn.Linear(2, 2))
-    assert live_models() == [first, mine, again, last]
+    assert [model.sync.owner() for model in live_models()] == [first, mine, again, last]
     del again
-    assert live_models() == [first, mine, last]
+    assert [model.sync.owner() for model in live_models()] == [first, mine, last]
     return {"world": [first.reducer_id, last.reducer_id], "half": [mine.reducer_id, mine.reducer_id]}
 
 
@@ -240,7 +240,7 @@ def _inspection_on_rank(rank: int, size: int) -> list[Any]:
     import time
 
     from ddp_lab import DistributedDataParallel, recording
-    from ddp_lab.parallel.distributed import request_inspection
+    from ddp_lab.parallel.monitoring.inspection import request_inspection
 
     model = DistributedDataParallel(_mlp(), bucket_cap_mb=0.004)
     x = torch.randn(4, 24, generator=torch.Generator().manual_seed(rank))

@@ -33,7 +33,7 @@ def _order_on_rank(rank: int, size: int, threshold: float | None) -> tuple[list[
         for _ in range(steps):
             model.zero_grad()
             model(torch.randn(2, 4)).sum().backward()
-        return [index for bucket in model._assignment for index in bucket]
+        return [index for bucket in model._sync.assignment for index in bucket]
 
     before = train(4)
     # only rank 0's order counts: the other ranks go on as before, and still have to rebuild with it

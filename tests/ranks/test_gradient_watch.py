@@ -129,14 +129,12 @@ def test_nan_and_inf_are_traced_to_parameter_and_rank(
 
 
 def _other_rhythm(rank: int, size: int) -> list[int]:
-    from ddp_lab.parallel.monitoring import watching
-
     model = wrap(_Poisoned())
     model.watch_gradients(7, nonfinite="raise")
-    rhythms = [watching.gradients_every(model)]
+    rhythms = [model._monitors.gradients_every]
     for every in (0, 1):
-        watching.set_gradients(model, every)
-        rhythms.append(watching.gradients_every(model))
+        model._monitors.set_gradients(every)
+        rhythms.append(model._monitors.gradients_every)
     model.module.poison = {1: float("nan")}
     with pytest.raises(RuntimeError, match="not finite"):
         model(torch.ones(3, 6)).sum().backward()

@@ -49,7 +49,7 @@ def _shared_memory_of_autograd(rank: int, group: Any) -> Gradients:
     table = [name for name, _ in model.module.named_parameters()].index("table")
 
     def until_averaged(gradient: torch.Tensor) -> None:  # with the memory of the gradient of `table`
-        bucket = next(number for number, members in enumerate(model._assignment) if table in members)
+        bucket = next(number for number, members in enumerate(model._sync.assignment) if table in members)
         wait_until(lambda: model.reducer.stage()["buckets"][bucket][-1], 20, "the average of the table's gradient")
 
     for step in range(4):

@@ -57,7 +57,6 @@ def _averaged(gradients: dict[str, torch.Tensor], dtype: torch.dtype, size: int)
 
 def _exact_on_rank(rank: int, size: int, reduce_dtype: torch.dtype | None, as_view: bool, to_none: bool) -> None:
     from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel.core import buckets
 
     config = _MixedPrecision(param_dtype=LOW, reduce_dtype=reduce_dtype, buffer_dtype=LOW)
     net = Net()
@@ -80,7 +79,7 @@ def _exact_on_rank(rank: int, size: int, reduce_dtype: torch.dtype | None, as_vi
     assert {bucket.dtype for bucket in model.buckets()} == {str(travelling).removeprefix("torch.")}
     numbers = sum(p.numel() for p in net.parameters() if p.requires_grad)
     assert sum(bucket.bytes for bucket in model.buckets()) == numbers * travelling.itemsize
-    described = buckets.assignment(model)["buckets"]
+    described = model._sync.description()["buckets"]
     assert [(one["bytes"], one["dtype"]) for one in described] == [(one.bytes, one.dtype) for one in model.buckets()]
 
 

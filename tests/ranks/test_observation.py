@@ -188,7 +188,7 @@ def test_other_models_are_refused(ranks: Ranks) -> None:
 
 
 def _inspected(rank: int, size: int) -> Any:
-    from ddp_lab.parallel.distributed import request_inspection
+    from ddp_lab.parallel.monitoring.inspection import request_inspection
 
     model = TorchDDP(mlp(), bucket_cap_mb=CAP_MB)
     observation = ddp_lab.observe(model)

@@ -99,20 +99,20 @@ def test_a_comm_hook_is_not_copied(ranks: Ranks) -> None:
     ranks(1, _hook_on_rank)
 
 
-def _old_state_on_rank(rank: int, size: int) -> None:
-    from ddp_lab import DistributedDataParallel
+def _settings_on_rank(rank: int, size: int) -> None:
+    model = wrap(nn.Linear(3, 1), forward_sync_buffers=False, bucket_cap_mb=3)
+    model.require_backward_grad_sync = False
+    model._set_static_graph()
+    model.reconfigure(bucket_cap_mb=2)
+    other = copy.deepcopy(model)
+    assert (other.forward_sync_buffers, other.broadcast_buffers) == (False, False)
+    assert other.require_backward_grad_sync is False
+    assert other.static_graph
+    assert other.bucket_bytes_cap == 2 * 2**20
+    other.require_backward_grad_sync = True
+    assert model.require_backward_grad_sync is False
 
-    model = wrap(nn.Linear(3, 1), forward_sync_buffers=False)
-    state = model.__getstate__()
-    assert state["broadcast_buffers"] is False
-    for name in ("require_backward_grad_sync", "require_forward_param_sync", "forward_sync_buffers"):
-        del state[name]
-    old = DistributedDataParallel.__new__(DistributedDataParallel)
-    old.__setstate__(copy.deepcopy(state))
-    assert old.forward_sync_buffers is False
-    assert old.require_backward_grad_sync is True
 
-
-def test_states_of_older_releases(ranks: Ranks) -> None:
-    """A pickled state without newer attributes, with broadcast_buffers in it, is understood."""
-    ranks(1, _old_state_on_rank)
+def test_settings_are_copied(ranks: Ranks) -> None:
+    """A copy has what the model has now, also what was set after it was wrapped, and its own from then on."""
+    ranks(1, _settings_on_rank)

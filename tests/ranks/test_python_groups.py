@@ -282,7 +282,6 @@ def test_a_model_that_changes(ranks: Ranks) -> None:
 def _without_store(rank: int, size: int) -> list[str]:
     from ddp_lab import DistributedDataParallel as Ours
     from ddp_lab import check_hook
-    from ddp_lab.parallel.live import requests as state
     from ddp_lab.protocol.commands import Change
 
     group = PythonGroup()
@@ -290,7 +289,7 @@ def _without_store(rank: int, size: int) -> list[str]:
     texts = []
     for act in (
         lambda: check_hook(allreduce_hook, process_group=group),
-        lambda: state.prepare(model, "a change", Change(bucket_cap_mb=1.0), decides=rank == 0),
+        lambda: model._live.prepare("a change", Change(bucket_cap_mb=1.0)),
     ):
         with pytest.raises(RuntimeError, match="no store") as caught:
             act()

@@ -132,7 +132,7 @@ def _refused_on_rank(rank: int, size: int) -> dict[str, str]:
 
 
 def _expect_nothing_changed(model: Any) -> None:
-    assert model._reconfigured is None
+    assert model._live.applied is None
     assert model.configuration()["bucket_cap_mb"] == 25
 
 
@@ -156,10 +156,9 @@ def test_what_can_not_be_is_refused(ranks: Ranks) -> None:
 
 
 def _tell(model: Any, rank: int, name: str, **what: Any) -> None:
-    from ddp_lab.parallel.live import requests as state
     from ddp_lab.protocol.commands import Change
 
-    state.prepare(model, name, Change(**what), decides=dist.get_rank(model.process_group) == 0)
+    model._live.prepare(name, Change(**what))
 
 
 def _plain(model: Any, rank: int, step: int) -> None:
@@ -242,9 +241,9 @@ def _live_on_rank(rank: int, size: int, kind: str, options: dict[str, Any]) -> l
             step = next(steps)
             LOOPS[kind](model, rank, step)
             _expect_average(model, step, list(range(size)), 2e-2 if number else 0.0)
-        assert model._live is None
-        assert model._reconfigured.name == f"{kind} {number}"
-        made.append((model._reconfigured.after, len(model._assignment)))
+        assert not model._live.waiting
+        assert model._live.applied.name == f"{kind} {number}"
+        made.append((model._live.applied.after, len(model._sync.assignment)))
     return made
 
 
@@ -267,8 +266,8 @@ def _join_on_rank(rank: int, size: int) -> int:
     with model.join():
         for step in range(3 if rank == 0 else 7):  # rank 0, which decides, runs out of inputs first
             _step(model, rank, step)
-    assert len(model._assignment) == 4
-    return int(model._reconfigured.after)
+    assert len(model._sync.assignment) == 4
+    return int(model._live.applied.after)
 
 
 def test_ranks_without_inputs_change_too(ranks: Ranks) -> None:
@@ -287,8 +286,8 @@ def _late_join_on_rank(rank: int, size: int) -> int:
             if rank == 0 and not told:
                 _tell(model, rank, "late join", bucket_cap_mb=SMALL)
                 told = True
-    assert len(model._assignment) == 4
-    return int(model._reconfigured.after)
+    assert len(model._sync.assignment) == 4
+    return int(model._live.applied.after)
 
 
 def test_a_rank_without_inputs_decides(ranks: Ranks) -> None:
@@ -310,8 +309,8 @@ def _subgroup_on_rank(rank: int, size: int) -> int | None:
                 _tell(model, rank, "subgroup", bucket_cap_mb=SMALL)
         _step(model, rank, step)
         _expect_average(model, step, [1, 2])
-    assert len(model._assignment) == 4
-    return int(model._reconfigured.after)
+    assert len(model._sync.assignment) == 4
+    return int(model._live.applied.after)
 
 
 def test_a_model_of_some_ranks(ranks: Ranks) -> None:
@@ -322,20 +321,19 @@ def test_a_model_of_some_ranks(ranks: Ranks) -> None:
 
 
 def _withdrawn_on_rank(rank: int, size: int) -> tuple[bool, bool]:
-    from ddp_lab.parallel.live import requests as state
 
     model = _model()
     _tell(model, rank, "first", bucket_cap_mb=SMALL)
-    gone = state.withdraw(model, "first")
+    gone = model._live.withdraw("first")
     for step in range(3):
         _step(model, rank, step)
-    assert len(model._assignment) == 1
+    assert len(model._sync.assignment) == 1
     dist.barrier()
     _tell(model, rank, "second", bucket_cap_mb=SMALL)
     for step in range(2):
         _step(model, rank, step)
-    kept = state.withdraw(model, "second")
-    assert len(model._assignment) == 4
+    kept = model._live.withdraw("second")
+    assert len(model._sync.assignment) == 4
     return gone, kept
 
 
@@ -350,10 +348,10 @@ def _group_on_rank(rank: int, size: int) -> tuple[int, int, int]:
     for step in range(2):
         _step(model, rank, step)
     if rank == 0:
-        from ddp_lab.parallel.live import change, reconfigure
+        from ddp_lab.parallel.live import change
 
-        decision = change.decide(model, change.Change(bucket_cap_mb=SMALL, comm_hook="fp16"))
-        reconfigure._carry_out(model, decision, "half")
+        decision = change.decide(model._sync, change.Change(bucket_cap_mb=SMALL, comm_hook="fp16"))
+        model._live._carry_out(decision, "half")
     else:
         _tell(model, rank, "half", bucket_cap_mb=SMALL, comm_hook="fp16")
     model._update_process_group(dist.new_group(list(range(size))))
@@ -361,7 +359,7 @@ def _group_on_rank(rank: int, size: int) -> tuple[int, int, int]:
         _step(model, rank, step)
         _expect_average(model, step, list(range(size)), 2e-2)
     assert model.configuration()["comm_hook"] == "BuiltinCommHookType.FP16_COMPRESS"
-    return len(model._assignment), int(model.reducer.generation()), int(model.reducer.finished())
+    return len(model._sync.assignment), int(model.reducer.generation()), int(model.reducer.finished())
 
 
 def test_a_new_group_finds_the_ranks_in_different_states(ranks: Ranks) -> None:
@@ -379,8 +377,8 @@ def _changed_model_on_rank(rank: int, size: int) -> int:
             model.module[0].requires_grad_(False)
         model.zero_grad()
         model(_batch(rank, step)).square().sum().backward()
-    assert len(model._assignment) == 3
-    return int(model._reconfigured.after)
+    assert len(model._sync.assignment) == 3
+    return int(model._live.applied.after)
 
 
 @pytest.mark.filterwarnings("ignore:The parameters of:UserWarning")

@@ -15,7 +15,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 import ddp_lab.comm
 from ddp_lab import DistributedDataParallel, native
-from ddp_lab.parallel.core import buckets
 from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 
@@ -107,9 +106,9 @@ def _buckets(rank: int, size: int, views: bool) -> None:
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
         # Buckets that nobody needs are never written to.
         assert _pages() in range(bytes_of_all, bytes_of_all + (1 << 16)) if views else _pages() == 0
-    assert buckets.assignment(model)["options"]["averages_in_place"]
+    assert model._sync.description()["options"]["averages_in_place"]
     model.register_comm_hook(other, default_hooks.allreduce_hook)
-    assert not buckets.assignment(model)["options"]["averages_in_place"]
+    assert not model._sync.description()["options"]["averages_in_place"]
     for found, wanted in zip(_train(model, rank), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     assert _pages() >= bytes_of_all

@@ -230,13 +230,13 @@ def test_one_rank_that_changes_alone(ranks: Ranks) -> None:
 
 def _hint_on_rank(rank: int, size: int) -> None:
     from ddp_lab import DistributedDataParallel
-    from ddp_lab.parallel.core import parameters
+    from ddp_lab.parallel.core import adaptation
 
     group = dist.new_group(timeout=timedelta(seconds=2))
     model = DistributedDataParallel(_net(), process_group=group)
     if rank == 0:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parameters, "_HINT_SECONDS", 0.1)
+            patch.setattr(adaptation, "_HINT_SECONDS", 0.1)
             model.module[1].requires_grad_(False)
             with (
                 pytest.warns(UserWarning, match=r"changed on rank 0 \(frozen: .* and not yet on rank 1"),

@@ -69,7 +69,7 @@ def _train(rank: int, size: int, cap: float, path: str) -> list[list[int]]:
     if rank == 0:
         timeline.save(path)
     dist.barrier()
-    return model._assignment
+    return model._sync.assignment
 
 
 def test_predicted_buckets_are_the_reducers(ranks: Ranks, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ __all__ = ["LostGroup", "broken_backwards", "discard_gradients", "inventory", "n
 
 _DEFAULT = "default"
 _FORGOTTEN_SECONDS = 0.3
-_known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # model -> how many it had given up
+_known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of each model, how many it had given up
 
 
 class LostGroup:
@@ -65,35 +65,35 @@ def inventory() -> dict[str, Any]:
 
 def broken_backwards() -> list[int]:
     """Models of ours that gave a backward up since `note_backwards`, by their numbers on all ranks. Any thread."""
-    from ...parallel import distributed
+    from ...parallel.live.model import live_models
 
     return [
-        model.reducer_id
-        for model in distributed.live_models()
-        if model.reducer.stage()["in_flight"] or _given_up(model) > _known.get(model, 0)
+        sync.reducer_id
+        for sync in [model.sync for model in live_models()]
+        if sync.reducer.stage()["in_flight"] or _given_up(sync) > _known.get(sync, 0)
     ]
 
 
 def note_backwards() -> None:
     """From now on only what is given up later counts as broken: a cell begins, or gradients were discarded."""
-    from ...parallel import distributed
+    from ...parallel.live.model import live_models
 
     _known.clear()
-    _known.update({model: _given_up(model) for model in distributed.live_models()})
+    _known.update({model.sync: _given_up(model.sync) for model in live_models()})
 
 
-def _given_up(model: Any) -> int:
+def _given_up(sync: Any) -> int:
     """How many backwards were begun and not finished."""
-    return int(model.reducer.step()) - int(model.reducer.finished())
+    return int(sync.reducer.step()) - int(sync.reducer.finished())
 
 
 def discard_gradients(broken: Iterable[int]) -> None:
     """Sets the gradients of these models to None: on some ranks a part of a broken step is in them."""
-    from ...parallel import distributed
+    from ...parallel.live.model import live_models
 
-    for model in distributed.live_models():
-        if model.reducer_id in broken:
-            for parameter in model._trained:
+    for sync in [model.sync for model in live_models()]:
+        if sync.reducer_id in broken:
+            for parameter in sync.trained.tensors:
                 parameter.grad = None
     note_backwards()
 
@@ -104,14 +104,13 @@ def take_down() -> dict[str, Any]:
     Returns:
         Name -> the group that is no more, as `rebuild` needs it.
     """
-    from ...parallel import distributed
+    from ...parallel.live.model import live_models
 
     registry.free()
     registry.end_forgotten(_FORGOTTEN_SECONDS)
     old = {record.name if record.ranks else _DEFAULT: record.group for record in registry.alive()}
-    model: Any
-    for model in distributed.live_models():
-        model.abandon_backward()
+    for model in live_models():
+        model.sync.reducer.abandon()
     if dist.is_initialized():
         dist.destroy_process_group()
     registry.forget()
@@ -199,9 +198,9 @@ def _build(group: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
 
 def _models() -> Iterator[Any]:
     """Every live DistributedDataParallel, ours and torch's."""
-    from ...parallel import distributed
+    from ...parallel.live.model import live_models
 
-    yield from distributed.live_models()
+    yield from (model.sync.owner() for model in live_models())
     for candidate in gc.get_objects():
         if type(candidate) is torch.nn.parallel.DistributedDataParallel:
             yield candidate
@@ -214,7 +213,7 @@ def _repoint(groups_: Sequence[tuple[Any, Any]], keep: dict[str, Any]) -> None:
         groups_: old and new ones.
         keep: the only dict in which the old ones stay.
     """
-    for model in _models():
+    for model in filter(None, _models()):
         for old, new in groups_:
             if model.process_group is old and not isinstance(new, LostGroup):
                 model._update_process_group(new)

@@ -22,8 +22,7 @@ from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined, unus
 from torch.distributed import distributed_c10d as c10d
 
 from ...diagnostics.rank_state import Examined
-from ...parallel.live import breakpoints
-from ...parallel.monitoring.inspection import live_models
+from ...parallel.live.model import LiveModel, live_models
 from ..cells import cell
 from ..cells.tracebacks import is_users
 from ..groups import registry
@@ -223,9 +222,9 @@ def _peer(given: dict[str, Any], ranks: list[int]) -> int | None:
     return None
 
 
-def _model(model: Any) -> dict[str, Any]:
+def _model(model: LiveModel) -> dict[str, Any]:
     try:
-        stage = breakpoints.stage(model)
+        stage = model.breakpoints.stage()
     except RuntimeError as error:  # it is being given new buckets at this moment
         stage = {"error": "".join(traceback.format_exception_only(error)).strip()}
-    return {"reducer": model.reducer_id, "module": type(model.module).__name__, **stage}
+    return {"reducer": model.sync.reducer_id, "module": type(model.sync.module).__name__, **stage}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...diagnostics.flight_recorder import Entry, Numbered, entries_of, numbered, tensors_in_words
-from ...parallel.monitoring.inspection import live_models
+from ...parallel.live.model import live_models
 from ..groups import registry
 from .recorders import Recorders, end_s
 
@@ -170,15 +170,15 @@ def _buckets(undone: Iterable[Entry]) -> dict[int, str]:
 
 def _launched() -> Iterator[tuple[str, int, str]]:
     """Of each bucket that is launched and not reduced: group, bytes, words."""
-    for model in live_models():
+    for sync in [model.sync for model in live_models()]:
         try:
-            stages = model.reducer.stage()["buckets"]
+            stages = sync.reducer.stage()["buckets"]
         except RuntimeError:  # it is being given new buckets at this moment
             continue
-        for number, (members, (_, _, launched, reduced)) in enumerate(zip(model._assignment, stages, strict=False)):
+        for number, (members, (_, _, launched, reduced)) in enumerate(zip(sync.assignment, stages, strict=False)):
             if launched and not reduced:
-                size = sum(model._sizes[index] for index in members)
-                yield model.process_group.group_name, size, f"bucket {number} of {type(model.module).__name__}"
+                size = sum(sync.trained.bytes[index] for index in members)
+                yield sync.group.group_name, size, f"bucket {number} of {type(sync.module).__name__}"
 
 
 def _look(active: bool) -> list[_Known]:

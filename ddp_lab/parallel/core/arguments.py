@@ -6,8 +6,8 @@ import functools
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -15,28 +15,30 @@ import torch.distributed as dist
 from torch._utils import _get_device_index
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ..features import python_reducer
 from .messages import module_text
 from .parameters import Survey
 
 __all__ = [
     "BucketCaps",
-    "Options",
+    "ReducerOptions",
     "as_installed_torch",
     "buffer_sync",
     "check",
     "check_module",
     "default_group",
+    "is_slice",
     "nothing_to_train",
     "resolve_devices",
     "resolve_group",
     "use_side_stream",
+    "warn_of_deprecated",
     "warn_static",
 ]
 
 Devices = Sequence[int | torch.device | str] | None
 
 MEBIBYTE = 1024 * 1024
+BROADCAST_BYTES = 250 * MEBIBYTE  # of tensors that travel in one broadcast
 DEFAULT_BUCKET_CAP_MB = 25
 _UNLIMITED = 2**62
 
@@ -59,35 +61,22 @@ def as_installed_torch(constructor: _Init) -> _Init:
     return construct  # type: ignore[return-value]
 
 
-@dataclass
-class Options:
-    """Every argument but the module; see `DistributedDataParallel` for what they mean."""
+@dataclass(frozen=True)
+class ReducerOptions:
+    """How gradients are reduced; see `DistributedDataParallel` for what each means."""
 
-    device_ids: Devices
-    output_device: Any
-    dim: int
-    broadcast_buffers: bool | None
-    init_sync: bool
-    process_group: dist.ProcessGroup | None
-    bucket_cap_mb: float | None
     find_unused_parameters: bool
-    check_reduction: bool
-    gradient_as_bucket_view: bool
     static_graph: bool
-    delay_all_reduce_named_params: Iterable[tuple[str, torch.nn.Parameter]] | None
-    param_to_hook_all_reduce: torch.nn.Parameter | None
-    mixed_precision: Any
-    device_mesh: Any
+    gradient_as_bucket_view: bool
     skip_all_reduce_unused_params: bool
-    bucket_cap_mb_list: Sequence[float] | None
     batched_grad_copy: bool
-    forward_sync_buffers: bool | None
     lazy_bucket_allocation: bool
+    mixed_precision: Any
 
-    @classmethod
-    def of(cls, arguments: dict[str, Any]) -> Options:
-        """Picks the options out of the constructor's local variables."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
+    @property
+    def assigns_anew(self) -> bool:
+        """Whether the buckets are assigned anew after the first backward, in the order of readiness."""
+        return not self.find_unused_parameters or self.static_graph
 
 
 @dataclass(frozen=True)
@@ -107,19 +96,29 @@ class BucketCaps:
     small_last: bool = False
 
     @classmethod
-    def of(cls, options: Options) -> BucketCaps:
-        """From `bucket_cap_mb` and `bucket_cap_mb_list`: a small first bucket only if neither is given."""
+    def of(cls, bucket_cap_mb: float | None, bucket_cap_mb_list: Sequence[float] | None) -> BucketCaps:
+        """A small first bucket only if neither is given."""
         small_last = os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1"
-        if options.bucket_cap_mb_list:
-            each = tuple(int(cap * MEBIBYTE) for cap in options.bucket_cap_mb_list)
-            cap = int(max(options.bucket_cap_mb_list) * MEBIBYTE)
+        if bucket_cap_mb_list:
+            each = tuple(int(cap * MEBIBYTE) for cap in bucket_cap_mb_list)
+            cap = int(max(bucket_cap_mb_list) * MEBIBYTE)
             return cls(cap, cap, each, small_last)
-        if options.bucket_cap_mb is None:
+        if bucket_cap_mb is None:
             # Tests set this attribute of torch's
             first: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
             return cls(first, DEFAULT_BUCKET_CAP_MB * MEBIBYTE, (), small_last)
-        cap = int(options.bucket_cap_mb * MEBIBYTE)
+        cap = int(bucket_cap_mb * MEBIBYTE)
         return cls(cap, cap, (), small_last)
+
+    @property
+    def given(self) -> list[int]:
+        """Those that the caller gave bucket by bucket."""
+        return list(self.each)
+
+    @property
+    def has_small_first(self) -> bool:
+        """Whether the first bucket is smaller than the others."""
+        return self.first < self.others
 
     def initial(self, *, find_unused: bool) -> list[int]:
         """Caps of the buckets in the first backward, in the order of registration.
@@ -129,17 +128,17 @@ class BucketCaps:
         runs, and so in another order than on another rank.
         """
         if self.each:
-            return list(self.each)
+            return self.given
         if not find_unused:
             return [_UNLIMITED]
-        return [self.first, self.others] if self.first < self.others else [self.others]
+        return [self.first, self.others] if self.has_small_first else [self.others]
 
     def rebuilt(self) -> list[int]:
         """Caps of the rebuilt buckets, in the order of launch."""
-        return list(self.each) or [self.first, self.others]
+        return self.given or [self.first, self.others]
 
 
-def resolve_group(options: Options, module: torch.nn.Module) -> dist.ProcessGroup:
+def resolve_group(process_group: dist.ProcessGroup | None, mesh: Any, module: torch.nn.Module) -> dist.ProcessGroup:
     """The group that was given, that of the device mesh, or the default one.
 
     A mesh that is a slice of a larger one means that the module's parameters are sharded over the other
@@ -149,19 +148,23 @@ def resolve_group(options: Options, module: torch.nn.Module) -> dist.ProcessGrou
         RuntimeError: a group and a mesh were given, or a mesh of several dimensions.
         ValueError: there is no default group, or this rank is not in the group.
     """
-    mesh = options.device_mesh
     if mesh is None:
-        return _checked_group(options.process_group)
-    if options.process_group:
+        return _checked_group(process_group)
+    if process_group:
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
     if mesh.ndim != 1:
         raise RuntimeError(f"Only 1D device mesh is supported, but got {mesh}. Slice it: device_mesh=mesh['name'].")
-    if mesh._get_root_mesh() != mesh:
+    if is_slice(mesh):
         from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 
         _pre_dp_module_transform(module)
     group: dist.ProcessGroup = mesh.get_group(mesh_dim=0)
     return group
+
+
+def is_slice(mesh: Any) -> bool:
+    """Whether a device mesh is a part of a larger one; False for None."""
+    return mesh is not None and bool(mesh._get_root_mesh() != mesh)
 
 
 def default_group() -> dist.ProcessGroup:
@@ -182,13 +185,14 @@ def _checked_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup
     return group
 
 
-def resolve_devices(options: Options, parameters: Sequence[torch.Tensor]) -> tuple[list[int] | None, int | None]:
+def resolve_devices(
+    device_ids: Devices, output_device: Any, parameters: Sequence[torch.Tensor]
+) -> tuple[list[int] | None, int | None]:
     """`device_ids` and `output_device` as indices, or (None, None) for CPU and multi-device modules.
 
     Raises:
         ValueError: several ids; ids for a module that is not on one accelerator; several types of device.
     """
-    device_ids, output_device = options.device_ids, options.output_device
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(
             f"device_ids can only be None or contain a single element. Got {list(device_ids)}: start one process for "
@@ -230,35 +234,41 @@ def check_module(module: torch.nn.Module, survey: Survey) -> None:
             )
 
 
-def buffer_sync(options: Options) -> tuple[bool, bool]:
+def buffer_sync(broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
     """Whether buffers are broadcast (at each forward, at construction)."""
-    if options.forward_sync_buffers is not None:
-        return options.forward_sync_buffers, True
-    both = True if options.broadcast_buffers is None else options.broadcast_buffers
+    if forward_sync_buffers is not None:
+        return forward_sync_buffers, True
+    both = True if broadcast_buffers is None else broadcast_buffers
     return both, both
 
 
-def check(options: Options) -> None:
+def check(delayed: Any, trigger: Any, bucket_cap_mb_list: Any, *, in_python: bool) -> None:
     """What can be said about the arguments alone.
 
     Raises:
         ValueError: only one of the two arguments for delayed parameters is given.
         AssertionError: `bucket_cap_mb_list` in the mode of [Note: the Python reducer], where inductor makes buckets.
     """
-    if (options.delay_all_reduce_named_params is None) != (options.param_to_hook_all_reduce is None):
+    if (delayed is None) != (trigger is None):
         raise ValueError(
             "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: the first "
             "names the parameters that are averaged late, the second the parameter whose gradient starts it."
         )
-    if options.bucket_cap_mb_list and python_reducer.is_chosen():
+    if bucket_cap_mb_list and in_python:
         raise AssertionError("when using bucket_cap_mb_list, python reducer is not supported: give bucket_cap_mb")
-    if options.broadcast_buffers is not None and "forward_sync_buffers" in TORCH_SIGNATURE.parameters:
-        _warn_of_broadcast_buffers(options.forward_sync_buffers is not None)
-    if options.check_reduction:
+
+
+def warn_of_deprecated(
+    broadcast_buffers: bool | None, forward_sync_buffers: bool | None, *, check_reduction: bool
+) -> None:
+    """Warns of arguments that have another name now, or no effect."""
+    if broadcast_buffers is not None and "forward_sync_buffers" in TORCH_SIGNATURE.parameters:
+        _warn_of_broadcast_buffers(forward_sync_buffers is not None)
+    if check_reduction:
         warnings.warn(
             "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. It has no effect.",
             FutureWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
 
@@ -274,14 +284,14 @@ def _warn_of_broadcast_buffers(has_both: bool) -> None:
     )
 
 
-def warn_static(find_unused: bool) -> None:
-    """Warns of `find_unused_parameters` beside a static graph."""
+def warn_static(find_unused: bool, stacklevel: int) -> None:
+    """Warns of `find_unused_parameters` beside a static graph, at a line so many frames above."""
     if find_unused:
         warnings.warn(
             "You passed find_unused_parameters=true to DistributedDataParallel, `_set_static_graph` will detect unused "
             "parameters automatically: leave find_unused_parameters out, and be sure that the unused parameters do "
             "not change during training.",
-            stacklevel=5,
+            stacklevel=stacklevel,
         )
 
 

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
-from ...bucketing import assign_buckets
 from . import process_groups
-from .model_state import ModelState
 
-__all__ = ["BucketOrder", "OrderFollower", "out_of_place"]
+__all__ = ["OrderFollower", "out_of_place"]
 
 
 @dataclass
@@ -43,19 +42,30 @@ class OrderFollower:
         if self.every < 1:
             raise ValueError(f"every must be at least 1, got {self.every}")
 
-    def look(self, model: ModelState) -> list[int] | None:
-        """The new order if it is time to look and the order has drifted; on all ranks the same."""
+    def is_due(self) -> bool:
+        """Counts a forward; whether it is time to look."""
         self.since += 1
         if self.since < self.every:
-            return None
+            return False
         self.since = 0
-        arrived = list(model.reducer.ready_order())
-        held = [index for bucket in model._assignment for index in bucket]
+        return True
+
+    def drifted(
+        self, arrived: list[int], held: Sequence[int], group: dist.ProcessGroup, device: torch.device
+    ) -> list[int] | None:
+        """The new order if it has drifted, by what rank 0 sees; on all ranks the same.
+
+        Args:
+            arrived: the indices of the parameters in the order in which gradients arrived last.
+            held: in the order of the buckets.
+            group: the ranks.
+            device: of the group's collectives.
+        """
         complete = sorted(arrived) == sorted(held)
         if not complete or out_of_place(arrived, held) <= self.threshold:
             arrived = [-1] * len(held)
-        order = torch.tensor(arrived, dtype=torch.int64, device=model.device)
-        process_groups.broadcast(order, model.process_group)
+        order = torch.tensor(arrived, dtype=torch.int64, device=device)
+        process_groups.broadcast(order, group)
         return None if int(order[0]) < 0 else [int(index) for index in order.tolist()]
 
 
@@ -70,46 +80,3 @@ def out_of_place(arrived: Sequence[int], held: Sequence[int]) -> float:
         at = bisect.bisect_left(ends, place[index])
         ends[at : at + 1] = [place[index]]
     return 1 - len(ends) / len(held) if held else 0.0
-
-
-class BucketOrder(ModelState):
-    """The part of `DistributedDataParallel` that assigns its buckets anew."""
-
-    def follow_order(self, threshold: float | None, every: int = 20) -> None:
-        """Assigns the buckets anew when gradients arrive in another order than that of the buckets.
-
-        All ranks call it, with the same arguments.
-
-        Args:
-            threshold: the share of parameters (0 to 1) that may arrive out of place; None ends it.
-            every: rank 0 looks every so many synchronised forwards, and broadcasts what it found.
-        """
-        self._order_follower = None if threshold is None else OrderFollower(threshold, every)
-
-    def _rebuild_if_due(self, sync: bool) -> None:
-        """Everything that forwards communicate about the order, `sync`: in a synchronised one."""
-        if self.reducer.rebuild_due():
-            self._rebuild()
-        elif sync and self._order_follower is not None:
-            order = self._order_follower.look(self)
-            if order is not None:
-                self._reassign(order)
-
-    def _rebuild(self) -> None:
-        """Assigns the buckets anew in the order in which rank 0's gradients became ready. Once; all ranks."""
-        order = torch.tensor(self.reducer.ready_order(), dtype=torch.int64, device=self.device)
-        process_groups.broadcast(order, self.process_group)
-        self._reassign(order.tolist())
-
-    def _reassign(self, order: list[int]) -> None:
-        self._assignment = assign_buckets(
-            self._sizes,
-            self._keys,
-            self._caps.rebuilt(),
-            order,
-            alone=self._sparse,
-            small_last=self._caps.small_last,
-        )
-        self.reducer.rebuild(self._assignment)
-        self._has_rebuilt_buckets = True
-        self._describe_assignment()

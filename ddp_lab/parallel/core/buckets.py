@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import agreement, arguments, process_groups
-from .comm_hooks import hook_name
+from . import agreement, process_groups
 
-if TYPE_CHECKING:
-    from .model_state import ModelState
-
-__all__ = ["BucketInfo", "BucketTimes", "assignment", "buckets", "describe", "name_of_hook"]
+__all__ = ["BucketInfo", "BucketTimes", "buffer_of", "describe", "times_of"]
 
 
 @dataclass(frozen=True)
@@ -62,25 +58,8 @@ class BucketInfo:
     times: BucketTimes | None
 
 
-def buckets(model: ModelState) -> tuple[BucketInfo, ...]:
-    """See `DistributedDataParallel.buckets`."""
-    times = model.reducer.bucket_times()
-    generation = model.reducer.generation()
-    return tuple(
-        BucketInfo(
-            index=index,
-            parameters=tuple(model._names[i] for i in members),
-            **_buffer([model._trained[i] for i in members], model.mixed_precision),
-            rebuilt=model._has_rebuilt_buckets,
-            generation=generation,
-            times=_bucket_times(times[index]),
-        )
-        for index, members in enumerate(model._assignment)
-    )
-
-
-def _buffer(tensors: Sequence[torch.Tensor], mixed_precision: Any) -> dict[str, Any]:
-    """Bytes, dtype and device of a bucket's buffer."""
+def buffer_of(tensors: Sequence[torch.Tensor], mixed_precision: Any) -> dict[str, Any]:
+    """Bytes, dtype and device of the buffer in which the gradients of these tensors travel."""
     dtype = tensors[0].dtype
     if mixed_precision is not None:
         dtype = mixed_precision.reduce_dtype or mixed_precision.param_dtype or dtype
@@ -91,25 +70,10 @@ def _buffer(tensors: Sequence[torch.Tensor], mixed_precision: Any) -> dict[str, 
     }
 
 
-def _bucket_times(times: tuple[int, ...]) -> BucketTimes | None:
+def times_of(times: tuple[int, ...]) -> BucketTimes | None:
+    """From what the reducer tells, in nanoseconds: the begin of the backward and the five moments."""
     begin, *later = times
     return BucketTimes(*((moment - begin) / 1e6 for moment in later)) if begin else None
-
-
-def assignment(model: ModelState) -> dict[str, Any]:
-    """The description of the assignment that the model's next events refer to."""
-    return describe(
-        model._assignment,
-        dict(zip(model._names, model._trained, strict=True)),
-        model.process_group,
-        model.mixed_precision,
-        reducer=model.reducer_id,
-        generation=model.reducer.generation(),
-        first_step=model.reducer.step(),
-        module=type(model.module).__name__,
-        rebuilt=model._has_rebuilt_buckets,
-        options=_options(model),
-    )
 
 
 def describe(
@@ -150,31 +114,10 @@ def describe(
         "buckets": [
             {
                 "bucket": bucket,
-                **_buffer([tensors[index] for index in members], mixed_precision),
+                **buffer_of([tensors[index] for index in members], mixed_precision),
                 "parameters": list(members),
             }
             for bucket, members in enumerate(buckets)
         ],
         **facts,
     }
-
-
-def _options(model: ModelState) -> dict[str, Any]:
-    """What the model was built with, as far as it decides what a step costs."""
-    caps = model._caps
-    return {
-        "find_unused_parameters": model.find_unused_parameters,
-        "static_graph": model.static_graph,
-        "gradient_as_bucket_view": model.gradient_as_bucket_view,
-        "batched_grad_copy": model.batched_grad_copy,
-        "averages_in_place": model.reducer.sums_pieces() and not (model._comm_hooks or model.batched_grad_copy),
-        "bucket_cap_mb": caps.others / arguments.MEBIBYTE,
-        "bucket_cap_mb_list": [cap / arguments.MEBIBYTE for cap in caps.rebuilt()],
-        "comm_hook": name_of_hook(model._comm_hooks),
-    }
-
-
-def name_of_hook(hooks: Sequence[tuple[Any, object]]) -> str | None:
-    """The name of the comm hook that was registered last; None without one."""
-    hook = hooks[-1][0] if hooks else None
-    return None if hook is None else hook_name(hook) if callable(hook) else str(hook)

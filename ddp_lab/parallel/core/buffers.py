@@ -9,109 +9,66 @@ forward whose backward is still to come.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as _keep_versions
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
-from . import parameters, process_groups
-from .model_state import ModelState
+from . import process_groups
+from .arguments import BROADCAST_BYTES
 
-__all__ = ["BufferSync"]
+__all__ = ["BufferSynchronizer"]
 
 
-class BufferSync(ModelState):
-    """The part of `DistributedDataParallel` that has to do with buffers. See [Note: when buffers are broadcast]."""
+class BufferSynchronizer:
+    """The buffers of one model, and when they are brought into agreement. See [Note: when buffers are broadcast].
 
-    buffer_hook: _BufferCommHook
+    Attributes:
+        enabled: the argument `forward_sync_buffers`.
+        wanted: whether the last forward was a synchronised one; torch's `require_forward_param_sync`.
+        hook: of the user's, in place of the broadcast; None without.
+        named: the buffers by qualified name, without those that are ignored.
+        tensors: the same as a list.
+    """
 
-    @property
-    def broadcast_buffers(self) -> bool:
-        """The deprecated name of `forward_sync_buffers`."""
-        return self.forward_sync_buffers
+    def __init__(self, *, enabled: bool, wanted: bool, hook: _BufferCommHook | None) -> None:
+        self.enabled = enabled
+        self.wanted = wanted
+        self.hook = hook
+        self.keep({})
 
-    @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:
-        self.forward_sync_buffers = value
+    def keep(self, named: dict[str, torch.Tensor]) -> None:
+        """These are the buffers from now on."""
+        self.named = named
+        self.tensors = list(named.values())
 
-    def _register_buffer_comm_hook(
-        self, state: Any, hook: Callable[..., Any], comm_hook_location: Any = _BufferCommHookLocation.POST_FORWARD
-    ) -> None:
-        """Replaces the broadcast by ``hook(state, {name: buffer})``.
-
-        Args:
-            state: passed to the hook.
-            hook: brings the buffers into agreement, in place. It may return a list of futures, which are then
-                waited for at the end of the backward.
-            comm_hook_location: before or after the module's forward.
-
-        Raises:
-            TypeError: the hook is not callable.
-        """
-        if not callable(hook):
-            self._log_and_throw(TypeError, f"Buffer communication hook must be callable, got {type(hook).__name__}.")
-        self.buffer_hook = _BufferCommHook(
-            buffer_comm_hook=hook, buffer_comm_hook_state=state, buffer_comm_hook_location=comm_hook_location
-        )
-
-    def will_sync_module_buffers(self) -> bool:
+    def due(self) -> bool:
         """Whether the current (or next) forward brings the buffers into agreement."""
-        return bool(self.require_forward_param_sync and self.forward_sync_buffers and self.modules_buffers)
+        return bool(self.wanted and self.enabled and self.named)
 
-    def _check_sync_bufs_pre_fwd(self) -> bool:
-        return self.will_sync_module_buffers() and self._buffer_hook_place() is not _BufferCommHookLocation.POST_FORWARD
+    def due_before(self) -> bool:
+        """Whether it does before the module runs."""
+        return self.due() and not self.is_late()
 
-    def _check_sync_bufs_post_fwd(self) -> bool:
-        return self.will_sync_module_buffers() and self._buffer_hook_place() is _BufferCommHookLocation.POST_FORWARD
+    def due_after(self) -> bool:
+        """Whether it does when the module has run."""
+        return self.due() and self.is_late()
 
-    def _buffer_hook_place(self) -> Any:
-        hook = self.__dict__.get("buffer_hook")
-        return None if hook is None else hook.buffer_comm_hook_location
+    def is_late(self) -> bool:
+        """Whether a hook of the user's comes after the module's forward."""
+        hook = self.hook
+        return hook is not None and hook.buffer_comm_hook_location is _BufferCommHookLocation.POST_FORWARD
 
-    def _assign_modules_buffers(self) -> None:
-        """Looks the buffers up: `modules_buffers` and `named_module_buffers`, without those that are ignored."""
-        self._keep_buffers(parameters.survey(self.module, self.parameters_to_ignore).buffers)
+    def run(self, group: dist.ProcessGroup, source: int) -> Any:
+        """Runs the hook, or broadcasts the buffers of the rank `source` of the group.
 
-    def _keep_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
-        self.named_module_buffers = buffers
-        self.modules_buffers = list(buffers.values())
-
-    def _sync_buffers(self) -> None:
-        """Runs the buffer hook, or broadcasts the buffers of rank 0 (under join: of a rank that has not joined)."""
-        source = 0
-        if self._join_config.enable:
-            from ..features.join import buffer_source
-
-            source = buffer_source(self)
-        self._keep_buffers(parameters.buffers_now(self._survey))
-        with torch.no_grad(), _keep_versions(tuple(self.modules_buffers)):
-            self._sync_module_buffers(source)
-
-    def _sync_module_buffers(self, authoritative_rank: int) -> None:
-        hook = self.__dict__.get("buffer_hook")
-        if hook is None:
-            self._default_broadcast_coalesced(authoritative_rank=authoritative_rank)
-            return
-        futures = hook.buffer_comm_hook(hook.buffer_comm_hook_state, self.named_module_buffers)
-        if futures is not None:
-            self.reducer.install_post_backward_futures(futures)
-
-    def _default_broadcast_coalesced(
-        self,
-        bufs: list[torch.Tensor] | None = None,
-        bucket_size: int | None = None,
-        authoritative_rank: int = 0,
-    ) -> None:
-        """Broadcasts tensors (the buffers, if None) from a rank of the group; hooks may call it."""
-        self._distributed_broadcast_coalesced(
-            self.modules_buffers if bufs is None else bufs,
-            self.broadcast_bucket_size if bucket_size is None else bucket_size,
-            authoritative_rank,
-        )
-
-    def _distributed_broadcast_coalesced(
-        self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
-    ) -> None:
-        process_groups.broadcast_coalesced(tensors, self.process_group, buffer_size, authoritative_rank)
+        Returns:
+            Futures that the end of the backward is to wait for; None if the hook returned none.
+        """
+        with torch.no_grad(), _keep_versions(tuple(self.tensors)):
+            if self.hook is not None:
+                return self.hook.buffer_comm_hook(self.hook.buffer_comm_hook_state, self.named)
+            process_groups.broadcast_coalesced(self.tensors, group, BROADCAST_BYTES, source)
+            return None

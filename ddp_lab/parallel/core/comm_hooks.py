@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 
-__all__ = ["Hook", "attach", "check_backend", "check_hook", "check_signature", "hook_name", "warn_if_late"]
+__all__ = [
+    "Hook",
+    "attach",
+    "check_backend",
+    "check_hook",
+    "check_signature",
+    "hook_name",
+    "name_of_hook",
+    "warn_if_late",
+]
 
 Hook = Callable[..., Any] | BuiltinCommHookType
 
@@ -21,6 +30,12 @@ _BF16 = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 def hook_name(hook: Callable[..., Any]) -> str:
     """The hook's name, also for partial functions and callable objects."""
     return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
+
+
+def name_of_hook(hooks: Sequence[tuple[Hook, object]]) -> str | None:
+    """The name of the comm hook that was registered last; None without one."""
+    hook = hooks[-1][0] if hooks else None
+    return None if hook is None else hook_name(hook) if callable(hook) else str(hook)
 
 
 def check_hook(hook: Callable[..., Any]) -> None:

@@ -1,47 +1,18 @@
-"""What a model consists of, and noticing when it no longer does: frozen, added, removed and reassigned parameters.
-
-[Note: a model that changes]
-The reducer is built for the parameters that are trained when the model is wrapped. Each synchronised forward compares
-what the module's dicts hold with what they held then (C++, [Note: watching a module]); only if something differs
-does Python look closer. Is it a change of the trained parameters or of the set of buffers, all ranks agree anew on
-what they train (a change on one rank alone would otherwise average the wrong tensors), new tensors become rank 0's, and
-a new reducer of the next generation takes the old one's place. The same goes for `module.double()` or
-`module.to(device)`, which keep the parameters and give them other data: autograd makes new accumulators for them, on
-which the old reducer has no hooks. (With mixed precision data change in every step, and hooks are made anew: then they
-do not count.) A model whose parameters are all frozen, as a
-critic is while the generator trains, needs no reducer: it keeps the one it has.
-"""
+"""What a module consists of: one look at every submodule, parameter and buffer."""
 
 from __future__ import annotations
 
-import math
-import time
-import warnings
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import default_pg_timeout
 
 from ... import native
-from . import process_groups
-from .messages import module_text
-from .timeouts import timeout_of
 
-if TYPE_CHECKING:
-    from .model_state import ModelState
-
-__all__ = ["Seen", "Survey", "adapt", "buffers_now", "survey", "unchanged"]
+__all__ = ["Seen", "Survey", "TrainedParameters", "buffers_now", "kinds_of", "survey"]
 
 _C = native.load()
-_PAUSE_SECONDS = 0.005
-_HINT_SECONDS = 5.0  # all ranks come here within a step
-
-# How often the models of a group have changed
-_changes_of: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 # [(kind, dict, (key, value, trained, ...))]: see csrc/python/module_watch.cpp
 _Entries = list[tuple[str, dict[str, Any], tuple[Any, ...]]]
@@ -80,6 +51,38 @@ class Survey:
     seen: Seen = field(default_factory=lambda: Seen([]))
 
 
+@dataclass(frozen=True)
+class TrainedParameters:
+    """The parameters that a reducer averages the gradients of, each list by their index in it.
+
+    Attributes:
+        names: qualified.
+        tensors: the parameters.
+        bytes: the size of each.
+        kinds: dtype and device of each.
+        sparse: whether its gradients are sparse.
+    """
+
+    names: list[str]
+    tensors: list[torch.nn.Parameter]
+    bytes: list[int]
+    kinds: list[tuple[torch.dtype, torch.device]]
+    sparse: list[bool]
+
+    @classmethod
+    def of(cls, found: Survey) -> TrainedParameters:
+        """In the order of registration."""
+        names = [name for name in found.parameters if name in found.trained]
+        tensors = [found.parameters[name] for name in names]
+        return cls(
+            names=names,
+            tensors=tensors,
+            bytes=[tensor.numel() * tensor.element_size() for tensor in tensors],
+            kinds=[(tensor.dtype, tensor.device) for tensor in tensors],
+            sparse=[name in found.sparse for name in names],
+        )
+
+
 def survey(module: torch.nn.Module, ignored: set[str]) -> Survey:
     """Looks at every submodule once. `ignored` holds qualified names; those of the root may begin with a dot."""
     if any(name.startswith(".") for name in ignored):
@@ -107,7 +110,7 @@ def survey(module: torch.nn.Module, ignored: set[str]) -> Survey:
         entries += (("p", parameters, _entries(parameters)), ("b", buffers, _names_only(buffers)))
         entries.append(("m", children, _entries(children)))
     found.buffers = buffers_now(found)
-    found.kinds = _kinds(found.parameters)
+    found.kinds = kinds_of(found.parameters)
     # a scripted module keeps its tensors in C++
     found.seen = Seen([entry for entry in entries if isinstance(entry[1], dict)])
     return found
@@ -150,135 +153,5 @@ def _names_only(held: Any) -> tuple[Any, ...]:
     return tuple(part for key, _ in held.items() for part in (key, None, None))
 
 
-def unchanged(model: ModelState) -> bool:
-    """Whether the module holds what it did when the reducer was built, or when it was last found idle."""
-    if model._is_sharded:  # its forward puts other tensors in the places of the parameters
-        return True
-    return bool(model._seen.unchanged() or (model._idle_seen is not None and model._idle_seen.unchanged()))
-
-
-def adapt(model: ModelState) -> None:
-    """Makes the model train what its module holds now. Communicates, if that is something else than before.
-
-    Raises:
-        RuntimeError: the ranks do not hold the same model (any more), or a backward is unfinished.
-    """
-    before, now = model._survey, survey(model.module, model.parameters_to_ignore)
-    now.parameters = _without_substitutes(now.parameters, before.parameters)
-    now.trained &= now.parameters.keys()
-    if not now.trained:
-        model._idle_seen = now.seen
-        return
-    now.kinds = _kinds(now.parameters)
-    if model.mixed_precision is not None:
-        now.kinds |= before.kinds
-    changes, new = _changes(before, now)
-    if not changes:
-        model._seen = now.seen
-        return
-    if model._join_config.enable:
-        raise RuntimeError(
-            _text(model, changes) + " This can't be done inside join(): the ranks that have joined miss it."
-        )
-    model.reducer.begin_forward(True)  # raises if the last backward is unfinished
-    _wait_for_all(model, changes)
-    model._renew_reducer(now)
-    _broadcast(model, new)
-    warnings.warn(_text(model, changes), stacklevel=6)
-
-
-def _wait_for_all(model: ModelState, changes: list[str]) -> None:
-    """Waits in the group's store, as long as a collective would, until every rank has noticed a change.
-
-    Only then may the ranks enter collectives about it: to a rank that has not changed they would be those of its step.
-    A group without a store can't wait.
-    """
-    group = model.process_group
-    store = process_groups.store_of(group)
-    if store is None:
-        return
-    count = _changes_of.get(group, 0)
-    keys = [f"ddp_lab/change/{count}/{rank}" for rank in range(group.size())]
-    rank = group.rank()
-    store.set(keys[rank], "; ".join(changes))
-    changed = f"the parameters of {module_text(model.module)} have changed on rank {rank} ({'; '.join(changes)})"
-
-    def missing() -> str:
-        return ", ".join(str(other) for other, key in enumerate(keys) if not store.check([key]))
-
-    hint = time.monotonic() + _HINT_SECONDS
-    timeout = timeout_of(group._get_backend(model.device)) or default_pg_timeout
-    deadline = time.monotonic() + timeout.total_seconds()
-    while not store.check(keys):  # not store.wait(): an interrupt could not end it
-        if time.monotonic() > deadline:
-            raise RuntimeError(
-                f"DDP expects same model across all ranks, but {changed} and not on rank {missing()}. "
-                "Change them on all ranks between the same two steps."
-            )
-        if time.monotonic() > hint:
-            hint = math.inf
-            warnings.warn(
-                f"DDP waits for the same change on all ranks: {changed} and not yet on rank {missing()}.", stacklevel=7
-            )
-        time.sleep(_PAUSE_SECONDS)
-    _changes_of[group] = count + 1
-
-
-def _broadcast(model: ModelState, names: set[str]) -> None:
-    """Makes the named parameters and buffers rank 0's."""
-    tensors = [*model._survey.parameters.items(), *model.named_module_buffers.items()]
-    chosen = [tensor.detach() for name, tensor in tensors if name in names]
-    if chosen:
-        size = model.broadcast_bucket_size
-        process_groups.broadcast_coalesced(chosen, model.process_group, size)
-
-
-def _without_substitutes(
-    now: dict[str, torch.nn.Parameter], before: dict[str, torch.nn.Parameter]
-) -> dict[str, torch.nn.Parameter]:
-    """Puts parameters back for whose place `torch.func.functional_call` has borrowed a plain tensor."""
-    return {name: p if isinstance(p, torch.nn.Parameter) else before.get(name, p) for name, p in now.items()}
-
-
-def _kinds(parameters: dict[str, torch.nn.Parameter]) -> dict[str, tuple[torch.dtype, torch.device]]:
+def kinds_of(parameters: dict[str, torch.nn.Parameter]) -> dict[str, tuple[torch.dtype, torch.device]]:
     return {name: (parameter.dtype, parameter.device) for name, parameter in parameters.items()}
-
-
-def _changes(before: Survey, now: Survey) -> tuple[list[str], set[str]]:
-    """What differs, in words, and the names of tensors that are new."""
-    frozen = [n for n in before.trained - now.trained if before.parameters[n] is now.parameters.get(n)]
-    unfrozen = [n for n in now.trained - before.trained if now.parameters[n] is before.parameters.get(n)]
-    shared = now.parameters.keys() & before.parameters.keys()
-    reassigned = [n for n in shared if now.parameters[n] is not before.parameters[n]]
-    converted = {n: now.kinds[n] for n in shared.difference(reassigned) if now.kinds[n] != before.kinds[n]}
-    added = now.parameters.keys() - before.parameters.keys()
-    removed = before.parameters.keys() - now.parameters.keys()
-    new_buffers = now.buffers.keys() - before.buffers.keys()
-    said = [
-        f"{what} {_names(names)}"
-        for what, names in (
-            ("frozen:", frozen), ("no longer frozen:", unfrozen), ("added:", added), ("removed:", removed),
-            ("assigned anew:", reassigned), ("buffers added:", new_buffers),
-            ("buffers removed:", before.buffers.keys() - now.buffers.keys()),
-        )
-        if names
-    ]  # fmt: skip
-    for dtype, device in sorted(set(converted.values()), key=str):
-        alike = [n for n, kind in converted.items() if kind == (dtype, device)]
-        said.append(f"now {str(dtype).removeprefix('torch.')} on {device}: {_names(alike)}")
-    return said, {*added, *reassigned, *new_buffers}
-
-
-def _names(names: Any) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - 5} more" if len(ordered) > 5 else ""
-    return ", ".join(f"'{name}'" for name in ordered[:5]) + more
-
-
-def _text(model: ModelState, changes: list[str]) -> str:
-    return (
-        f"The parameters of {module_text(model.module)} have changed since it was wrapped in "
-        f"DistributedDataParallel ({'; '.join(changes)}). The ranks have agreed on it and average the gradients of "
-        "what is trained now; new tensors were broadcast from rank 0. An optimizer made before does not know new "
-        "parameters. Frozen ones keep the gradient they have."
-    )

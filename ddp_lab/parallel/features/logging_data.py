@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..core import process_groups
-
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
+from ..core.synchronizer import GradientSynchronizer
 
 __all__ = ["DDPLogger"]
 
@@ -43,16 +41,21 @@ _GLOO_THREADS = 2
 class DDPLogger:
     """Facts of one model, kept as the dict that `_get_ddp_logging_data` returns.
 
-    Holds its model only while it is called, so that the two make no cycle. See [Note: when logging data is taken].
+    See [Note: when logging data is taken].
+
+    Args:
+        sync: the model's.
+        **facts: what only the wrapper knows.
     """
 
-    def __init__(self, model: ModelState) -> None:
+    def __init__(self, sync: GradientSynchronizer, **facts: Any) -> None:
+        self._sync = sync
         self._data: dict[str, Any] = {"iteration": 0}
         self._iteration = 0
         self._samples = 0
         self._reducer_error = ""
         self._sample_rate = _SAMPLE_RATE
-        self._set_up(model)
+        self._set_up(facts)
 
     # -- what torch's code calls
 
@@ -63,9 +66,6 @@ class DDPLogger:
     def _set_static_graph(self) -> None:
         self._data["static_graph"] = 1
 
-    def _set_comm_hook_name(self, name: str) -> None:
-        self._data["comm_hook"] = name
-
     def _set_uneven_input_join(self) -> None:
         self._data["join_uneven_inputs"] = 1
 
@@ -75,28 +75,29 @@ class DDPLogger:
 
     # -- what ours does
 
-    def _set_up(self, model: ModelState) -> None:
+    def _set_up(self, facts: dict[str, Any]) -> None:
         """Notes what is known at construction."""
-        parameters = model._trained
-        backend = process_groups.backend_name(model.process_group)
+        sync = self._sync
+        tensors, options = sync.trained.tensors, sync.options
+        backend = process_groups.backend_name(sync.group)
         self._data.update(
-            module_name=type(model.module).__name__,
-            world_size=model.process_group.size(),
-            rank=model.process_group.rank(),
-            is_multi_device_module=int(model.is_multi_device_module),
-            num_parameter_tensors=len(parameters),
-            total_parameter_size_bytes=sum(model._sizes),
-            dtypes=", ".join(sorted({_C_NAMES.get(p.dtype, str(p.dtype)) for p in parameters})),
-            bucket_sizes=_bucket_sizes(model),
-            device_ids=", ".join(map(str, model.device_ids or ())),
-            output_device=-1 if model.output_device is None else model.output_device,
-            broadcast_buffers=int(model.forward_sync_buffers),
-            has_sync_bn=int(model._survey.batch_norm is not None),
-            bucket_cap_bytes=model.bucket_bytes_cap,
-            find_unused_parameters=int(model.find_unused_parameters),
-            gradient_as_bucket_view=int(model.gradient_as_bucket_view),
+            module_name=type(sync.module).__name__,
+            world_size=sync.group.size(),
+            rank=sync.group.rank(),
+            num_parameter_tensors=len(tensors),
+            total_parameter_size_bytes=sum(sync.trained.bytes),
+            dtypes=", ".join(sorted({_C_NAMES.get(p.dtype, str(p.dtype)) for p in tensors})),
+            bucket_sizes=self._bucket_sizes(),
+            broadcast_buffers=int(sync.buffers.enabled),
+            has_sync_bn=int(sync.survey.batch_norm is not None),
+            bucket_cap_bytes=sync.caps.others,
+            find_unused_parameters=int(options.find_unused_parameters),
+            gradient_as_bucket_view=int(options.gradient_as_bucket_view),
             backend_name=backend,
+            **facts,
         )
+        if options.static_graph:
+            self._set_static_graph()
         for name in ("MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES"):
             self._data[name.lower()] = os.environ.get(name, _ABSENT)
         for name in _ENVIRONMENT.get(backend, ()):
@@ -104,16 +105,19 @@ class DDPLogger:
         if backend == "gloo":
             self._data["gloo_num_threads"] = _GLOO_THREADS
 
-    def begin_iteration(self, model: ModelState) -> None:
+    def begin_iteration(self) -> None:
         """Called at the begin of each synchronised forward: takes the data of the backward before it, if it is due."""
         iteration = self._iteration
         self._iteration += 1
         if iteration and (iteration <= _FIRST_ITERATIONS or iteration % self._sample_rate == 0):
-            self._take(model, iteration)
+            self._take(iteration)
 
-    def data(self, model: ModelState) -> dict[str, Any]:
-        """A copy of the data, with the reducer's latest error."""
-        self._keep_error(model.reducer.report()["error"])
+    def data(self) -> dict[str, Any]:
+        """A copy of the data, with the reducer's latest error and the comm hook that there is now."""
+        self._keep_error(self._sync.reducer.report()["error"])
+        name = self._sync.hook_name
+        if name is not None or "comm_hook" in self._data:
+            self._data["comm_hook"] = name or ""
         return dict(self._data)
 
     def _keep_error(self, error: str) -> None:
@@ -122,21 +126,22 @@ class DDPLogger:
             self._reducer_error = error
             self.set_error_and_log(error)
 
-    def _take(self, model: ModelState, iteration: int) -> None:
-        report = model.reducer.report()
-        rebuilt = model._has_rebuilt_buckets
+    def _take(self, iteration: int) -> None:
+        sync = self._sync
+        report = sync.reducer.report()
+        rebuilt = sync.has_rebuilt_buckets
         self._data.update(
             iteration=iteration,
             unused_parameter_size=report["unused_parameter_size"],
             num_buckets_reduced=report["num_buckets_reduced"],
             prev_iteration_grad_ready_order_indices=", ".join(map(str, report["ready_order_last"])),
             has_rebuilt_buckets=int(rebuilt),
-            can_set_static_graph=bool(model.reducer._ddp_graph_static()),
+            can_set_static_graph=bool(sync.reducer._ddp_graph_static()),
         )
         if rebuilt:
-            self._data["rebuilt_bucket_sizes"] = _bucket_sizes(model)
+            self._data["rebuilt_bucket_sizes"] = self._bucket_sizes()
             self._data["rebuilt_per_bucket_param_indices"] = ", ".join(
-                " ".join(map(str, bucket)) for bucket in model._assignment
+                " ".join(map(str, bucket)) for bucket in sync.assignment
             )
         self._keep_error(report["error"])
         self._take_times(report)
@@ -168,6 +173,6 @@ class DDPLogger:
             backward_comm_time_end=received + epoch,
         )
 
-
-def _bucket_sizes(model: ModelState) -> str:
-    return ", ".join(str(sum(model._sizes[i] for i in bucket)) for bucket in model._assignment)
+    def _bucket_sizes(self) -> str:
+        sizes = self._sync.trained.bytes
+        return ", ".join(str(sum(sizes[i] for i in bucket)) for bucket in self._sync.assignment)

@@ -5,9 +5,9 @@ A parameter has two copies: `_fp_param`, in full precision, which the optimizer 
 in `param_dtype`, whose memory is held from a forward to the end of its backward. In between `parameter.data` is the
 low copy. One backward:
 
-1. `cast_inputs`, before the module runs: all parameters are copied down in one go and switched; floating-point inputs
-   are cast. Autograd makes a new accumulator for a tensor that changes its dtype, so the reducer's own hooks, on the
-   old ones, do not fire: each parameter's new accumulator gets one that calls `_arrived`.
+1. `before_forward`: all parameters are copied down in one go and switched; floating-point inputs are cast. Autograd
+   makes a new accumulator for a tensor that changes its dtype, so the reducer's own hooks, on the old ones, do not
+   fire: each parameter's new accumulator gets one that calls `_arrived`.
 2. `_arrived`: casts the gradient to the dtype of its bucket (`reduce_dtype`, else `param_dtype`) and hands it to the
    reducer, which averages as always. A gradient that was accumulated before stays in full precision under this:
    autograd adds the low one to it in place, so that only the sum is rounded, once, on its way into the bucket.
@@ -25,41 +25,54 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import Variable
 from torch.distributed.utils import _cast_forward_inputs
 
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
+from ..core.synchronizer import GradientSynchronizer
 
-__all__ = ["after_forward", "attach_reducer", "cast_inputs", "install"]
+__all__ = ["LowPrecision"]
 
 
 class LowPrecision:
     """The low-precision copies of one model's parameters, and who holds them when. See [Note: mixed precision].
 
     Args:
-        model: its parameters, buffers and reducer must be ready.
+        sync: whose options ask for it; its parameters and buffers are rank 0's already.
     """
 
-    def __init__(self, model: ModelState) -> None:
-        config = model.mixed_precision
+    def __init__(self, sync: GradientSynchronizer) -> None:
+        config = sync.options.mixed_precision
         self._dtype = config.param_dtype
-        self.bucket_dtype = config.reduce_dtype or config.param_dtype
-        self._model = weakref.ref(model)
+        self._bucket_dtype = config.reduce_dtype or config.param_dtype
+        self._sync = weakref.ref(sync)
         # with the attributes of [Note: mixed precision]
-        self._parameters: list[Any] = [p for p in model.module.parameters() if not getattr(p, "_ddp_ignored", False)]
+        self._parameters: list[Any] = [p for p in sync.module.parameters() if not getattr(p, "_ddp_ignored", False)]
         self._hooks: list[Any] = []  # (accumulator, handle): a variable holds its accumulator weakly
         self._low = False
+        self._was_low = False  # when the present forward began
         self._queued = False
         for parameter in self._parameters:
             _add_low_copy(parameter, self._dtype)
         if config.buffer_dtype is not None:
-            _cast_buffers(model.module, config.buffer_dtype)
+            _cast_buffers(sync.module, config.buffer_dtype)
+        sync.on_new_reducer.append(self._tell_reducer)
 
-    def begin(self) -> None:
+    def _tell_reducer(self, sync: GradientSynchronizer) -> None:
+        """In which dtype gradients arrive and travel."""
+        if self._bucket_dtype is not None:
+            sync.reducer._set_mixed_precision_param_dtype(self._bucket_dtype)
+
+    def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The forward's arguments with floating-point tensors in `param_dtype`; switches the parameters as well."""
+        self._was_low = self._low
+        self._begin()
+        cast_args, cast_kwargs = _cast_forward_inputs(self._dtype, *args, **kwargs)
+        return tuple(cast_args), cast_kwargs
+
+    def _begin(self) -> None:
         """Switches all parameters to their low copies, with new values, and hooks their gradients."""
         if self._queued and not self._awaits_caller():  # the last backward failed before its end
             self.restore()
@@ -77,10 +90,10 @@ class LowPrecision:
         if torch.is_grad_enabled():
             self._hook_gradients()
 
-    def end(self, outputs: Iterable[torch.Tensor], was_low: bool) -> None:
-        """After the module has run: back to full precision if there will be no backward, else when it is over."""
+    def after_forward(self, outputs: Iterable[torch.Tensor]) -> None:
+        """When the module has run, with what it returned: back to full precision, or when the backward is over."""
         waiting = [output for output in outputs if output.requires_grad]
-        if not torch.is_grad_enabled() and not was_low:
+        if not torch.is_grad_enabled() and not self._was_low:
             self.restore()
         for output in waiting:
             output.register_hook(functools.partial(_backward_begins, weakref.ref(self)))
@@ -91,21 +104,21 @@ class LowPrecision:
         return self._low
 
     def _hook_gradients(self) -> None:
-        model = self._model()
-        assert model is not None
-        for index, parameter in enumerate(model._trained):
+        sync = self._sync()
+        assert sync is not None
+        for index, parameter in enumerate(sync.trained.tensors):
             accumulator: Any = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
             hook = functools.partial(_arrived, weakref.ref(self), index, parameter)
             self._hooks.append((accumulator, accumulator.register_hook(hook)))
 
     def arrived(self, index: int, parameter: torch.nn.Parameter) -> None:
         """A gradient is in `parameter.grad`: to its bucket, if this backward is synchronised."""
-        model = self._model()
-        if model is None or not self._low:
+        sync = self._sync()
+        if sync is None or not self._low:
             return
         self.queue_restore()
-        _cast_gradient(parameter, self.bucket_dtype)
-        model.reducer._autograd_hook(index)
+        _cast_gradient(parameter, self._bucket_dtype)
+        sync.reducer._autograd_hook(index)
 
     def queue_restore(self) -> None:
         """Makes `restore` the last thing of the current backward."""
@@ -120,8 +133,8 @@ class LowPrecision:
             self.restore()
 
     def _awaits_caller(self) -> bool:
-        model = self._model()
-        return model is not None and model._require_manual_backward_finalization and bool(model.reducer.in_flight())
+        sync = self._sync()
+        return sync is not None and sync.manual_end and bool(sync.reducer.in_flight())
 
     def restore(self) -> None:
         """Parameters and gradients in full precision again."""
@@ -136,34 +149,6 @@ class LowPrecision:
             if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
                 # Not through `.grad.data`: it may be the bucket's own view, which stays what it is.
                 parameter.grad = parameter.grad.to(parameter.dtype)
-
-
-def install(model: ModelState) -> None:
-    """Prepares a model whose `mixed_precision` is set: low copies, buffers, dtype of the buckets."""
-    model._low_precision = LowPrecision(model)
-    attach_reducer(model)
-
-
-def attach_reducer(model: ModelState) -> None:
-    """Tells the model's reducer, a new one perhaps, in which dtype gradients arrive and travel."""
-    if model._low_precision.bucket_dtype is not None:
-        model.reducer._set_mixed_precision_param_dtype(model._low_precision.bucket_dtype)
-
-
-def cast_inputs(
-    model: ModelState, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The forward's arguments with floating-point tensors in `param_dtype`; switches the parameters as well."""
-    state = model._low_precision
-    model._was_low = state.low
-    state.begin()
-    cast_args, cast_kwargs = _cast_forward_inputs(model.mixed_precision.param_dtype, *args, **kwargs)
-    return tuple(cast_args), cast_kwargs
-
-
-def after_forward(model: ModelState, outputs: Iterable[torch.Tensor]) -> None:
-    """To be called when the module has run, with the tensors that it returned."""
-    model._low_precision.end(outputs, model._was_low)
 
 
 def _arrived(

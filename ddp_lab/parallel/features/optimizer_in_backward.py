@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from . import join
-
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
+from ..core.synchronizer import GradientSynchronizer
 
 __all__ = ["apply_optimizer_in_backward_hook", "attach_reducer", "has_optimizers", "install", "register_fused_optim"]
 
@@ -36,34 +34,37 @@ def has_optimizers(parameters: Iterable[torch.nn.Parameter]) -> bool:
     return any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters)
 
 
-def install(model: ModelState) -> None:
+def install(sync: GradientSynchronizer) -> None:
     """Moves the optimizers of the model's parameters behind the average over the ranks. Once, if there are any.
 
     Raises:
         RuntimeError: the model has another comm hook already.
     """
-    if not has_optimizers(model._module_parameters):
+    if not has_optimizers(sync.module_parameters):
         return
     handles = torch.distributed.optim.apply_optimizer_in_backward.param_to_optim_hook_handle_map
-    for parameter in model._module_parameters:
+    for parameter in sync.module_parameters:
         for handle in handles.get(parameter, []):
             handle.remove()
-    model.register_comm_hook(weakref.ref(model), apply_optimizer_in_backward_hook)
-    attach_reducer(model)
+    sync.attach_hook(apply_optimizer_in_backward_hook, weakref.ref(sync))
+    sync.describe()
+    attach_reducer(sync)
 
 
-def attach_reducer(model: ModelState) -> None:
+def attach_reducer(sync: GradientSynchronizer) -> None:
     """Tells the model's reducer, a new one perhaps, which parameters' optimizers drop their gradients."""
-    if any(hook is apply_optimizer_in_backward_hook for hook, _ in model._comm_hooks):
-        stepping = [index for index, p in enumerate(model._trained) if hasattr(p, "_in_backward_optimizers")]
-        model.reducer._set_optimizer_in_backward(stepping)
+    if any(hook is apply_optimizer_in_backward_hook for hook, _ in sync.hooks):
+        stepping = [index for index, p in enumerate(sync.trained.tensors) if hasattr(p, "_in_backward_optimizers")]
+        sync.reducer._set_optimizer_in_backward(stepping)
 
 
-def apply_optimizer_in_backward_hook(model_reference: weakref.ReferenceType[ModelState], bucket: GradBucket) -> Future:
+def apply_optimizer_in_backward_hook(
+    reference: weakref.ReferenceType[GradientSynchronizer], bucket: GradBucket
+) -> Future:
     """A comm hook: averages the bucket, then steps the in-backward optimizers of its parameters."""
-    model = model_reference()
-    assert model is not None
-    divisor = join.divisor(model)
+    sync = reference()
+    assert sync is not None
+    divisor = sync.divisor
 
     def step(summed: Future) -> torch.Tensor:
         summed.value()  # raises what the collective raised
@@ -78,12 +79,12 @@ def apply_optimizer_in_backward_hook(model_reference: weakref.ReferenceType[Mode
             parameter.grad = None
         return buffer
 
-    future: Future = model.reducer._run_allreduce_hook(bucket)
+    future: Future = sync.reducer._run_allreduce_hook(bucket)
     return future.then(step)
 
 
 def register_fused_optim(
-    model: ModelState,
+    model: TorchDDP,
     optim: type[torch.optim.Optimizer],
     *args: Any,
     optim_params: Iterable[torch.Tensor] | None = None,

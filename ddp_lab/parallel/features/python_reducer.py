@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
+from ..core.synchronizer import GradientSynchronizer
 
 __all__ = ["install", "is_chosen"]
 
@@ -30,33 +29,41 @@ def is_chosen() -> bool:
     return config is not None and config.optimize_ddp == "python_reducer"
 
 
-def install(model: ModelState) -> None:
-    """Takes the reducer's hooks off, gives each trained parameter one of its own, and leaves the call to the module."""
+def install(model: torch.nn.Module, sync: GradientSynchronizer) -> list[Any]:
+    """Takes the reducer's hooks off, gives each trained parameter one of its own, and leaves the call to the module.
+
+    Args:
+        model: the wrapper, whose forward is replaced.
+        sync: the wrapper's.
+
+    Returns:
+        The handles of the parameters' hooks.
+    """
     from torch._inductor import config
 
     config._fuse_ddp_communication = True
-    config._fuse_ddp_bucket_size = model.bucket_bytes_cap // 2**20
-    model.reducer.remove_hooks()
-    model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
-    model._python_hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda parameter: _average(model, parameter))
-        for parameter in model._trained
+    config._fuse_ddp_bucket_size = sync.caps.others // 2**20
+    sync.reducer.remove_hooks()
+    model.forward = types.MethodType(forward, model)
+    return [
+        parameter.register_post_accumulate_grad_hook(lambda parameter: _average(sync, parameter))
+        for parameter in sync.trained.tensors
     ]
 
 
-def forward(self: ModelState, *inputs: Any, **kwargs: Any) -> Any:
+def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
     """Runs the module, and nothing else."""
     return self.module(*inputs, **kwargs)
 
 
-def _average(model: ModelState, parameter: torch.Tensor) -> None:
+def _average(sync: GradientSynchronizer, parameter: torch.Tensor) -> None:
     import torch.distributed._functional_collectives as functional
 
-    if not model.require_backward_grad_sync or parameter.grad is None:
+    if not sync.wanted or parameter.grad is None:
         return
-    if model._comm_hooks:
-        for hook, state in model._comm_hooks:
-            hook(state, (parameter.grad, parameter))
+    if sync.hooks:
+        for hook, state in sync.hooks:
+            hook(state, (parameter.grad, parameter))  # type: ignore[operator]
         return
-    share = parameter.grad / model.process_group.size()
-    parameter.grad.copy_(functional.all_reduce(share, "sum", model.process_group))
+    share = parameter.grad / sync.group.size()
+    parameter.grad.copy_(functional.all_reduce(share, "sum", sync.group))

@@ -13,12 +13,12 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from ... import recording
 from ...analysis.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
 from ..core import comm_hooks, process_groups
-from ..core.store_exchange import Exchange
 from ..distributed import DistributedDataParallel
 from . import training, verdict
 from . import trial as hook_trial
 from .cases import Case, cases
 from .state import copy_of_state
+from .store_exchange import Exchange
 
 __all__ = ["check_hook"]
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...bucketing import assign_buckets
 from ...protocol.commands import Change
 from ..core.arguments import MEBIBYTE, BucketCaps
+from ..core.synchronizer import GradientSynchronizer
 from . import hooks
 
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
-
-__all__ = ["Decision", "apply", "check", "decide", "held_order", "may_still_rebuild"]
+__all__ = ["Decision", "apply", "check", "decide", "describe"]
 
 ORDERS = ("ready", "registration", "reversed")
 
@@ -50,21 +47,21 @@ class Decision:
         return cls(**made)
 
 
-def check(model: ModelState, change: Change) -> None:
+def check(sync: GradientSynchronizer, change: Change) -> None:
     """Refuses what can't be done to this model, before anything has been done on any rank.
 
     Raises:
         ValueError: the change makes no sense.
         RuntimeError: this model's can't be changed.
     """
-    if model._use_python_reducer or model._delay_all_reduce_all_params:
+    if sync.in_python or not sync.survey.trained:
         raise RuntimeError("this model has no buckets of ours to change")
     _check_caps(change)
-    _order_of(model, change)
-    hooks.check(model, change.comm_hook)
-    caps, order = _caps_of(model, change), held_order(model)
-    made = _assigned(model, caps or model._caps, order) if caps else model._assignment
-    hooks.check_buckets(model, change.comm_hook, len(made))
+    _order_of(sync, change)
+    hooks.check(sync, change.comm_hook)
+    caps = _caps_of(sync, change)
+    made = sync.assigned(caps, sync.held_order) if caps is not None else sync.assignment
+    hooks.check_buckets(sync, change.comm_hook, len(made))
 
 
 def _check_caps(change: Change) -> None:
@@ -80,103 +77,83 @@ def _check_caps(change: Change) -> None:
         raise ValueError("nothing was given that is to be changed")
 
 
-def _caps_of(model: ModelState, change: Change) -> BucketCaps | None:
-    small_last = model._caps.small_last
+def _caps_of(sync: GradientSynchronizer, change: Change) -> BucketCaps | None:
+    small_last = sync.caps.small_last
     if change.bucket_cap_mb_list is not None:
         each = tuple(int(cap * MEBIBYTE) for cap in change.bucket_cap_mb_list)
         return BucketCaps(max(each), max(each), each, small_last)
     if change.bucket_cap_mb is None and change.first_bucket_mb is None:
         return None
-    others = model._caps.others if change.bucket_cap_mb is None else int(change.bucket_cap_mb * MEBIBYTE)
+    others = sync.caps.others if change.bucket_cap_mb is None else int(change.bucket_cap_mb * MEBIBYTE)
     first = others if change.first_bucket_mb is None else int(change.first_bucket_mb * MEBIBYTE)
     return BucketCaps(first, others, (), small_last)
 
 
-def _order_of(model: ModelState, change: Change) -> list[int] | None:
-    count = len(model._names)
+def _order_of(sync: GradientSynchronizer, change: Change) -> list[int] | None:
+    count = len(sync.trained.names)
     if change.order is None:
         return None
     if isinstance(change.order, str):
         if change.order not in ORDERS:
             raise ValueError(f"order={change.order!r}: choose one of {', '.join(ORDERS)}, or give all names")
         if change.order == "ready":
-            ready = [int(index) for index in model.reducer.ready_order()]
-            return ready if sorted(ready) == list(range(count)) else held_order(model)
+            ready = [int(index) for index in sync.reducer.ready_order()]
+            return ready if sorted(ready) == list(range(count)) else sync.held_order
         return list(range(count)) if change.order == "registration" else list(reversed(range(count)))
-    if sorted(change.order) != sorted(model._names):
-        missing = sorted(set(model._names) - set(change.order))
-        unknown = sorted(set(change.order) - set(model._names))
+    if sorted(change.order) != sorted(sync.trained.names):
+        missing = sorted(set(sync.trained.names) - set(change.order))
+        unknown = sorted(set(change.order) - set(sync.trained.names))
         raise ValueError(
             f"order must name each of the {count} trained parameters once (missing: {missing[:5]}, unknown: "
             f"{unknown[:5]})"
         )
-    place = {name: index for index, name in enumerate(model._names)}
+    place = {name: index for index, name in enumerate(sync.trained.names)}
     return [place[name] for name in change.order]
 
 
-def held_order(model: ModelState) -> list[int]:
-    """The parameters in the order of the present buckets."""
-    return [index for bucket in model._assignment for index in bucket]
-
-
-def decide(model: ModelState, change: Change) -> Decision:
+def decide(sync: GradientSynchronizer, change: Change) -> Decision:
     """What all ranks are to do; by one rank for all, since only its order of readiness can count."""
     return Decision(
-        caps=_caps_of(model, change),
-        order=_order_of(model, change),
-        generation=int(model.reducer.generation()),
+        caps=_caps_of(sync, change),
+        order=_order_of(sync, change),
+        generation=int(sync.reducer.generation()),
         comm_hook=change.comm_hook,
         words=change.words(),
     )
 
 
-def may_still_rebuild(model: ModelState) -> bool:
-    """Whether the buckets will be assigned in the order of readiness after the first backward."""
-    ordered = not model.find_unused_parameters or model.static_graph
-    return ordered and not model._has_rebuilt_buckets
-
-
-def apply(model: ModelState, decision: Decision) -> None:
+def apply(sync: GradientSynchronizer, decision: Decision) -> None:
     """Carries it out; communicates nothing. Between two backwards, on the thread that trains.
 
     Raises:
         RuntimeError: the last backward is unfinished.
     """
-    if model.reducer.in_flight():
-        model.reducer.begin_forward(True)  # discards a backward that failed; raises if it is only unfinished
+    if sync.reducer.in_flight():
+        sync.reducer.begin_forward(True)  # discards a backward that failed; raises if it is only unfinished
     if decision.caps is not None:
-        model._caps = decision.caps
-        model.bucket_bytes_cap = decision.caps.others
-        model.bucket_bytes_cap_list = list(decision.caps.each)
-        model.bucket_bytes_cap_default = decision.caps.first < decision.caps.others
+        sync.caps = decision.caps
     if decision.comm_hook is not None:
-        hooks.replace(model, decision.comm_hook)
-    hooks.forget_buckets(model)
-    if may_still_rebuild(model):  # and will take the new caps then
-        model._describe_assignment()
+        hooks.replace(sync, decision.comm_hook)
+    hooks.forget_buckets(sync)
+    if sync.may_still_rebuild:  # and will take the new caps then
+        sync.describe()
     elif decision.caps is None and decision.order is None:
-        model.reducer.rebuild(model._assignment)
-        model._describe_assignment()
+        sync.reducer.rebuild(sync.assignment)
+        sync.describe()
     else:
         # An order that was decided for other parameters, or before the buckets have followed a drift, is out of date:
         # on all ranks alike, since all have the same generation.
-        known = decision.order is not None and decision.generation == model.reducer.generation()
-        model._reassign(decision.order if known and decision.order is not None else held_order(model))
+        known = decision.order is not None and decision.generation == sync.reducer.generation()
+        sync.reassign(decision.order if known and decision.order is not None else sync.held_order)
 
 
-def _assigned(model: ModelState, caps: BucketCaps, order: list[int]) -> list[list[int]]:
-    return assign_buckets(
-        model._sizes, model._keys, caps.rebuilt(), order, alone=model._sparse, small_last=caps.small_last
-    )
-
-
-def describe(model: ModelState) -> dict[str, Any]:
+def describe(sync: GradientSynchronizer) -> dict[str, Any]:
     """What a model has now, in the words of a change."""
-    caps = model._caps
+    caps = sync.caps
     return {
         "bucket_cap_mb": caps.others / MEBIBYTE,
         "first_bucket_mb": (caps.each[0] if caps.each else caps.first) / MEBIBYTE,
         "bucket_cap_mb_list": [cap / MEBIBYTE for cap in caps.each] or None,
-        "comm_hook": hooks.name_of(model),
-        "buckets": len(model._assignment),
+        "comm_hook": sync.hook_name,
+        "buckets": len(sync.assignment),
     }

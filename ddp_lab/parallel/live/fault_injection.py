@@ -15,16 +15,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import faults, recording
+from ..core.synchronizer import GradientSynchronizer
 from . import interruptible_sleep
 from .slow_link import Link
 
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
-
-__all__ = ["Happening", "before_death", "index_of"]
+__all__ = ["Faults", "before_death", "index_of"]
 
 before_death: list[Callable[[], object]] = []
 """Called before a rank kills itself: the last events leave."""
@@ -32,13 +30,13 @@ before_death: list[Callable[[], object]] = []
 _numbers = itertools.count(1)
 
 
-class Happening:
+class Faults:
     """Faults that are asked for, and those that have begun. Any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asked: dict[int, faults.Fault] = {}
-        self._begun: dict[int, tuple[faults.Fault, Callable[[ModelState], None]]] = {}
+        self._begun: dict[int, tuple[faults.Fault, Callable[[GradientSynchronizer], None]]] = {}
         self._ending: set[int] = set()
         self._link: Link | None = None
 
@@ -48,7 +46,7 @@ class Happening:
         with self._lock:
             return not (self._asked or self._begun)
 
-    def ask(self, model: ModelState, fault: faults.Fault) -> int:
+    def ask(self, sync: GradientSynchronizer, fault: faults.Fault) -> int:
         """Has the fault begin in the next forward; returns its number.
 
         Raises:
@@ -57,8 +55,8 @@ class Happening:
         fault.check()
         parameter = getattr(fault, "parameter", None)
         if parameter is not None:
-            index_of(model, parameter)
-        if isinstance(fault, faults.SlowLink) and model.mixed_precision is not None:
+            index_of(sync, parameter)
+        if isinstance(fault, faults.SlowLink) and sync.options.mixed_precision is not None:
             raise ValueError("mixed_precision has its own way to reduce gradients: no slow link can stand before it")
         with self._lock:
             held = [*self._asked.values(), *(one for one, _ in self._begun.values())]
@@ -85,52 +83,52 @@ class Happening:
             {**faults.to_dict(f), "number": n, "begun": on} for n, f, on in sorted(waiting + begun, key=lambda x: x[0])
         ]
 
-    def before_forward(self, model: ModelState, sync: bool) -> None:
+    def before_forward(self, sync: GradientSynchronizer, synchronised: bool) -> None:
         """Ends and begins what was asked for."""
         with self._lock:
             ending = [self._begun.pop(number) for number in sorted(self._ending)]
             self._ending.clear()
-            once = () if sync else (faults.DroppedGradient,)  # wait for a backward that is synchronised
+            once = () if synchronised else (faults.DroppedGradient,)  # wait for a backward that is synchronised
             asked = {number: fault for number, fault in self._asked.items() if not isinstance(fault, once)}
             for number in asked:
                 del self._asked[number]
         for fault, end in ending:
-            end(model)
+            end(sync)
             recording.mark(f"end of {fault.text()}")
         for number, fault in asked.items():
             recording.mark(fault.text())
-            undo = self._begin(model, fault)
+            undo = self._begin(sync, fault)
             if undo is not None:
                 with self._lock:
                     self._begun[number] = (fault, undo)
         if self._link is not None:
-            self._link.follow(model)
+            self._link.follow(sync)
 
-    def _begin(self, model: ModelState, fault: faults.Fault) -> Callable[[ModelState], None] | None:
+    def _begin(self, sync: GradientSynchronizer, fault: faults.Fault) -> Callable[[GradientSynchronizer], None] | None:
         """Makes it happen; returns what ends it, None for what is over at once."""
         if isinstance(fault, faults.SlowRank):
             seconds = fault.seconds
-            handle = model.module.register_forward_pre_hook(lambda module, inputs: _sleep(seconds))
-            return lambda model: handle.remove()
+            handle = sync.module.register_forward_pre_hook(lambda module, inputs: _sleep(seconds))
+            return lambda sync: handle.remove()
         if isinstance(fault, faults.SlowLayer):
             seconds = fault.seconds
-            parameter = model._trained[index_of(model, fault.parameter)]
+            parameter = sync.trained.tensors[index_of(sync, fault.parameter)]
             hook = parameter.register_hook(lambda gradient: _sleep(seconds))
-            return lambda model: hook.remove()
+            return lambda sync: hook.remove()
         if isinstance(fault, faults.SlowLink):
-            self._link = Link(model, fault)
+            self._link = Link(sync, fault)
             return self._end_link
         if isinstance(fault, faults.DroppedGradient):
-            model.reducer.drop_next(index_of(model, fault.parameter))
+            sync.reducer.drop_next(index_of(sync, fault.parameter))
             return None
         for call in before_death:
             call()
         os.kill(os.getpid(), signal.SIGKILL)
         return None
 
-    def _end_link(self, model: ModelState) -> None:
+    def _end_link(self, sync: GradientSynchronizer) -> None:
         if self._link is not None:
-            self._link.end(model)
+            self._link.end(sync)
             self._link = None
 
 
@@ -138,10 +136,11 @@ def _sleep(seconds: float) -> None:
     interruptible_sleep.nap(seconds)
 
 
-def index_of(model: ModelState, name: str) -> int:
+def index_of(sync: GradientSynchronizer, name: str) -> int:
     """The index of a trained parameter; `ValueError` with the closest name if there is none."""
-    if name in model._names:
-        return model._names.index(name)
-    close = difflib.get_close_matches(name, model._names, 1)
+    names = sync.trained.names
+    if name in names:
+        return names.index(name)
+    close = difflib.get_close_matches(name, names, 1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
     raise ValueError(f"the model trains no parameter '{name}'{hint}")

@@ -14,63 +14,60 @@ import difflib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 
-from ..core import buckets as records
 from ..core import comm_hooks, process_groups
+from ..core.synchronizer import GradientSynchronizer
 
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
+__all__ = ["check", "check_buckets", "define", "forget_buckets", "known", "make", "replace"]
 
-__all__ = ["check", "check_buckets", "define", "forget_buckets", "known", "make", "name_of", "replace"]
-
-Factory = Callable[["ModelState"], tuple[comm_hooks.Hook, object]]
+Factory = Callable[[GradientSynchronizer], tuple[comm_hooks.Hook, object]]
 
 NONE = "none"
 _UNCOUPLED = ("noop_hook", "post_localSGD_hook")
 
 
-def _bf16(model: ModelState) -> tuple[comm_hooks.Hook, object]:
+def _bf16(sync: GradientSynchronizer) -> tuple[comm_hooks.Hook, object]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-    reference = weakref.ref(model)  # the model's group may be another one tomorrow
+    reference = weakref.ref(sync)  # the model's group may be another one tomorrow
 
     @functools.wraps(bf16_compress_hook)
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return bf16_compress_hook(reference().process_group, bucket)  # type: ignore[union-attr]
+        return bf16_compress_hook(reference().group, bucket)  # type: ignore[union-attr]
 
     return hook, None
 
 
-def _power_sgd(model: ModelState) -> tuple[comm_hooks.Hook, object]:
+def _power_sgd(sync: GradientSynchronizer) -> tuple[comm_hooks.Hook, object]:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-    reference = weakref.ref(model)
+    reference = weakref.ref(sync)
 
     @functools.wraps(powerSGD_hook)
     def hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        state.process_group = reference().process_group  # type: ignore[union-attr]
+        state.process_group = reference().group  # type: ignore[union-attr]
         return powerSGD_hook(state, bucket)
 
     return hook, PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
 
 
 _factories: dict[str, Factory] = {
-    "fp16": lambda model: (BuiltinCommHookType.FP16_COMPRESS, None),
+    "fp16": lambda sync: (BuiltinCommHookType.FP16_COMPRESS, None),
     "bf16": _bf16,
     "powersgd": _power_sgd,
 }
 
 
-def define(name: str, hook: Callable[..., Any], state: Callable[[ModelState], object] | None = None) -> None:
+def define(name: str, hook: Callable[..., Any], state: Callable[[Any], object] | None = None) -> None:
     """See `DistributedDataParallel.define_comm_hook`."""
     if name in (NONE, "fp16", "bf16", "powersgd"):
         raise ValueError(f"the name {name!r} is taken: choose another one")
     comm_hooks.check_hook(hook)
-    _factories[name] = lambda model: (hook, None if state is None else state(model))
+    _factories[name] = lambda sync: (hook, None if state is None else state(sync.owner()))
 
 
 def known() -> list[str]:
@@ -78,19 +75,14 @@ def known() -> list[str]:
     return [NONE, *_factories]
 
 
-def make(model: ModelState, name: str) -> tuple[comm_hooks.Hook, object]:
+def make(sync: GradientSynchronizer, name: str) -> tuple[comm_hooks.Hook, object]:
     """The hook and a new state for it."""
-    return _factories[name](model)
+    return _factories[name](sync)
 
 
-def name_of(model: ModelState) -> str | None:
-    """What the timeline calls the model's hook; None without one."""
-    return records.name_of_hook(model._comm_hooks)
-
-
-def check(model: ModelState, name: str | None) -> None:
+def check(sync: GradientSynchronizer, name: str | None) -> None:
     """Refuses a name that is not known here, and models whose hook can't be replaced or does not couple the ranks."""
-    present = name_of(model) or ""
+    present = sync.hook_name or ""
     if any(word in present for word in _UNCOUPLED):
         raise RuntimeError(
             f"the model's comm hook is {present}, with which ranks do not wait for each other in each backward: they "
@@ -104,38 +96,32 @@ def check(model: ModelState, name: str | None) -> None:
         raise ValueError(
             f"no comm hook is known as {name!r} on this rank{hint}: choose one of {', '.join(map(repr, known()))}"
         )
-    if model.mixed_precision is not None:
+    if sync.options.mixed_precision is not None:
         raise RuntimeError("mixed_precision has its own way to reduce gradients: such a model takes no comm hook")
     if "optim" in present:
         raise RuntimeError(f"the model's comm hook {present} steps optimizers: without it nothing would be trained")
 
 
-def check_buckets(model: ModelState, name: str | None, buckets: int) -> None:
+def check_buckets(sync: GradientSynchronizer, name: str | None, buckets: int) -> None:
     """Refuses what is known to hang: PowerSGD's callbacks wait for collectives on Gloo's two threads."""
-    chosen = "powerSGD" in (name_of(model) or "") if name is None else name == "powersgd"
-    if chosen and buckets > 1 and process_groups.backend_name(model.process_group) == "gloo":
+    chosen = "powerSGD" in (sync.hook_name or "") if name is None else name == "powersgd"
+    if chosen and buckets > 1 and process_groups.backend_name(sync.group) == "gloo":
         raise RuntimeError(
             f"PowerSGD hangs on Gloo with several buckets, and there would be {buckets}: ask for a bucket_cap_mb that "
             "holds the whole model too"
         )
 
 
-def replace(model: ModelState, name: str) -> None:
+def replace(sync: GradientSynchronizer, name: str) -> None:
     """Puts the named hook in the place of the present one, if any."""
-    model.reducer.clear_comm_hook()
-    model._comm_hooks.clear()
-    if name == NONE:
-        model.logger._set_comm_hook_name("")
-        return
-    hook, state = make(model, name)
-    comm_hooks.attach(model.reducer, hook, state)
-    model._comm_hooks.append((hook, state))
-    model.logger._set_comm_hook_name(comm_hooks.hook_name(hook) if callable(hook) else str(hook))
+    sync.detach_hook()
+    if name != NONE:
+        sync.attach_hook(*make(sync, name))
 
 
-def forget_buckets(model: ModelState) -> None:
+def forget_buckets(sync: GradientSynchronizer) -> None:
     """Clears what torch's PowerSGD remembers of each bucket: errors and matrices of its shape."""
-    for _, state in model._comm_hooks:
+    for _, state in sync.hooks:
         if type(state).__name__ == "PowerSGDState":  # torch's module takes a while to import
             for held in ("error_dict", "p_memory_dict", "q_memory_dict"):
                 getattr(state, held).clear()

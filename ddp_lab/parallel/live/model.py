@@ -1,67 +1,260 @@
-"""What a model of ours offers for being changed while it trains."""
+"""One model of ours as it trains: what may be asked of it, by its program or by the thread that answers the client."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...protocol.commands import Change
-from ..core.model_state import ModelState
-from . import change, hooks
-from .reconfigure import apply_now
+import torch
+import torch.distributed as dist
 
-__all__ = ["LiveModel"]
+from ... import faults, recording
+from ...protocol.commands import Change, Look
+from ..core import process_groups
+from ..core.synchronizer import GradientSynchronizer
+from ..monitoring.monitors import Monitors
+from . import breakpoints, interruptible_sleep, looks
+from . import change as changes
+from .breakpoints import Breakpoints
+from .change import Decision
+from .fault_injection import Faults
+from .looks import PendingLook
+from .reconfigure import Applied, Pending, decide_together, settle_steps
+
+__all__ = ["LiveModel", "apply_change", "check_replicas", "live_model", "live_models", "release"]
 
 
-class LiveModel(ModelState):
-    """The part of `DistributedDataParallel` that changes buckets and comm hook between two steps."""
+class LiveModel:
+    """A pending change of the configuration, pending looks, the faults that happen, and breakpoints.
 
-    def reconfigure(
-        self,
-        *,
-        bucket_cap_mb: float | None = None,
-        first_bucket_mb: float | None = None,
-        bucket_cap_mb_list: Sequence[float] | None = None,
-        order: str | Sequence[str] | None = None,
-        comm_hook: str | None = None,
-    ) -> None:
-        """Changes the buckets, their order or the comm hook from the next forward on. All ranks call it alike.
+    Args:
+        sync: what averages the model's gradients.
+        monitors: what looks at its values.
 
-        From a notebook, while a cell trains: `Cluster.reconfigure`.
+    Attributes:
+        waiting: there is something to do before the next forward. The thread that trains reads it without a lock.
+        applied: the last change that was made between two steps; None: there was none.
+    """
+
+    def __init__(self, sync: GradientSynchronizer, monitors: Monitors) -> None:
+        self.sync = sync
+        self.monitors = monitors
+        self.breakpoints = Breakpoints(sync)
+        self.waiting = False
+        self.applied: Applied | None = None
+        self._asking = threading.Lock()  # guards `waiting` and what it is said of
+        self._pending: Pending | None = None
+        self._faults = Faults()
+        self._looks: list[PendingLook] = []
+        sync.on_new_group.append(weakref.WeakMethod(self._forget_requests))
+
+    def enlist(self) -> None:
+        """Its reducer is there: requests may come."""
+        _living.add(self)
+
+    # -- on the thread that trains
+
+    def before_forward(self, synchronised: bool) -> None:
+        """Before each forward with gradients, if something is `waiting`."""
+        if synchronised and torch._C._current_graph_task_id() == -1:
+            self.look()
+        self._faults.before_forward(self.sync, synchronised)
+        with self._asking:
+            self.waiting = self._pending is not None or not self._faults.empty or bool(self._looks)
+
+    def look(self) -> None:
+        """Before a synchronised backward: carries a change out if it is due."""
+        if not self.waiting:
+            return
+        pending = self._pending
+        if pending is not None and pending.look(self.sync, self._carry_out) and self._pending is pending:
+            self._pending = None
+        for one in [one for one in self._looks if one.look(self.sync, self.monitors)]:
+            self._looks.remove(one)
+
+    def reconfigure(self, change: Change) -> None:
+        """See `DistributedDataParallel.reconfigure`."""
+        self._carry_out(decide_together(self.sync, change), "")
+
+    def settle(self) -> None:
+        """With a new group, before its first step: the ranks go on from the same one, with the same configuration."""
+        missed = settle_steps(self.sync, self.applied)
+        if missed is not None:
+            decision, generation = missed
+            self._carry_out(decision, "")
+            self.sync.reducer.set_generation(generation - 1)
+            self.sync.replace_group(self.sync.group)  # back to the first buckets, those of the new caps
+        self.monitors.settle()
+        self.sync.step_agreed = True
+
+    def _carry_out(self, decision: Decision, name: str) -> None:
+        changes.apply(self.sync, decision)
+        reducer = self.sync.reducer
+        self.applied = Applied(
+            name=name,
+            number=1 + (self.applied.number if self.applied else 0),
+            step=int(reducer.step()),
+            after=int(reducer.finished()),
+            generation=int(reducer.generation()),
+            text=decision.text(),
+        )
+        recording.mark(decision.words)
+
+    # -- any thread
+
+    def _ask(self, add: Callable[[], None]) -> None:
+        with self._asking:
+            add()
+            self.waiting = True
+
+    def prepare(self, name: str, change: Change) -> None:
+        """Has the model look for a decision about this change from now on, or make it on rank 0 of its group.
 
         Args:
-            bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
-            first_bucket_mb: cap of the bucket that is launched first.
-            bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
-            order: ``"ready"`` (as rank 0's gradients became ready last), ``"registration"``, ``"reversed"``, or the
-                qualified names of all trained parameters.
-            comm_hook: ``"none"``, ``"fp16"``, ``"bf16"``, ``"powersgd"``, or a name that was given to a hook on all
-                ranks with `define_comm_hook`.
+            name: of the request, unique in the life of the group's store.
+            change: see [Note: a change while training runs].
+
+        Raises:
+            ValueError, RuntimeError: it can't be done, or another one is pending.
+        """
+        changes.check(self.sync, change)
+        process_groups.needed_store_of(self.sync.group)
+        pending = Pending(name, change, decides=self._decides)
+
+        def add() -> None:
+            if self._pending is not None:
+                raise RuntimeError("another change of this model is pending: wait for it, or withdraw it")
+            self._pending = pending
+
+        self._ask(add)
+
+    def prepare_look(self, name: str, wanted: Look) -> None:
+        """The same for a look at values, see [Note: looks while training runs]; several may be pending.
+
+        Raises:
+            ValueError: it makes no sense.
+            RuntimeError: the model's group has no store.
+        """
+        wanted.validate()
+        process_groups.needed_store_of(self.sync.group)
+        self._ask(lambda: self._looks.append(PendingLook(name, wanted, decides=self._decides)))
+
+    @property
+    def _decides(self) -> bool:
+        return bool(self.sync.group.rank() == 0)
+
+    def withdraw(self, name: str) -> bool:
+        """Drops a change that is not decided; returns whether it is gone."""
+        pending = self._pending
+        if pending is None or pending.name != name:
+            return bool(self.status(name)["state"] != "applied")
+        if not pending.withdraw():
+            return False
+        self._pending = None
+        return True
+
+    def status(self, name: str) -> dict[str, Any]:
+        """How far a change has come on this rank.
+
+        Returns:
+            ``state``: ``"waiting"`` (for a forward), ``"decided"`` (`at`: after how many backwards), ``"applied"``
+            (`step`, `after` how many backwards, `generation`) or ``"dropped"``.
+        """
+        done, pending = self.applied, self._pending
+        if done is not None and done.name == name:
+            return {"state": "applied", "step": done.step, "after": done.after, "generation": done.generation}
+        if pending is None or pending.name != name:
+            return {"state": "dropped"}
+        return {"state": "waiting"} if pending.at is None else {"state": "decided", "at": pending.at}
+
+    def looks(self) -> dict[str, int]:
+        """What is looked at: ``gradients`` and ``drift`` (every how many steps; 0: not), ``pending`` requests."""
+        watched = self.monitors
+        return {"gradients": watched.gradients_every, "drift": watched.drift_every, "pending": len(self._looks)}
+
+    def inject(self, fault: faults.Fault) -> int | None:
+        """Has a fault happen from the next forward on; does nothing on other ranks than the fault's.
+
+        Returns:
+            The fault's number, for `end_faults`; None on other ranks.
 
         Raises:
             ValueError: it makes no sense for this model.
-            RuntimeError: this model can't be changed so, the ranks call it with other arguments, or a backward is
-                unfinished.
         """
-        apply_now(self, Change(bucket_cap_mb, first_bucket_mb, bucket_cap_mb_list, order, comm_hook))
+        if fault.rank != dist.get_rank():
+            return None
+        numbers: list[int] = []
+        self._ask(lambda: numbers.append(self._faults.ask(self.sync, fault)))
+        return numbers[0]
 
-    @staticmethod
-    def define_comm_hook(
-        name: str, hook: Callable[..., Any], state: Callable[[ModelState], object] | None = None
-    ) -> None:
-        """Gives a comm hook a name by which `reconfigure` can ask for it, for any model. On all ranks.
+    def end_faults(self, number: int | None = None) -> None:
+        """Ends one fault of this rank, or all of the model's, before its next forward."""
+        self._faults.end(number)
 
-        Args:
-            name: a later definition replaces an earlier one.
-            hook: ``hook(state, bucket) -> Future[Tensor]``.
-            state: makes the hook's state for a model, without communication; None: the state is None.
+    def faults(self) -> list[dict[str, Any]]:
+        """The model's faults on this rank: the fields of each, its ``number``, and whether it has ``begun``."""
+        return self._faults.listed()
 
-        Raises:
-            TypeError: the hook is not callable.
-            ValueError: its signature is another one, or the name is one of torch's hooks.
-        """
-        hooks.define(name, hook, state)
+    def _forget_requests(self) -> None:
+        """What was decided in the old group's store is lost."""
+        self._pending = None
+        self._looks.clear()
 
-    def configuration(self) -> dict[str, Any]:
-        """What `reconfigure` can change, as it is: caps in MiB, the comm hook's name, the number of buckets."""
-        return change.describe(self)
+
+_living: weakref.WeakSet[LiveModel] = weakref.WeakSet()
+
+
+def live_models() -> list[LiveModel]:
+    """The models of ours in this process that exist and have a reducer, in the order of their numbers."""
+    return sorted(_living, key=lambda model: model.sync.reducer_id)
+
+
+def live_model(reducer: int) -> LiveModel:
+    """The model that this rank knows by this number.
+
+    Raises:
+        KeyError: there is no such model any more.
+    """
+    for model in live_models():
+        if model.sync.reducer_id == reducer:
+            return model
+    raise KeyError(f"no living model of ddp_lab's class has reducer id {reducer}")
+
+
+def release(why: str) -> None:
+    """This rank is to stop: ends pauses (with an exception) and sleeps of faults, and takes all breakpoints away.
+
+    Any thread; never blocks.
+    """
+    for model in live_models():
+        model.breakpoints.end(why)
+    interruptible_sleep.wake_all()
+    breakpoints.restore_timeouts()
+
+
+# -- what cells of the client's call on all ranks, while nothing else trains
+
+
+def apply_change(reducer: int, change: Mapping[str, Any]) -> None:
+    """Gives the model with this number, on this rank, what `change` says. All of its ranks call it alike.
+
+    Args:
+        reducer: what this rank calls the model.
+        change: the fields of a `Change`; empty: nothing happens.
+    """
+    if change:
+        live_model(reducer).reconfigure(Change(**change))
+
+
+def check_replicas(reducers: dict[str, int]) -> None:
+    """Compares the replicas of a model between cells; every rank of its group calls it.
+
+    Args:
+        reducers: rank -> this rank's number of the model.
+
+    Raises:
+        KeyError: there is no such model any more.
+    """
+    looks.check_replicas(live_model(reducers[str(dist.get_rank())]).sync)

@@ -27,22 +27,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from ... import recording
 from ...protocol.commands import Change
 from ..core import process_groups
+from ..core.synchronizer import GradientSynchronizer
 from . import change as changes
 from .change import Decision
 
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
-
-__all__ = ["Applied", "Pending", "apply_now", "settle"]
+__all__ = ["Applied", "Pending", "decide_together", "settle_steps"]
 
 
 @dataclass(frozen=True)
@@ -91,26 +88,26 @@ class Pending:
                 self._withdrawn = True
             return self._withdrawn
 
-    def look(self, model: ModelState) -> bool:
+    def look(self, sync: GradientSynchronizer, carry_out: Callable[[Decision, str], None]) -> bool:
         """Before a synchronised forward; returns whether there is nothing more to do."""
         with self._gate:
             if self._withdrawn:
                 return True
             if self._decision is None:
-                self._find_out(model)
-            due = self.at is not None and model.reducer.finished() >= self.at
+                self._find_out(sync)
+            due = self.at is not None and sync.reducer.finished() >= self.at
         if due and self._decision is not None:
-            _carry_out(model, self._decision, self.name)
+            carry_out(self._decision, self.name)
         return due
 
-    def _find_out(self, model: ModelState) -> None:
-        store = process_groups.needed_store_of(model.process_group)
-        key = f"ddp_lab/live/{model.reducer_id}/{self.name}"
+    def _find_out(self, sync: GradientSynchronizer) -> None:
+        store = process_groups.needed_store_of(sync.group)
+        key = f"ddp_lab/live/{sync.reducer_id}/{self.name}"
         if self._decides:
-            if changes.may_still_rebuild(model):
+            if sync.may_still_rebuild:
                 return
-            self._decision = changes.decide(model, self.change)
-            self.at = model.reducer.finished() + 1
+            self._decision = changes.decide(sync, self.change)
+            self.at = sync.reducer.finished() + 1
             store.set(key, f"{self.at} {self._decision.text()}")
             store.check([key])  # answered when the store has it
         elif store.check([key]):
@@ -118,24 +115,28 @@ class Pending:
             self.at, self._decision = int(at), Decision.of(text)
 
 
-def apply_now(model: ModelState, change: Change) -> None:
-    """See `DistributedDataParallel.reconfigure`."""
+def decide_together(sync: GradientSynchronizer, change: Change) -> Decision:
+    """What all ranks are to do, when all of them ask for it between the same two backwards.
+
+    Raises:
+        ValueError, RuntimeError: it can't be done, or the ranks ask for different changes.
+    """
     if torch._C._current_graph_task_id() != -1:
         raise RuntimeError("reconfigure() was called during a backward: call it when backward() has returned")
-    changes.check(model, change)
-    _check_alike(model, change)
-    decision = changes.decide(model, change)
+    changes.check(sync, change)
+    _check_alike(sync, change)
+    decision = changes.decide(sync, change)
     if decision.order is not None:
-        order = torch.tensor(decision.order, dtype=torch.int64, device=model.device)
-        process_groups.broadcast(order, model.process_group)
+        order = torch.tensor(decision.order, dtype=torch.int64, device=sync.device)
+        process_groups.broadcast(order, sync.group)
         decision.order[:] = order.tolist()
-    _carry_out(model, decision, "")
+    return decision
 
 
-def _check_alike(model: ModelState, change: Change) -> None:
+def _check_alike(sync: GradientSynchronizer, change: Change) -> None:
     digest = hashlib.sha256(change.text().encode()).digest()[:8]
-    mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], dtype=torch.int64, device=model.device)
-    rows = process_groups.all_gather(mine, model.process_group)
+    mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], dtype=torch.int64, device=sync.device)
+    rows = process_groups.all_gather(mine, sync.group)
     different = [str(rank) for rank, row in enumerate(rows) if int(row) != int(rows[0])]
     if different:
         raise RuntimeError(
@@ -144,43 +145,33 @@ def _check_alike(model: ModelState, change: Change) -> None:
         )
 
 
-def _carry_out(model: ModelState, decision: Decision, name: str) -> None:
-    changes.apply(model, decision)
-    model._reconfigured = Applied(
-        name=name,
-        number=1 + (model._reconfigured.number if model._reconfigured else 0),
-        step=int(model.reducer.step()),
-        after=int(model.reducer.finished()),
-        generation=int(model.reducer.generation()),
-        text=decision.text(),
-    )
-    recording.mark(decision.words)
-
-
-def settle(model: ModelState) -> None:
+def settle_steps(sync: GradientSynchronizer, applied: Applied | None) -> tuple[Decision, int] | None:
     """After a failure ranks may have counted differently many backwards, and not all have made the last change.
 
     They go on from the same numbers, with the newest configuration.
+
+    Args:
+        sync: the model's.
+        applied: the last change that this rank has made.
+
+    Returns:
+        The change that this rank has missed, and the newest generation; None: it has the newest configuration.
     """
-    number = model._reconfigured.number if model._reconfigured else 0
-    mine = [model.reducer.step(), model.reducer.finished(), number, -number, model.reducer.generation()]
-    step, finished, newest, oldest, generation = _maximum(model, mine)
-    model.reducer.set_step(step)
-    model.reducer.set_finished(finished)
+    number = applied.number if applied else 0
+    mine = [sync.reducer.step(), sync.reducer.finished(), number, -number, sync.reducer.generation()]
+    step, finished, newest, oldest, generation = _maximum(sync, mine)
+    sync.reducer.set_step(step)
+    sync.reducer.set_finished(finished)
     if newest == -oldest:
-        return
-    rank = int(model.process_group.rank())
-    (source,) = _maximum(model, [rank if number == newest else -1])
-    own = model._reconfigured.text if model._reconfigured else ""
-    decision = process_groups.broadcast_text(own, model.process_group, model.device, source)
-    if number == newest:
-        return
-    _carry_out(model, Decision.of(decision), "")
-    model.reducer.set_generation(generation - 1)
-    model._update_process_group(model.process_group)  # back to the first buckets, those of the new caps
+        return None
+    rank = int(sync.group.rank())
+    (source,) = _maximum(sync, [rank if number == newest else -1])
+    own = applied.text if applied else ""
+    decision = process_groups.broadcast_text(own, sync.group, sync.device, source)
+    return None if number == newest else (Decision.of(decision), generation)
 
 
-def _maximum(model: ModelState, numbers: list[int]) -> list[int]:
-    most = torch.tensor(numbers, dtype=torch.int64, device=model.device)
-    process_groups.all_reduce(most, model.process_group, dist.ReduceOp.MAX)
+def _maximum(sync: GradientSynchronizer, numbers: list[int]) -> list[int]:
+    most = torch.tensor(numbers, dtype=torch.int64, device=sync.device)
+    process_groups.all_reduce(most, sync.group, dist.ReduceOp.MAX)
     return [int(number) for number in most.tolist()]

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from ... import faults
-from . import requests
-
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
+from .model import LiveModel
 
 __all__ = ["active", "die", "drop_gradient", "end", "inject", "slow_layer", "slow_link", "slow_rank"]
 
 
-def inject(model: ModelState, fault: faults.Fault) -> int | None:
+class Model(Protocol):
+    """A `ddp_lab.DistributedDataParallel`."""
+
+    _live: LiveModel
+
+
+def inject(model: Model, fault: faults.Fault) -> int | None:
     """Has a fault happen from the model's next forward on; does nothing on other ranks than the fault's.
 
     Returns:
@@ -30,57 +33,52 @@ def inject(model: ModelState, fault: faults.Fault) -> int | None:
     Raises:
         ValueError: it makes no sense for this model.
     """
-    if fault.rank != dist.get_rank():
-        return None
-    numbers: list[int] = []
-    requests.ask(model, lambda live: numbers.append(live.faults.ask(model, fault)))
-    return numbers[0]
+    return model._live.inject(fault)
 
 
-def end(model: ModelState, number: int | None = None) -> None:
+def end(model: Model, number: int | None = None) -> None:
     """Ends one fault of this rank, or all of the model's, before its next forward."""
-    if model._live is not None:
-        model._live.faults.end(number)
+    model._live.end_faults(number)
 
 
-def active(model: ModelState) -> list[dict[str, Any]]:
+def active(model: Model) -> list[dict[str, Any]]:
     """The model's faults on this rank: the fields of each, its ``number``, and whether it has ``begun``."""
-    return model._live.faults.listed() if model._live is not None else []
+    return model._live.faults()
 
 
 @contextmanager
-def slow_rank(model: ModelState, seconds: float) -> Iterator[None]:
+def slow_rank(model: Model, seconds: float) -> Iterator[None]:
     """Each forward inside takes `seconds` longer on this rank."""
     with _during(model, faults.SlowRank(dist.get_rank(), seconds)):
         yield
 
 
 @contextmanager
-def slow_layer(model: ModelState, parameter: str, seconds: float) -> Iterator[None]:
+def slow_layer(model: Model, parameter: str, seconds: float) -> Iterator[None]:
     """In each backward inside the gradient of the named parameter comes `seconds` later on this rank."""
     with _during(model, faults.SlowLayer(dist.get_rank(), parameter, seconds)):
         yield
 
 
 @contextmanager
-def slow_link(model: ModelState, latency_seconds: float = 0.0, mb_per_second: float | None = None) -> Iterator[None]:
+def slow_link(model: Model, latency_seconds: float = 0.0, mb_per_second: float | None = None) -> Iterator[None]:
     """Buckets of this rank wait as on a slow link before their collectives start; see [Note: a slow link]."""
     with _during(model, faults.SlowLink(dist.get_rank(), latency_seconds, mb_per_second)):
         yield
 
 
-def drop_gradient(model: ModelState, parameter: str) -> None:
+def drop_gradient(model: Model, parameter: str) -> None:
     """The gradient of the named parameter does not count in this rank's next synchronised backward."""
     inject(model, faults.DroppedGradient(dist.get_rank(), parameter))
 
 
-def die(model: ModelState) -> None:
+def die(model: Model) -> None:
     """Kills this rank's process at its next forward."""
     inject(model, faults.DeadRank(dist.get_rank()))
 
 
 @contextmanager
-def _during(model: ModelState, fault: faults.Fault) -> Iterator[None]:
+def _during(model: Model, fault: faults.Fault) -> Iterator[None]:
     number = inject(model, fault)
     try:
         yield

@@ -16,18 +16,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 
 from ...faults import SlowLink
 from ..core import comm_hooks
-from ..features import join
+from ..core.synchronizer import GradientSynchronizer
 from . import interruptible_sleep
-
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
 
 __all__ = ["Link"]
 
@@ -37,33 +34,33 @@ Future = torch.futures.Future[Any]
 class Link:
     """The slow link of one model on this rank; made and ended on the thread that trains, between two backwards."""
 
-    def __init__(self, model: ModelState, fault: SlowLink) -> None:
+    def __init__(self, sync: GradientSynchronizer, fault: SlowLink) -> None:
         self._fault = fault
         self._passing: queue.SimpleQueue[tuple[Any, Any, Future] | None] = queue.SimpleQueue()
         self._free_at = 0.0
         self._before: Any = None
-        self.follow(model)
+        self.follow(sync)
         self._thread = threading.Thread(target=self._run, name="ddp_lab-slow-link", daemon=True)
         self._thread.start()
 
-    def follow(self, model: ModelState) -> None:
+    def follow(self, sync: GradientSynchronizer) -> None:
         """Stands before the model's present reducer and hook, if these are new."""
-        hook = model._comm_hooks[-1] if model._comm_hooks else (None, None)
-        before = (model.reducer, hook, model._reconfigured)
+        hook = sync.hooks[-1] if sync.hooks else (None, None)
+        before = (sync.reducer, sync.hook_changes)
         if before == self._before:
             return
         self._before = before
-        self._start = _starter(model, *hook)
-        model.reducer.clear_comm_hook()
-        comm_hooks.attach(model.reducer, self._delayed, None)
+        self._start = _starter(sync, *hook)
+        sync.reducer.clear_comm_hook()
+        comm_hooks.attach(sync.reducer, self._delayed, None)
 
-    def end(self, model: ModelState) -> None:
+    def end(self, sync: GradientSynchronizer) -> None:
         """Puts the model's own hook back."""
         self._passing.put(None)
         self._thread.join()
-        model.reducer.clear_comm_hook()
-        for hook, state in model._comm_hooks:
-            comm_hooks.attach(model.reducer, hook, state)
+        sync.reducer.clear_comm_hook()
+        for hook, state in sync.hooks:
+            comm_hooks.attach(sync.reducer, hook, state)
 
     def _delayed(self, state: object, bucket: GradBucket) -> Future:
         """The comm hook."""
@@ -97,13 +94,13 @@ def _hand_on(inner: Future, done: Future) -> None:
         done.set_result(value[0] if isinstance(value, list) else value)
 
 
-def _starter(model: ModelState, hook: Any, state: object) -> Any:
+def _starter(sync: GradientSynchronizer, hook: Any, state: object) -> Any:
     """What the model would start for a bucket."""
     if hook is None:
-        reducer = model.reducer
+        reducer = sync.reducer
 
         def average(bucket: GradBucket) -> Future:
-            bucket.buffer().div_(join.divisor(model))
+            bucket.buffer().div_(sync.divisor)
             return reducer._run_allreduce_hook(bucket)  # type: ignore[no-any-return]
 
         return average
@@ -112,5 +109,5 @@ def _starter(model: ModelState, hook: Any, state: object) -> Any:
 
         plain = hook == BuiltinCommHookType.ALLREDUCE
         hook = default_hooks.allreduce_hook if plain else default_hooks.fp16_compress_hook
-        state = model.process_group
+        state = sync.group
     return lambda bucket: hook(state, bucket)

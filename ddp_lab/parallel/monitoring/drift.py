@@ -15,22 +15,21 @@ import json
 import time
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from ... import native, recording
 from ...analysis.drift_report import DriftReport
 from ..core import arguments, process_groups
-from ..core.model_state import ModelState
+from ..core.synchronizer import GradientSynchronizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DriftWatch", "check_drift", "describe", "describe_failure", "digest_of"]
+__all__ = ["DriftWatch", "check_drift", "compare", "describe", "describe_failure", "digest_of"]
 
 _C = native.load()
 _SIGNED = 2**63
@@ -55,10 +54,22 @@ def check_drift(module: nn.Module, process_group: dist.ProcessGroup | None = Non
     Raises:
         RuntimeError: the ranks' modules have different parameters, not just different values.
     """
+    sync = module.__dict__.get("_sync")
+    if isinstance(sync, GradientSynchronizer):
+        return compare(sync, process_group)
+    return _compare(module, set(), process_group or arguments.default_group(), None)
+
+
+def compare(sync: GradientSynchronizer, process_group: dist.ProcessGroup | None = None) -> DriftReport:
+    """The same for a model of ours."""
+    return _compare(sync.module, sync.ignored, process_group or sync.group, sync)
+
+
+def _compare(
+    module: nn.Module, ignored: set[str], group: dist.ProcessGroup, sync: GradientSynchronizer | None
+) -> DriftReport:
     begin = time.perf_counter()
-    state = module if isinstance(module, ModelState) else None
-    group = process_group or (state.process_group if state is not None else arguments.default_group())
-    named, device = _tensors(module)
+    named, device = _tensors(module, ignored)
     structure = json.dumps([[name, list(t.shape), str(t.dtype)] for name, t in named.items()]).encode()
     sums = torch.tensor([_C.checksum(t) - _SIGNED for t in named.values()], dtype=torch.int64)
     own = torch.tensor([_hash(structure), _hash(sums.numpy().tobytes()), len(sums)], dtype=torch.int64)
@@ -72,12 +83,12 @@ def check_drift(module: nn.Module, process_group: dist.ProcessGroup | None = Non
     if len({head[1] for head in heads}) > 1:
         table = _gather(sums, group, device)
         differing = [name for i, name in enumerate(named) if len({row[i] for row in table}) > 1]
-    pending = [name for name in differing if state is not None and _is_pending(state, name)]
+    pending = [name for name in differing if sync is not None and _is_pending(sync, name)]
     kept = [name for name in differing if name not in pending]
     groups = _groups([row[list(named).index(kept[0])] for row in table], group) if kept else ()
     return DriftReport(
         ok=not kept,
-        step=state.reducer.step() if state is not None else -1,
+        step=sync.reducer.step() if sync is not None else -1,
         first=kept[0] if kept else None,
         groups=groups,
         differing=tuple(kept),
@@ -88,20 +99,16 @@ def check_drift(module: nn.Module, process_group: dist.ProcessGroup | None = Non
     )
 
 
-def _tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], torch.device]:
-    inner, ignored = (
-        (module.module, module.parameters_to_ignore) if isinstance(module, ModelState) else (module, set[str]())
-    )
-    every = [*inner.named_parameters(), *inner.named_buffers()]
+def _tensors(module: nn.Module, ignored: set[str]) -> tuple[dict[str, torch.Tensor], torch.device]:
+    every = [*module.named_parameters(), *module.named_buffers()]
     named = {name: tensor.detach() for name, tensor in every if name not in ignored}
     devices = {tensor.device for tensor in named.values() if tensor.device.type != "cpu"}
     return named, next(iter(devices), torch.device("cpu"))
 
 
-def _is_pending(state: ModelState, name: str) -> bool:
-    hook = state.__dict__.get("buffer_hook")
-    before = hook is None or hook.buffer_comm_hook_location is not _BufferCommHookLocation.POST_FORWARD
-    return before and state.forward_sync_buffers and name in state.named_module_buffers
+def _is_pending(sync: GradientSynchronizer, name: str) -> bool:
+    buffers = sync.buffers
+    return buffers.enabled and not buffers.is_late() and name in buffers.named
 
 
 def _hash(raw: bytes) -> int:
@@ -121,14 +128,14 @@ def _groups(values: Sequence[int], group: dist.ProcessGroup) -> tuple[tuple[int,
     return tuple(tuple(found) for found in holders.values())
 
 
-def describe(model: ModelState, found: DriftReport) -> None:
+def describe(sync: GradientSynchronizer, found: DriftReport) -> None:
     """Tells the timeline what a comparison found: rank 0 of the group does."""
-    if model.process_group.rank():
+    if sync.group.rank():
         return
     recording.describe_fleeting(
         {
             "type": "drift",
-            "reducer": model.reducer_id,
+            "reducer": sync.reducer_id,
             "step": found.step,
             "ok": found.ok,
             "first": found.first,
@@ -141,11 +148,11 @@ def describe(model: ModelState, found: DriftReport) -> None:
     )
 
 
-def describe_failure(model: ModelState, why: str) -> None:
+def describe_failure(sync: GradientSynchronizer, why: str) -> None:
     """Tells the timeline that the replicas could not be compared."""
-    if model.process_group.rank():
+    if sync.group.rank():
         return
-    about = {"type": "drift", "reducer": model.reducer_id, "step": model.reducer.step()}
+    about = {"type": "drift", "reducer": sync.reducer_id, "step": sync.reducer.step()}
     recording.describe_fleeting({**about, "ok": False, "first": None, "groups": [], "seconds": 0.0, "error": why})
 
 
@@ -159,7 +166,7 @@ class DriftWatch:
         action: what happens if they differ.
     """
 
-    def __init__(self, model: ModelState, every: int, action: Literal["warn", "raise"]) -> None:
+    def __init__(self, every: int, action: Literal["warn", "raise"]) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
         if action not in ("warn", "raise"):
@@ -171,7 +178,6 @@ class DriftWatch:
         self._every = every
         self._checked_at = -1
         self._warned_of: tuple[object, object] | None = None
-        self._handle = model.register_forward_pre_hook(_ForwardHook(self), prepend=True)
 
     @property
     def every(self) -> int:
@@ -181,41 +187,26 @@ class DriftWatch:
     def remove(self) -> None:
         """No further checks."""
         self._every = 0
-        self._handle.remove()
 
-    def look(self, model: ModelState) -> None:
-        """Before a forward: compares if it is time."""
-        step = model.reducer.step()
+    def before_forward(self, sync: GradientSynchronizer) -> None:
+        """Compares if it is time."""
+        step = sync.reducer.step()
         if not self._every:
             return
-        synchronised = torch.is_grad_enabled() and model.require_backward_grad_sync
+        synchronised = torch.is_grad_enabled() and sync.wanted
         # Ranks that have run out of inputs would not take part.
-        if not synchronised or step == 0 or step % self._every or step == self._checked_at or model._join_config.enable:
+        if not synchronised or step == 0 or step % self._every or step == self._checked_at or sync.inputs.uneven:
             return
         self._checked_at = step
-        found = check_drift(model)
+        found = compare(sync)
         self.last = found
         self.checks += 1
         self.seconds += found.seconds
-        describe(model, found)
+        describe(sync, found)
         if found.ok:
             return
         if self.action == "raise":
             raise RuntimeError(str(found))
         if (found.first, found.groups) != self._warned_of:
             self._warned_of = (found.first, found.groups)
-            warnings.warn(str(found), stacklevel=4)
-
-
-class _ForwardHook:
-    """The hook on the wrapper; a copy of the model, or one that was pickled, has an inert one."""
-
-    def __init__(self, watch: DriftWatch | None) -> None:
-        self._watch = watch
-
-    def __reduce__(self) -> tuple[Any, tuple[None]]:
-        return _ForwardHook, (None,)
-
-    def __call__(self, model: ModelState, inputs: Any) -> None:
-        if self._watch is not None:
-            self._watch.look(model)
+            warnings.warn(str(found), stacklevel=6)

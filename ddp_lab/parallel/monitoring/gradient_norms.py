@@ -12,15 +12,13 @@ import time
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from ... import recording
 from ..core import process_groups
-
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
+from ..core.synchronizer import GradientSynchronizer
 
 __all__ = ["GradientNorms", "GradientWatch", "NonFinite"]
 
@@ -76,7 +74,7 @@ class GradientWatch:
         nonfinite: what happens on NaN or Inf.
     """
 
-    def __init__(self, model: ModelState, every: int, nonfinite: Literal["warn", "raise"]) -> None:
+    def __init__(self, sync: GradientSynchronizer, every: int, nonfinite: Literal["warn", "raise"]) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
         if nonfinite not in ("warn", "raise"):
@@ -86,44 +84,44 @@ class GradientWatch:
         self.seconds = 0.0
         self.nonfinite: Literal["warn", "raise"] = nonfinite
         self._every = every
-        self._model = weakref.ref(model)  # whose reducer holds this watch
-        self.attach(model)
+        self._sync = weakref.ref(sync)  # whose reducer holds this watch
+        self.attach(sync)
 
     @property
     def every(self) -> int:
         """Each so many-th step is watched; 0 after `remove`."""
         return self._every
 
-    def attach(self, model: ModelState) -> None:
+    def attach(self, sync: GradientSynchronizer) -> None:
         """Watches the model's reducer: a new one after the model has changed."""
         if self._every:
-            model.reducer.watch_gradients(self._every, self._told)
+            sync.reducer.watch_gradients(self._every, self._told)
 
     def remove(self) -> None:
         """No step is watched from now on."""
         self._every = 0
-        model = self._model()
-        if model is not None:
-            model.reducer.watch_gradients(0, None)
+        sync = self._sync()
+        if sync is not None:
+            sync.reducer.watch_gradients(0, None)
 
     def _told(self, step: int, found: tuple[list[float], list[float], int, int, bool, int, int]) -> str:
         """What C++ calls at the end of a watched backward; it raises the text that this returns."""
         begin = time.monotonic_ns()
-        model = self._model()
-        if model is None:  # it is being destroyed
+        sync = self._sync()
+        if sync is None:  # it is being destroyed
             return ""
         before, after, parameter, position, is_nan, count, host_ns = found
         mine = [float(position), float(parameter), float(is_nan), float(count), *before, *after]
-        rows = _gather(mine, model)
-        nonfinite = _first(rows, model)
+        rows = _gather(mine, sync)
+        nonfinite = _first(rows, sync)
         spent = (host_ns + time.monotonic_ns() - begin) / 1e9
         self.last = GradientNorms(
             step, tuple(tuple(row[_HEAD : _HEAD + len(after)]) for row in rows), tuple(after), nonfinite, spent
         )
         self.steps += 1
         self.seconds += spent
-        if model.process_group.rank() == 0:
-            recording.describe_fleeting(_description(self.last, model))
+        if sync.group.rank() == 0:
+            recording.describe_fleeting(_description(self.last, sync))
         if nonfinite is None:
             return ""
         text = _words(step, nonfinite)
@@ -133,18 +131,18 @@ class GradientWatch:
         return ""
 
 
-def _gather(mine: list[float], model: ModelState) -> list[list[float]]:
-    own = torch.tensor(mine, dtype=torch.float64, device=model.device)
-    return [row.tolist() for row in process_groups.all_gather(own, model.process_group)]
+def _gather(mine: list[float], sync: GradientSynchronizer) -> list[list[float]]:
+    own = torch.tensor(mine, dtype=torch.float64, device=sync.device)
+    return [row.tolist() for row in process_groups.all_gather(own, sync.group)]
 
 
-def _first(rows: list[list[float]], model: ModelState) -> NonFinite | None:
-    ranks = process_groups.global_ranks(model.process_group)
+def _first(rows: list[list[float]], sync: GradientSynchronizer) -> NonFinite | None:
+    ranks = process_groups.global_ranks(sync.group)
     bad = [(row[0], rank, row) for rank, row in zip(ranks, rows, strict=True) if row[0] >= 0]
     if bad:
         _, rank, row = min(bad)
         kind = "NaN" if row[2] else "Inf"
-        return NonFinite(kind, model._names[int(row[1])], rank, tuple(one[1] for one in bad), int(row[3]))
+        return NonFinite(kind, sync.trained.names[int(row[1])], rank, tuple(one[1] for one in bad), int(row[3]))
     buckets = (len(rows[0]) - _HEAD) // 2
     for bucket in range(_HEAD, _HEAD + buckets):
         sent = any(math.isfinite(row[bucket]) for row in rows)
@@ -154,14 +152,14 @@ def _first(rows: list[list[float]], model: ModelState) -> NonFinite | None:
     return None
 
 
-def _description(found: GradientNorms, model: ModelState) -> dict[str, Any]:
+def _description(found: GradientNorms, sync: GradientSynchronizer) -> dict[str, Any]:
     bad = found.nonfinite
     return {
         "type": "gradients",
-        "reducer": model.reducer_id,
+        "reducer": sync.reducer_id,
         "step": found.step,
-        "generation": model.reducer.generation(),
-        "ranks": process_groups.global_ranks(model.process_group),
+        "generation": sync.reducer.generation(),
+        "ranks": process_groups.global_ranks(sync.group),
         "before": [[_short(norm) for norm in norms] for norms in found.before],
         "after": [_short(norm) for norm in found.after],
         "nonfinite": None if bad is None else {"kind": bad.kind, "parameter": bad.parameter, "rank": bad.rank},

@@ -1,33 +1,32 @@
-"""The living models, and on demand: are the averaged gradients equal on all ranks? Norm and checksum of each bucket."""
+"""On demand: are the averaged gradients equal on all ranks? Norm and checksum of each bucket."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ... import recording
 
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
-    from ..observe import Observation
-
-__all__ = ["inspect_gradients", "install", "install_observed", "is_observed", "live_models", "request_inspection"]
+__all__ = ["Inspected", "inspect_gradients", "install", "install_observed", "is_observed", "request_inspection"]
 
 # A model that has done nothing for so long is not between two steps of a running loop.
 _IDLE_SECONDS = 1.0
 _NEVER = 2**63 - 1
 
-_live: weakref.WeakSet[ModelState] = weakref.WeakSet()
-_observed: weakref.WeakSet[Observation] = weakref.WeakSet()
+
+class Inspected(Protocol):
+    """A model's synchronizer, or the observation of one of torch's class."""
+
+    reducer: Any
+    reducer_id: int
 
 
-def live_models() -> list[ModelState]:
-    """The models of this process that exist, in the order of their numbers."""
-    return sorted(_live, key=lambda model: model.reducer_id)
+_ours: weakref.WeakSet[Inspected] = weakref.WeakSet()
+_observed: weakref.WeakSet[Inspected] = weakref.WeakSet()
 
 
-def inspect_gradients(model: ModelState) -> list[dict[str, Any]]:
+def inspect_gradients(model: Inspected) -> list[dict[str, Any]]:
     """See `DistributedDataParallel.inspect_gradients`."""
     found = model.reducer.inspect_gradients()
     if found is None:
@@ -35,14 +34,14 @@ def inspect_gradients(model: ModelState) -> list[dict[str, Any]]:
     return _as_dicts(found)
 
 
-def install(model: ModelState) -> None:
-    """Counts the model among the living, and makes its reducer report here when it has carried out a request."""
-    _live.add(model)
+def install(model: Inspected) -> None:
+    """Makes requests reach a model of ours, and its reducer report here when it has carried one out."""
+    _ours.add(model)
     _report_here(model)
 
 
-def install_observed(model: Observation) -> None:
-    """The same for a model of torch's class: requests reach it, but it is none of `live_models`."""
+def install_observed(model: Inspected) -> None:
+    """The same for a model of torch's class."""
     _observed.add(model)
     _report_here(model)
 
@@ -52,7 +51,7 @@ def is_observed(reducer_id: int) -> bool:
     return any(model.reducer_id == reducer_id for model in list(_observed))
 
 
-def _report_here(model: ModelState | Observation) -> None:
+def _report_here(model: Inspected) -> None:
     reducer_id = model.reducer_id
     model.reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
 
@@ -65,8 +64,7 @@ def request_inspection(reducer_id: int, step: int) -> None:
     Raises:
         KeyError: there is no such model in this process.
     """
-    living: list[ModelState | Observation] = [*_observed, *live_models()]
-    models = {model.reducer_id: model for model in living}
+    models = {model.reducer_id: model for model in [*_observed, *_ours]}
     if reducer_id not in models:
         raise KeyError(f"no living model has reducer id {reducer_id}; there are {list(models)}")
     model = models[reducer_id]
@@ -78,7 +76,7 @@ def request_inspection(reducer_id: int, step: int) -> None:
     _watch(weakref.ref(model), at_step)
 
 
-def _watch(reference: weakref.ref[ModelState | Observation], at_step: int) -> None:
+def _watch(reference: weakref.ref[Inspected], at_step: int) -> None:
     """Carries out a pending request as soon as no backward has ended for `_IDLE_SECONDS`."""
 
     def look() -> None:
@@ -96,7 +94,7 @@ def _watch(reference: weakref.ref[ModelState | Observation], at_step: int) -> No
         timer.start()
 
 
-def _inspect_now(model: ModelState | Observation) -> bool:
+def _inspect_now(model: Inspected) -> bool:
     found = model.reducer.inspect_averages()
     if found is None:
         return False

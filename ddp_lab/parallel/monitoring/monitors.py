@@ -1,115 +1,93 @@
-"""Looks at values while training runs, asked for by the client: watched gradients, compared replicas.
-
-[Note: looks while training runs]
-To watch a step and to compare replicas all ranks communicate, so they must begin with the same backward. That goes as
-for other buckets ([Note: a change while training runs]): rank 0, told last, writes to the group's store after how many
-backwards; all find it there. Nothing is assigned anew, and no generation ends. A rejoin drops what was asked for; if it
-came when only some ranks had begun to watch, `settle` lets all of them watch.
-"""
+"""What looks at the values of a model while it trains: its gradients, and whether the replicas are still equal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
-from ...protocol.commands import Look
 from ..core import process_groups
-from . import watching
-from .inspection import live_models
+from ..core.synchronizer import GradientSynchronizer
+from .drift import DriftWatch
+from .gradient_norms import GradientWatch
 
-if TYPE_CHECKING:
-    from ..core.model_state import ModelState
-
-__all__ = ["PendingLook", "check_now", "settle", "status"]
+__all__ = ["Monitors"]
 
 
-class PendingLook:
-    """A look that this rank has been told of.
+class Monitors:
+    """The watches of one model; none runs unasked, and a copy of the model has none.
 
-    Args:
-        name: of the request, unique in the life of the group's store.
-        wanted: what is asked for.
-        decides: this is rank 0 of the model's group.
+    Attributes:
+        gradients, drift: what watches; None: nobody has asked for it.
     """
 
-    def __init__(self, name: str, wanted: Look, *, decides: bool) -> None:
-        self.name, self.wanted = name, wanted
-        self._decides = decides
-        self._at: int | None = None
+    def __init__(self, sync: GradientSynchronizer) -> None:
+        self._sync = weakref.ref(sync)
+        self.gradients: GradientWatch | None = None
+        self.drift: DriftWatch | None = None
+        sync.on_new_reducer.append(self._follow)
 
-    def look(self, model: ModelState) -> bool:
-        """Before a synchronised forward; returns whether it is done."""
-        if self._at is None:
-            self._find_out(model)
-        if self._at is None or model.reducer.finished() < self._at:
-            return False
-        _begin(model, self.wanted)
-        return True
+    def _follow(self, sync: GradientSynchronizer) -> None:
+        if self.gradients is not None:
+            self.gradients.attach(sync)
 
-    def _find_out(self, model: ModelState) -> None:
-        store = process_groups.needed_store_of(model.process_group)
-        key = f"ddp_lab/look/{model.reducer_id}/{self.name}"
-        if self._decides:
-            self._at = model.reducer.finished() + 1
-            store.set(key, str(self._at))
-            store.check([key])  # answered when the store has it
-        elif store.check([key]):
-            self._at = int(store.get(key).decode())
+    def watch_gradients(self, every: int, nonfinite: Literal["warn", "raise"]) -> GradientWatch:
+        """See `DistributedDataParallel.watch_gradients`."""
+        self.gradients = GradientWatch(self._model(), every, nonfinite)
+        return self.gradients
 
+    def watch_drift(self, every: int, action: Literal["warn", "raise"]) -> DriftWatch:
+        """See `DistributedDataParallel.watch_drift`."""
+        self.drift = DriftWatch(every, action)
+        return self.drift
 
-def _begin(model: ModelState, wanted: Look) -> None:
-    if wanted.gradients is not None:
-        watching.set_gradients(model, wanted.gradients)
-    if wanted.drift is not None:
-        watching.set_drift(model, wanted.drift)
-    if wanted.check:
-        _check(model)
+    @property
+    def gradients_every(self) -> int:
+        """Each how many-th step's gradients are watched; 0: none."""
+        return self.gradients.every if self.gradients is not None else 0
 
+    @property
+    def drift_every(self) -> int:
+        """Before each how many-th step the replicas are compared; 0: none."""
+        return self.drift.every if self.drift is not None else 0
 
-def _check(model: ModelState) -> None:
-    from .drift import check_drift, describe, describe_failure
+    def set_gradients(self, every: int) -> None:
+        """Watches each so many-th step from now on, or none for 0; all ranks between the same two backwards.
 
-    if model._join_config.enable:
-        why = "inside join() ranks that have run out of inputs would not take part: check after it"
-        return describe_failure(model, why)
-    try:
-        describe(model, check_drift(model))
-    except RuntimeError as error:  # whoever asked is told; the training goes on
-        describe_failure(model, str(error))
+        What to do on NaN or Inf stays as it was asked for before.
+        """
+        watch = self.gradients
+        if every:
+            self.watch_gradients(every, watch.nonfinite if watch is not None else "warn")
+        elif watch is not None:
+            watch.remove()
 
+    def set_drift(self, every: int) -> None:
+        """Compares the replicas before each so many-th step from now on, or no more for 0; all ranks alike.
 
-def check_now(reducers: dict[str, int]) -> None:
-    """Compares the replicas of a model between cells; every rank of its group calls it.
+        What to do if they differ stays as it was asked for before.
+        """
+        watch = self.drift
+        if watch is not None:
+            watch.remove()
+        if every:
+            self.watch_drift(every, watch.action if watch is not None else "warn")
 
-    Args:
-        reducers: rank -> this rank's number of the model.
+    def settle(self) -> None:
+        """With a new group: what some ranks watch all do. All ranks call it."""
+        sync = self._model()
+        mine = [self.gradients_every, self.drift_every]
+        most = torch.tensor(mine, dtype=torch.int64, device=sync.device)
+        process_groups.all_reduce(most, sync.group, dist.ReduceOp.MAX)
+        gradients, drift = (int(every) for every in most.tolist())
+        if gradients != mine[0]:
+            self.set_gradients(gradients)
+        if drift != mine[1]:
+            self.set_drift(drift)
 
-    Raises:
-        KeyError: there is no such model any more.
-    """
-    number = reducers[str(dist.get_rank())]
-    for model in live_models():
-        if model.reducer_id == number:
-            return _check(model)
-    raise KeyError(f"no living model of ddp_lab's class has reducer id {number}")
-
-
-def status(model: ModelState) -> dict[str, Any]:
-    """What is looked at: ``gradients`` and ``drift`` (every how many steps; 0: not), ``pending`` requests."""
-    live = model._live
-    pending = len(live.looks) if live is not None else 0
-    return {"gradients": watching.gradients_every(model), "drift": watching.drift_every(model), "pending": pending}
-
-
-def settle(model: ModelState) -> None:
-    """With a new group: what some ranks watch all do. All ranks call it."""
-    mine = [watching.gradients_every(model), watching.drift_every(model)]
-    most = torch.tensor(mine, dtype=torch.int64, device=model.device)
-    process_groups.all_reduce(most, model.process_group, dist.ReduceOp.MAX)
-    gradients, drift = (int(every) for every in most.tolist())
-    if gradients != mine[0]:
-        watching.set_gradients(model, gradients)
-    if drift != mine[1]:
-        watching.set_drift(model, drift)
+    def _model(self) -> GradientSynchronizer:
+        sync = self._sync()
+        assert sync is not None  # whoever asks has the model
+        return sync

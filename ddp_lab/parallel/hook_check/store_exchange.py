@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import process_groups
+from ..core import process_groups
 
 __all__ = ["Exchange"]
 
