@@ -40,12 +40,7 @@ def assign_buckets(
         >>> assign_buckets([4, 4, 4], ["float32"] * 3, [4, 8], order=[2, 1, 0])
         [[2], [1, 0]]
     """
-    if len(sizes) != len(keys):
-        raise ValueError(f"{len(sizes)} sizes, but {len(keys)} keys")
-    if not caps or min(caps) < 0:
-        raise ValueError(f"caps must be at least one size in bytes, got {list(caps)}")
-    if order is not None and sorted(order) != list(range(len(sizes))):
-        raise ValueError(f"order must hold each of the {len(sizes)} parameters once")
+    _check(sizes, keys, caps, order)
     closed: list[list[int]] = []
     open_buckets: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
@@ -69,6 +64,15 @@ def assign_buckets(
     # A bucket is complete when its last gradient is: with several keys the order of closing is not that order.
     position = {index: place for place, index in enumerate(order)}
     return sorted(closed, key=lambda bucket: max(position[index] for index in bucket))
+
+
+def _check(sizes: Sequence[int], keys: Sequence[Hashable], caps: Sequence[int], order: Sequence[int] | None) -> None:
+    if len(sizes) != len(keys):
+        raise ValueError(f"{len(sizes)} sizes, but {len(keys)} keys")
+    if not caps or min(caps) < 0:
+        raise ValueError(f"caps must be at least one size in bytes, got {list(caps)}")
+    if order is not None and sorted(order) != list(range(len(sizes))):
+        raise ValueError(f"order must hold each of the {len(sizes)} parameters once")
 
 
 def _walk(count: int, order: Sequence[int] | None, backwards: bool) -> Sequence[int]:

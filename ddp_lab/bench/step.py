@@ -141,12 +141,7 @@ def measure(
             call = (asked, compared, device, seconds, builds, 1000 * number)
             measured.append(fresh_ranks.run(_set, *call, ranks=ranks, threads=threads, device=device))
         others.append(watch.others)
-    cells, left = [], []
-    for i, (workload, mode) in enumerate(asked):
-        about = {"workload": workload, "mode": mode}
-        of_cell, of_classes = _judged([one[i] for one in measured], others, tolerance)
-        cells += [about | one for one in of_cell]
-        left += [about | one for one in of_classes]
+    cells, left = _by_workload(asked, measured, others, tolerance)
     return {
         "torch": torch.__version__,
         "ranks": ranks,
@@ -160,6 +155,22 @@ def measure(
         "cells": cells,
         "exposed": left,
     }
+
+
+def _by_workload(
+    asked: Sequence[tuple[str, str]],
+    measured: Sequence[Sequence[list[_Contest]]],
+    others: Sequence[float | None],
+    tolerance: float,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Cells, and what is left exposed; each says its workload and mode."""
+    cells, left = [], []
+    for i, (workload, mode) in enumerate(asked):
+        about = {"workload": workload, "mode": mode}
+        of_cell, of_classes = _judged([one[i] for one in measured], others, tolerance)
+        cells += [about | one for one in of_cell]
+        left += [about | one for one in of_classes]
+    return cells, left
 
 
 def _judged(

@@ -101,16 +101,23 @@ class CellRunner:
             self.results.add(cell_run.submit(None if wait else view), name)
             if not wait:
                 return cell_run.follow()
-            try:
-                late = (lambda: new_view(True)) if isinstance(code, CellText) else None
-                self.last_result = cell_run.wait(tick, late)
-            except (CellError, KeyboardInterrupt):
-                members.suspect = True
-                members.settle()
-                raise
+            late = (lambda: new_view(True)) if isinstance(code, CellText) else None
+            self.last_result = _wait(cell_run, session, tick, late)
             session.wire.wait_for(cell_id, ranks)
             return self.last_result
 
     def give_up(self, why: str) -> None:
         """Ends all cells that run: their ranks are being ended."""
         self.results.give_up(dict.fromkeys(range(self._world_size), why))
+
+
+def _wait(
+    cell_run: CellRun, session: Session, tick: Callable[[], None] | None, late: Callable[[], RunView | None] | None
+) -> CellResult:
+    """Waits for a cell; after a failure the ranks are, too, before anything else is said."""
+    try:
+        return cell_run.wait(tick, late)
+    except (CellError, KeyboardInterrupt):
+        session.members.suspect = True
+        session.members.settle()
+        raise

@@ -95,37 +95,15 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     import ddp_lab
 
-    from . import model_control as live
-    from .agent import Agent
-    from .cells import completion, object_help, sources, spawned, warm_up
-    from .cells import last_cell as left
-    from .cells import progress_bars as text_bars
-    from .status import examine, flights
+    from .cells import warm_up
     from .status.vitals import Gpu, Vitals
-    from .telemetry import Telemetry
 
     _set_environment(spec)
     device = torch.device(spec["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
     shell = get_ipython()
-    registry.install()
-    flights.install(Path(shell.kernel.parent.profile_dir.location))
-    text_bars.install()
-    _rank.telemetry = Telemetry(spec["endpoint"], spec["rank"], spec["world_size"])
-    _rank.agent = Agent(_rank.telemetry, spec["rank"])
-    _rank.agent.install(shell.kernel)
-    _rank.telemetry.on_control("entered_at", examine.entered_at)
-    _rank.telemetry.on_control("inspect", _inspect)
-    _rank.telemetry.on_control("event_cost", _event_cost)
-    if spec.get("detached"):
-        left.install(_rank.telemetry)
-    live.install(_rank.telemetry)
-    completion.install(_rank.telemetry)
-    object_help.install(_rank.telemetry)
-    sources.install()
-    spawned.install()
-    _rank.telemetry.start()
+    _start_services(shell, spec)
     told = _open_default_group(spec)
     regroup.rebuild({}, spec["groups"], spec["group_count"])
     shell.user_ns.update(
@@ -139,11 +117,41 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     )
     _first_collective(device)
     _seal(device)
-    _rank.vitals = Vitals(_rank.agent.ping, Gpu.of(device))
-    _rank.vitals.install(_rank.telemetry)
-    _rank.agent.joined()
+    agent, telemetry = _rank.agent, _rank.telemetry
+    assert agent is not None
+    assert telemetry is not None
+    _rank.vitals = Vitals(agent.ping, Gpu.of(device))
+    _rank.vitals.install(telemetry)
+    agent.joined()
     warm_up.start()
     return {"device": _device_name(device), "backend": _backend(), "warnings": told}
+
+
+def _start_services(shell: Any, spec: Mapping[str, Any]) -> None:
+    """What answers the client and sends it events, from now on."""
+    from . import model_control
+    from .agent import Agent
+    from .cells import completion, last_cell, object_help, progress_bars, sources, spawned
+    from .status import examine, flights
+    from .telemetry import Telemetry
+
+    registry.install()
+    flights.install(Path(shell.kernel.parent.profile_dir.location))
+    progress_bars.install()
+    _rank.telemetry = telemetry = Telemetry(spec["endpoint"], spec["rank"], spec["world_size"])
+    _rank.agent = Agent(telemetry, spec["rank"])
+    _rank.agent.install(shell.kernel)
+    telemetry.on_control("entered_at", examine.entered_at)
+    telemetry.on_control("inspect", _inspect)
+    telemetry.on_control("event_cost", _event_cost)
+    if spec.get("detached"):
+        last_cell.install(telemetry)
+    model_control.install(telemetry)
+    completion.install(telemetry)
+    object_help.install(telemetry)
+    sources.install()
+    spawned.install()
+    telemetry.start()
 
 
 def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:

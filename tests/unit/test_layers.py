@@ -19,7 +19,6 @@ LIBRARIES = {
     "any": {"torch", "ipywidgets", "anywidget", "plotly", "pandas"},
 }
 MOST_FILES = 15
-LARGE = {"bench/paper": 16}
 
 
 def _modules() -> dict[str, ast.Module]:
@@ -98,4 +97,4 @@ def test_no_folder_has_too_many_files() -> None:
         if path.suffix in (".py", ".js", ".css") and "__pycache__" not in path.parts:
             folder = path.parent.relative_to(PACKAGE).as_posix()
             counts[folder] = counts.get(folder, 0) + 1
-    assert {folder for folder, count in counts.items() if count > LARGE.get(folder, MOST_FILES)} == set()
+    assert {folder for folder, count in counts.items() if count > MOST_FILES} == set()

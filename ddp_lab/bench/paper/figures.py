@@ -61,18 +61,18 @@ def on_ranks(figure: int, settings: Settings | None = None, *, seed: int = 0) ->
     """
     asked = settings or Settings()
     if figure == 2:
-        from . import ranks_communication
+        from .ranks import communication
 
-        return ranks_communication.on_ranks(asked, seed)
+        return communication.on_ranks(asked, seed)
     if figure == 11:
-        from . import ranks_convergence
+        from .ranks import convergence
 
-        return ranks_convergence.on_ranks(asked, seed)
+        return convergence.on_ranks(asked, seed)
     import torch.distributed as dist
 
-    from . import ranks_steps
+    from .ranks import steps
 
-    return ranks_steps.on_ranks(_series(figure, asked, dist.get_world_size()), asked, seed)
+    return steps.on_ranks(_series(figure, asked, dist.get_world_size()), asked, seed)
 
 
 def _series(figure: int, settings: Settings, ranks: int) -> list[Series]:

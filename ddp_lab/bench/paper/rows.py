@@ -23,7 +23,7 @@ def of_steps(series: Sequence[Series], raws: Sequence[Mapping[str, Any]], others
 
     Args:
         series: what was asked for.
-        raws: what `ranks_steps.on_ranks` returned in each set of processes.
+        raws: what `ranks.steps.on_ranks` returned in each set of processes.
         others: of each set what other programs took.
         tolerance: see `noise.figure`.
 
@@ -58,7 +58,7 @@ def of_communication(raws: Sequence[Mapping[str, Any]], others: _Others, toleran
     """Rows of figure 2: ``seconds`` of each backend and size, and ``ready`` of each model.
 
     Args:
-        raws: what `ranks_communication.on_ranks` returned in each set of processes.
+        raws: what `ranks.communication.on_ranks` returned in each set of processes.
         others: of each set what other programs took.
         tolerance: see `noise.figure`.
     """
@@ -80,7 +80,7 @@ def of_convergence(raws: Sequence[Sequence[Mapping[str, Any]]]) -> Rows:
     """Rows of figure 11: as of one seed, with the median over the seeds and the range of what is held out.
 
     Args:
-        raws: what `ranks_convergence.on_ranks` returned for each seed.
+        raws: what `ranks.convergence.on_ranks` returned for each seed.
     """
     rows = []
     for of_seeds in zip(*raws, strict=True):

@@ -72,11 +72,7 @@ def _open_more_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _controller_class() -> Any:
-    from ipyparallel.controller import app
-
-    from .patient_queue import PatientQueue
-
+def _hub_class(app: Any) -> Any:
     class Hub(app.Hub):  # type: ignore[misc]
         """ipyparallel's, which notes its engines for a successor whole or not at all: a disk may be full."""
 
@@ -92,7 +88,15 @@ def _controller_class() -> Any:
             except OSError as error:
                 self.log.warning("the engines could not be noted: %s", error)
 
-    app.Hub = Hub
+    return Hub
+
+
+def _controller_class() -> Any:
+    from ipyparallel.controller import app
+
+    from .patient_queue import PatientQueue
+
+    app.Hub = _hub_class(app)
 
     class Controller(app.IPController):  # type: ignore[misc]
         """ipcontroller, which also works through Unix sockets, and ends when its heart monitor does."""

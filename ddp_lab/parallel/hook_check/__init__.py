@@ -81,13 +81,7 @@ def check_hook(
     check.timeout, check.tolerance, check.expect_equal = timeout, tolerance, expect_equal
     check.make_state = make_state
     with recording.suspended(), torch.random.fork_rng():
-        if check.signature():
-            asked = list(dtypes) if dtypes else check.dtypes()
-            healthy = all(check.try_buckets(case) for case in cases(asked, in_flight, others=dtypes is None))
-            if steps > 0 and healthy:
-                check.train(steps, several_buckets=in_flight > 1)
-            elif steps > 0:
-                check.notes.append("No training: collectives of the hook are unfinished.")
+        check.run(steps, dtypes, in_flight)
     return check.report()
 
 
@@ -119,6 +113,17 @@ class _Check:
         self._buckets: list[BucketCheck] = []
         self._training: TrainingCheck | None = None
         self.notes: list[str] = []
+
+    def run(self, steps: int, dtypes: Sequence[torch.dtype] | None, in_flight: int) -> None:
+        """Everything, as far as the hook can be called and leaves the group usable."""
+        if not self.signature():
+            return
+        asked = list(dtypes) if dtypes else self.dtypes()
+        healthy = all(self.try_buckets(case) for case in cases(asked, in_flight, others=dtypes is None))
+        if steps > 0 and healthy:
+            self.train(steps, several_buckets=in_flight > 1)
+        elif steps > 0:
+            self.notes.append("No training: collectives of the hook are unfinished.")
 
     def dtypes(self) -> list[torch.dtype]:
         """Those of the model's parameters, the most frequent first."""
