@@ -82,7 +82,7 @@ def test_a_controller_and_its_successor(tmp_path: Path, address: str | None) -> 
 def assert_closed_to_the_mute(ports: list[int]) -> None:
     """A connection that doesn't shake hands is closed within seconds: ZeroMQ would keep it for thirty."""
     with contextlib.ExitStack() as stack:
-        for one in [stack.enter_context(socket.create_connection(("127.0.0.1", port), 15)) for port in ports]:
+        for one in [stack.enter_context(socket.create_connection(("127.0.0.1", port), 25)) for port in ports]:
             while one.recv(1024):
                 pass
 
