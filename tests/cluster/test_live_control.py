@@ -261,7 +261,7 @@ def test_step_through(lab: Lab, tmp_path: Path) -> None:
         assert not running.done
     assert lab.values("step()\nmodel.reducer.in_flight()") == {0: False, 1: False}
     backend = "model.process_group._get_backend(torch.device('cpu'))"
-    held = f"ddp_lab.parallel.core.timeouts.timeout_of({backend}).total_seconds()"
+    held = f"ddp_lab.parallel.core.process_groups.timeout_of({backend}).total_seconds()"
     assert lab.values(held) == {0: 1800.0, 1: 1800.0}
 
 

@@ -26,10 +26,8 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from . import process_groups
 from .arguments import BROADCAST_BYTES
-from .messages import module_text
-from .parameters import Survey, kinds_of, survey
+from .parameters import Survey, kinds_of, module_text, survey
 from .synchronizer import GradientSynchronizer
-from .timeouts import timeout_of
 
 __all__ = ["adapt", "unchanged"]
 
@@ -97,7 +95,7 @@ def _wait_for_all(sync: GradientSynchronizer, changes: list[str]) -> None:
         return ", ".join(str(other) for other, key in enumerate(keys) if not store.check([key]))
 
     hint = time.monotonic() + _HINT_SECONDS
-    timeout = timeout_of(group._get_backend(sync.device)) or default_pg_timeout
+    timeout = process_groups.timeout_of(group._get_backend(sync.device)) or default_pg_timeout
     deadline = time.monotonic() + timeout.total_seconds()
     while not store.check(keys):  # not store.wait(): an interrupt could not end it
         if time.monotonic() > deadline:

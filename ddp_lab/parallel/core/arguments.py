@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch._utils import _get_device_index
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from .messages import module_text
-from .parameters import Survey
+from .parameters import Survey, module_text
 
 __all__ = [
     "BucketCaps",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 
 from ... import native
 
-__all__ = ["Seen", "Survey", "TrainedParameters", "buffers_now", "kinds_of", "survey"]
+__all__ = ["Seen", "Survey", "TrainedParameters", "buffers_now", "kinds_of", "module_text", "survey"]
 
 _C = native.load()
 
@@ -155,3 +157,13 @@ def _names_only(held: Any) -> tuple[Any, ...]:
 
 def kinds_of(parameters: dict[str, torch.nn.Parameter]) -> dict[str, tuple[torch.dtype, torch.device]]:
     return {name: (parameter.dtype, parameter.device) for name, parameter in parameters.items()}
+
+
+def module_text(module: torch.nn.Module) -> str:
+    """The module's class and, where Python knows it, the line where its forward is defined: ``Net (train.py:12)``."""
+    forward = inspect.getattr_static(type(module), "forward")  # a scripted class has a descriptor that raises
+    code = getattr(forward, "__code__", None)
+    name = type(module).__name__
+    if code is None or code.co_filename.startswith("<"):
+        return name
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"

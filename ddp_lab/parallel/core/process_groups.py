@@ -27,6 +27,8 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 from torch.distributed import distributed_c10d
 
+from ... import native
+
 __all__ = [
     "all_gather",
     "all_reduce",
@@ -40,9 +42,12 @@ __all__ = [
     "learn_ranks",
     "needed_store_of",
     "own_rank",
+    "set_timeout",
     "store_of",
+    "timeout_of",
 ]
 
+_C = native.load()
 _NO_TIMEOUT = timedelta(0)  # what c10d's C++ passes to a work written in Python
 _told: weakref.WeakKeyDictionary[dist.ProcessGroup, list[int]] = weakref.WeakKeyDictionary()
 
@@ -96,6 +101,21 @@ def needed_store_of(group: dist.ProcessGroup) -> Any:
 
 def _is_registered(group: dist.ProcessGroup) -> bool:
     return group in distributed_c10d._world.pg_map
+
+
+def timeout_of(backend: Any) -> timedelta | None:
+    """How long the operations of a group's backend may take; None where it does not tell."""
+    try:
+        options = backend.options
+    except (AttributeError, RuntimeError):  # a backend without; RuntimeError from torch 2.14 on
+        options = None
+    found: timedelta | None = _C.shared_memory_timeout(backend) if options is None else options._timeout
+    return found
+
+
+def set_timeout(backend: Any, timeout: timedelta) -> None:
+    """For the operations that a group's backend is given from now on."""
+    _C.set_timeout(backend, timeout)
 
 
 # -- collectives

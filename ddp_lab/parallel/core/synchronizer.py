@@ -26,8 +26,7 @@ from .bucket_order import OrderFollower
 from .buckets import BucketInfo
 from .buffers import BufferSynchronizer
 from .comm_hooks import Hook
-from .messages import module_text
-from .parameters import Seen, Survey, TrainedParameters
+from .parameters import Seen, Survey, TrainedParameters, module_text
 from .uneven_inputs import UnevenInputs
 
 __all__ = ["GradientSynchronizer"]

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
+from ..core.process_groups import set_timeout, timeout_of
 from ..core.synchronizer import GradientSynchronizer
-from ..core.timeouts import set_timeout, timeout_of
 from .fault_injection import index_of
 
 __all__ = ["POINTS", "Breakpoints", "hold_timeouts", "restore_timeouts"]
