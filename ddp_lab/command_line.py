@@ -18,6 +18,7 @@ __all__ = [
     "Parser",
     "count",
     "file_to_write",
+    "folder_of_a_record",
     "folder_to_write",
     "number_from",
     "percent",
@@ -121,15 +122,26 @@ def folder_to_write(text: str) -> Path:
     return _below_a_folder(Path(text), Path(text))
 
 
+def folder_of_a_record(text: str) -> Path:
+    """A folder to be made, even on a disk that takes nothing: what is recorded runs all the same."""
+    _nearest_folder(Path(text))
+    return Path(text)
+
+
 def _below_a_folder(path: Path, folder: Path) -> Path:
     """Refuses a path at which nothing can be made, before any work is done for it."""
-    there = folder
-    while not os.path.lexists(there):
-        there = there.parent
-    if not there.is_dir():
-        raise argparse.ArgumentTypeError(f"{there} is not a folder")
+    there = _nearest_folder(folder)
     if not os.access(there, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(f"{there} may not be written to")
+    return path
+
+
+def _nearest_folder(path: Path) -> Path:
+    """The lowest part of a path that is there; refuses one that is no folder."""
+    while not os.path.lexists(path):
+        path = path.parent
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is not a folder")
     return path
 
 

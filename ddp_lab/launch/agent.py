@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..command_line import Parser, file_to_write, folder_to_write
+from ..command_line import Parser, file_to_write, folder_of_a_record
 from ..errors import DdpLabError
 from ..protocol import journal
 from ..protocol.entry_points import WORKER
@@ -85,7 +85,7 @@ def parser() -> Parser:
     )
     ours.add_argument(
         "--record",
-        type=folder_to_write,
+        type=folder_of_a_record,
         metavar="DIR",
         help="folder for the ranks' journals and the merged timeline (ddp-lab-DATE-TIME)",
     )
