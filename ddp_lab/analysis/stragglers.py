@@ -17,7 +17,7 @@ import numpy.typing as npt
 from . import lateness
 
 __all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "VARYING", "Late", "excess_times"]
-__all__ += ["find_late", "find_varying", "last_counts", "waits"]
+__all__ += ["alone", "find_late", "find_varying", "waits"]
 
 ARRIVAL, EVERYWHERE, VARYING = -1, -2, -3
 PERSISTENT, DATA_DEPENDENT, RANDOM = "persistent", "data-dependent", "random"
@@ -68,16 +68,19 @@ def waits(launched: _Times) -> _Times:
     return np.asarray(launched.max(axis=-1, keepdims=True) - launched)
 
 
-def last_counts(launched: _Times) -> npt.NDArray[np.int64]:
-    """How often each rank was the last to launch.
+def alone(launched: _Times) -> _Values:
+    """How long all other ranks waited for the last one alone: from the last launch but one to the last.
 
     Args:
-        launched: launch times, shape ``[n, ranks]``, none missing.
+        launched: launch times, shape ``[..., ranks]``, none missing.
 
     Returns:
-        Shape ``[ranks]``; sums to n (the lowest rank counts where several are equal).
+        ns, shape ``[...]``; NaN for a single rank.
     """
-    return np.bincount(launched.argmax(axis=-1), minlength=launched.shape[-1])
+    if launched.shape[-1] < 2:
+        return np.full(launched.shape[:-1], np.nan)
+    ordered = np.sort(launched, axis=-1)
+    return np.asarray((ordered[..., -1] - ordered[..., -2]).astype(np.float64))
 
 
 def find_late(

@@ -16,7 +16,7 @@ from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns
 from ..timeline.timeline import Timeline
 
-__all__ = ["ReportData", "by_group", "gather", "last_alone_ms"]
+__all__ = ["ReportData", "gather"]
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 
@@ -85,24 +85,6 @@ def _rows(columns: Columns, chosen: npt.NDArray[Any]) -> Columns:
 def _median(values: npt.NDArray[Any]) -> float:
     known = values[np.isfinite(values)] if len(values) else values
     return float(np.median(known)) if len(known) else float("nan")
-
-
-def by_group(columns: Columns, key: str, value: str, groups: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Median of a column for each group; NaN for none."""
-    return np.array([_median(columns[value][columns[key] == group]) for group in groups])
-
-
-def last_alone_ms(found: ReportData) -> npt.NDArray[np.float64]:
-    """How long, on average, all other ranks waited for one alone: shape ``[ranks, buckets]``, ms a step."""
-    made = np.zeros((len(found.ranks), found.buckets))
-    sync = found.sync
-    if not len(sync["step"]) or len(found.ranks) < 2:
-        return made
-    waits = np.array([[one[rank] for rank in found.ranks] for one in sync["wait_ms"]])
-    alone = np.sort(waits, axis=1)[:, 1]  # the last waits 0, the one before it as long as it waits for the last
-    row = np.searchsorted(found.ranks, sync["last_rank"])
-    np.add.at(made, (row, sync["bucket"].astype(int)), alone)
-    return made / max(1, len(np.unique(sync["step"])))
 
 
 def _tiles(steps: Columns) -> list[tuple[str, str]]:

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..timeline.timeline import Timeline
 from ..views.gradients import gradient_facts, gradients_svg
 from ..views.paint import charts
 from ..views.paint.charts import Series
 from ..views.paint.svg import step_svg
 from ..views.timeline_figure import find_step
-from .data import ReportData, by_group, last_alone_ms
+from ..views.view_data import breakdown_of, sync_of, waiting_of
+from .data import ReportData
 
 __all__ = ["Figure", "figures"]
 
@@ -60,25 +59,16 @@ def _step(timeline: Timeline, found: ReportData) -> Figure:
 
 def _breakdown(found: ReportData) -> Figure:
     """Forward, computation, waiting and the rest of each step: medians over the ranks."""
-    numbers = np.unique(found.steps["step"])
-    columns = {}
-    for name in ("step_ms", "forward_ms", "compute_ms", "exposed_ms", "hidden_ms"):
-        table = np.full((len(found.ranks), len(numbers)), np.nan)
-        row = np.searchsorted(found.ranks, found.steps["rank"])
-        table[row, np.searchsorted(numbers, found.steps["step"])] = found.steps[name]
-        known = np.isfinite(table).any(axis=0)
-        columns[name] = np.full(len(numbers), np.nan)
-        columns[name][known] = np.nanmedian(table[:, known], axis=0)
-    told = [np.nan_to_num(columns[name]) for name in ("forward_ms", "compute_ms", "exposed_ms")]
-    rest = np.maximum(np.nan_to_num(columns["step_ms"]) - np.sum(told, axis=0), 0.0)
+    parts = breakdown_of(found.steps)
+    numbers = parts.step
     series = [
-        Series("forward", "forward", told[0]),
-        Series("backward’s computation", "compute", told[1]),
-        Series("waiting for gradients (exposed)", "exposed", told[2]),
-        Series("optimizer and the rest", "other", rest),
+        Series("forward", "forward", parts.forward),
+        Series("backward’s computation", "compute", parts.alone + parts.hidden),
+        Series("waiting for gradients (exposed)", "exposed", parts.exposed),
+        Series("optimizer and the rest", "other", parts.other),
     ]
     lines = [
-        [int(numbers[i]), *(float(one.values[i]) for one in series), float(columns["hidden_ms"][i])]
+        [int(numbers[i]), *(float(one.values[i]) for one in series), float(parts.hidden[i])]
         for i in range(max(0, len(numbers) - 50), len(numbers))
     ]
     return Figure(
@@ -91,7 +81,7 @@ def _breakdown(found: ReportData) -> Figure:
 
 
 def _waiting(found: ReportData) -> Figure:
-    alone = last_alone_ms(found)
+    alone = waiting_of(found.sync, found.ranks, found.buckets).cells
     head = ["rank", *(f"bucket {number}" for number in range(found.buckets)), "all"]
     lines = [
         [rank, *(float(value) for value in row), float(row.sum())] for rank, row in zip(found.ranks, alone, strict=True)
@@ -107,10 +97,8 @@ def _waiting(found: ReportData) -> Figure:
 
 
 def _sync(found: ReportData) -> Figure:
-    buckets = np.unique(found.sync["bucket"]).astype(int).tolist()
-    late = by_group(found.sync, "bucket", "late_ms", buckets)
-    reduce = by_group(found.sync, "bucket", "all_reduce_ms", buckets)
-    speed = by_group(found.sync, "bucket", "bandwidth_gb_s", buckets)
+    sync = sync_of(found.sync, found.ranks)
+    buckets, late, reduce, speed = sync.bucket.tolist(), sync.late_ms, sync.all_reduce_ms, sync.algorithm_gb_s
     series = [
         Series("the first rank waits for the last one", "waiting", late),
         Series("all-reduce, once all have launched", "reducing", reduce),

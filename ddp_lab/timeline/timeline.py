@@ -103,9 +103,10 @@ class Timeline(TimelineModel):
 
         Columns: ``reducer``, ``step``, ``generation``, ``bucket``, ``bytes``, ``n_parameters``, ``ranks`` (number),
         ``all_reduce_ms`` (last rank's launch to last rank's reduced), ``bandwidth_gb_s`` (bytes over that time,
-        10⁹ bytes), ``last_rank`` (to launch), ``late_ms`` (last launch minus first), ``wait_ms`` (dict rank ->
-        ms that its launched collective waited for the last rank's), ``hidden_ms`` and ``exposed_ms`` (mean over
-        the ranks). Between ranks of different hosts times are as exact as `clocks` says.
+        10⁹ bytes), ``last_rank`` (to launch), ``late_ms`` (last launch minus first), ``alone_ms`` (last launch
+        minus the last but one: all others waited for that rank alone; NaN for one rank), ``wait_ms`` (dict rank -> ms
+        that its launched collective waited for the last rank's), ``hidden_ms`` and ``exposed_ms`` (mean over the
+        ranks). Between ranks of different hosts times are as exact as `clocks` says.
         """
         return _frame(self.sync_columns(reducer, last_steps))
 

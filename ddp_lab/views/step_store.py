@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis import step_metrics
+from ..analysis.step_metrics import Breakdown, GradientSync, Overlap
 from ..protocol.events import Kind
 
 __all__ = ["StepFrame", "StepStore"]
@@ -117,6 +119,44 @@ class StepFrame:
     def milliseconds(self, values: Int64) -> Float64:
         """Returns host times as milliseconds from `origin_ns`, NaN where the event has not arrived."""
         return np.where(values > 0, (values - self.origin_ns) / 1e6, np.nan)
+
+    def extent_ms(self) -> Float64:
+        """Returns the first event of a bucket and the last event of each rank, ``[ranks, 2]``: `milliseconds`."""
+        times = self.times_ns.reshape(self.shape[0], -1)
+        first = np.where(times > 0, times, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
+        last = np.maximum(times.max(axis=1, initial=0), self.bounds_ns.max(axis=1, initial=0))
+        return self.milliseconds(np.stack([np.where(times.any(axis=1), first, 0), last], axis=-1))
+
+    def last_rank(self, sync: GradientSync) -> Int64:
+        """Returns the rank that launched each bucket last, ``[buckets]``, -1 where a rank's launch is missing."""
+        return np.where(sync.last >= 0, np.asarray([*self.ranks, -1])[sync.last], -1)
+
+    def sync(self) -> GradientSync:
+        """Returns the gradient sync of its buckets, as far as it has arrived: columns of `Timeline.sync`."""
+        return step_metrics.gradient_sync(self.times_ns[..., LAUNCHED], self.times_ns[..., REDUCED], self.bucket_bytes)
+
+    def overlap(self) -> Overlap:
+        """Returns hidden and exposed communication, a row for each rank: columns of `Timeline.spans` and `.steps`."""
+        launched, reduced = self.times_ns[..., LAUNCHED], self.times_ns[..., REDUCED]
+        begin, end = np.moveaxis(self.device_ns, -1, 0)
+        return step_metrics.overlap_of(launched, reduced, begin, end, self.bounds_ns[:, FINALIZE])
+
+    def edges_ns(self) -> Int64:
+        """Returns where the parts of each bucket's time meet: ``[ranks, buckets, 6]``, see `step_metrics.edges`."""
+        first, ready, launched, reduced = np.moveaxis(self.times_ns, -1, 0)
+        return step_metrics.edges(first, ready, launched, reduced, self.bounds_ns[:, FINALIZE])
+
+    def breakdown(self, overlap: Overlap) -> Breakdown:
+        """Returns what it consists of, as one step."""
+        bounds, outside = self.bounds_ns.T, self.outside_ns.T
+        by_rank = {
+            "step_ms": step_metrics.milliseconds(bounds[END], outside[PREVIOUS_END]),
+            "forward_ms": step_metrics.milliseconds(outside[FORWARD_END], outside[FORWARD_BEGIN]),
+            "compute_ms": step_metrics.milliseconds(bounds[FINALIZE], bounds[BEGIN]),
+            "hidden_ms": overlap.rank_hidden_ms,
+            "exposed_ms": overlap.rank_exposed_ms,
+        }
+        return step_metrics.breakdown(np.array([self.step]), {name: ms[None] for name, ms in by_rank.items()})
 
     def grow(self, ranks: list[int], bucket_bytes: Int64) -> None:
         """Makes room for other ranks or buckets than were known when the step began."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..timeline.timeline import Timeline
-from .gradient_sync import gradient_sync
 from .paint.palette import plotly_text
 from .step_store import BEGIN, FINALIZE, Float64, StepFrame, StepStore
 from .timeline_layout import Part, spans_of
@@ -128,8 +127,7 @@ def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tupl
 def _entries(frame: StepFrame, rows: Sequence[int], assignment: dict[str, Any]) -> dict[Part, list[dict[str, Any]]]:
     """Returns the bars by part."""
     made: dict[Part, list[dict[str, Any]]] = {part: [] for part in Part}
-    sync = gradient_sync(frame)
-    spans, _ = spans_of(frame, sync)
+    last, spans = frame.last_rank(frame.sync()), spans_of(frame)
     sizes = {entry["bucket"]: len(entry["parameters"]) for entry in assignment.get("buckets", ())}
     for row in rows:
         for bucket in range(frame.shape[1]):
@@ -139,8 +137,8 @@ def _entries(frame: StepFrame, rows: Sequence[int], assignment: dict[str, Any]) 
                 f"{frame.bucket_bytes[bucket] / 2**20:.2f} MiB, {sizes.get(bucket, '?')} parameters",
                 *(f"{part.name.lower()} {end - begin:.2f} ms" for part, begin, end, _ in found),
             ]
-            if sync.last_rank[bucket] >= 0:
-                lines.append(f"last to launch: rank {sync.last_rank[bucket]}")
+            if last[bucket] >= 0:
+                lines.append(f"last to launch: rank {last[bucket]}")
             for part, begin, end, _ in found:
                 about = "<br>".join(lines)
                 made[part].append({"y": _row(frame, row, bucket), "base": begin, "x": end - begin, "about": about})

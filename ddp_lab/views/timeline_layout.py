@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .gradient_sync import GradientSync, gradient_sync
-from .step_store import BEGIN, END, FINALIZE, FIRST_READY, LAUNCHED, READY, REDUCED, Float64, StepFrame
+from ..analysis.step_metrics import EDGES
+from .step_store import BEGIN, END, FINALIZE, Float64, StepFrame
 
 __all__ = ["Band", "Bar", "Layout", "Part", "Size", "Span", "Tick", "lay_out", "spans_of", "ticks"]
 
@@ -24,6 +24,7 @@ HEADER_HEIGHT = 18
 GROUP_GAP = 6
 ROW_HEIGHTS = (3, 20)
 TICK_SPACING = 84
+_REDUCED, _EXPOSED_FROM = EDGES.index("reduced"), EDGES.index("exposed_from")
 
 
 class Part(enum.IntEnum):
@@ -115,13 +116,11 @@ class _Scale:
         return LABEL_WIDTH + min(max(share, 0.0), 1.0) * self.width
 
 
-def lay_out(frame: StepFrame, size: Size, sync: GradientSync | None = None) -> Layout:
+def lay_out(frame: StepFrame, size: Size) -> Layout:
     """Returns the layout of one step; of a step without events, bare headers and an axis of 1 ms."""
-    sync = gradient_sync(frame) if sync is None else sync
     ranks, buckets = frame.shape
-    times, bounds, last = _on_axis(frame, sync, size.axis)
-    latest = _latest(times, bounds)
-    window = size.window or (min(0.0, _earliest(times)), latest * 1.02 if latest > 0 else 1.0)
+    edges, bounds, (earliest, latest) = _on_axis(frame, size.axis)
+    window = size.window or (min(0.0, earliest), latest * 1.02 if latest > 0 else 1.0)
     scale = _Scale(window, size.width - LABEL_WIDTH - RIGHT_MARGIN)
     room = size.height - AXIS_HEIGHT - ranks * (HEADER_HEIGHT + GROUP_GAP)
     row_height = min(max(math.floor(room / max(ranks * buckets, 1)), ROW_HEIGHTS[0]), ROW_HEIGHTS[1])
@@ -133,21 +132,15 @@ def lay_out(frame: StepFrame, size: Size, sync: GradientSync | None = None) -> L
         bands.append(_band(row, top, bounds[row], latest, scale))
         for bucket in range(buckets):
             y = top + HEADER_HEIGHT + bucket * row_height
-            spans = _spans(times[row, bucket], last[row, bucket], bounds[row, FINALIZE], latest)
+            spans = _spans(edges[row, bucket], latest)
             bars.extend(_bars(spans, scale, row, bucket, y, row_height))
     return Layout(bars, bands, ticks(window, scale.width), row_height, ranks * group, window)
 
 
-def spans_of(frame: StepFrame, sync: GradientSync) -> tuple[list[list[list[Span]]], float]:
-    """Returns the parts of every bucket, ``[rank][bucket]``, on the common axis, and the time of the last event."""
-    times, bounds, last = _on_axis(frame, sync, "common")
-    latest = _latest(times, bounds)
-    ranks, buckets = frame.shape
-    found = [
-        [_spans(times[row, bucket], last[row, bucket], bounds[row, FINALIZE], latest) for bucket in range(buckets)]
-        for row in range(ranks)
-    ]
-    return found, latest
+def spans_of(frame: StepFrame) -> list[list[list[Span]]]:
+    """Returns the parts of every bucket, ``[rank][bucket]``, on the common axis."""
+    edges, _, (_, latest) = _on_axis(frame, "common")
+    return [[_spans(one, latest) for one in of_rank] for of_rank in edges]
 
 
 def ticks(window: tuple[float, float], width: float) -> list[Tick]:
@@ -162,37 +155,29 @@ def ticks(window: tuple[float, float], width: float) -> list[Tick]:
     return [Tick(scale.x(mark * step), f"{mark * step:.{digits}f}") for mark in marks]
 
 
-def _on_axis(frame: StepFrame, sync: GradientSync, axis: str) -> tuple[Float64, Float64, Float64]:
-    """Returns times, bounds and the last launch of each bucket in milliseconds of the axis, ranks first."""
-    times, bounds = frame.milliseconds(frame.times_ns), frame.milliseconds(frame.bounds_ns)
-    last = np.broadcast_to(sync.last_launched_ms, frame.shape)
-    if axis == "rank":
-        zero = np.nan_to_num(bounds[:, BEGIN])
-        return times - zero[:, None, None], bounds - zero[:, None], last - zero[:, None]
-    return times, bounds, last
+def _on_axis(frame: StepFrame, axis: str) -> tuple[Float64, Float64, tuple[float, float]]:
+    """Returns edges, bounds, and times of the first and the last event, in milliseconds of the axis."""
+    edges, bounds = frame.milliseconds(frame.edges_ns()), frame.milliseconds(frame.bounds_ns)
+    zero = np.nan_to_num(bounds[:, BEGIN]) * (axis == "rank")
+    extent = frame.extent_ms() - zero[:, None]
+    first, last = extent[:, 0][~np.isnan(extent[:, 0])], extent[:, 1][~np.isnan(extent[:, 1])]
+    ends = (float(first.min()) if len(first) else 0.0, float(last.max()) if len(last) else 0.0)
+    return edges - zero[:, None, None], bounds - zero[:, None], ends
 
 
-def _spans(times: Float64, last: float, finalize: float, latest: float) -> list[Span]:
-    """Returns the parts of one bucket on one rank as (part, begin, end, open) in milliseconds."""
-    first, ready, launched, reduced = (float(times[column]) for column in (FIRST_READY, READY, LAUNCHED, REDUCED))
+def _spans(edges: Float64, latest: float) -> list[Span]:
+    """Returns the parts of one bucket on one rank as (part, begin, end, open) in milliseconds.
+
+    Args:
+        edges: where they meet, see `step_metrics.edges`.
+        latest: how far a part reaches that has not ended.
+    """
     found: list[Span] = []
-    if math.isnan(first):
-        first = ready
-    if not math.isnan(first):
-        found.append((Part.FILLING, first, _or(ready, latest), math.isnan(ready)))
-    if not math.isnan(ready):
-        found.append((Part.QUEUED, ready, _or(launched, latest), math.isnan(launched)))
-    if math.isnan(launched):
-        return found
-    end, unfinished = _or(reduced, latest), math.isnan(reduced)
-    turn = min(_or(last, end), end)
-    if turn > launched:
-        found.append((Part.WAITING, launched, turn, unfinished and math.isnan(last)))
-    if end > turn or turn <= launched:
-        found.append((Part.REDUCING, max(turn, launched), end, unfinished))
-    exposed = max(launched, finalize) if not math.isnan(finalize) else math.inf
-    if end > exposed:
-        found.append((Part.EXPOSED, exposed, end, unfinished))
+    for part in Part:
+        begin, end = (_EXPOSED_FROM, _REDUCED) if part == Part.EXPOSED else (part, part + 1)
+        last = _or(float(edges[end]), latest)
+        if not math.isnan(edges[begin]) and (last > edges[begin] or part < Part.WAITING):
+            found.append((part, float(edges[begin]), last, math.isnan(edges[end])))
     return found
 
 
@@ -217,17 +202,6 @@ def _band(row: int, top: float, bounds: Float64, latest: float, scale: _Scale) -
         return Band(row, top, begin, begin, begin)
     split = scale.x(_or(float(bounds[FINALIZE]), _or(float(bounds[END]), latest)))
     return Band(row, top, begin, split, scale.x(_or(float(bounds[END]), latest)))
-
-
-def _latest(times: Float64, bounds: Float64) -> float:
-    """Returns the time of the last event in milliseconds, 0 if there is none."""
-    values = np.concatenate([times.ravel(), bounds.ravel()])
-    return float(np.nanmax(values)) if (~np.isnan(values)).any() else 0.0
-
-
-def _earliest(times: Float64) -> float:
-    """Returns the time of the first event in milliseconds, 0 if there is none."""
-    return float(np.nanmin(times)) if (~np.isnan(times)).any() else 0.0
 
 
 def _or(value: float, otherwise: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,55 +9,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis import step_metrics
+from ..analysis.step_metrics import Breakdown
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns, TableView
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import Timeline
 
-__all__ = ["Breakdown", "Sync", "Waiting", "breakdown", "readiness", "sync", "unused", "waiting"]
+__all__ = ["Sync", "Waiting", "breakdown", "breakdown_of", "readiness", "sync", "sync_of", "unused", "waiting"]
+__all__ += ["waiting_of"]
 
 _Values = npt.NDArray[np.float64]
 _MOST_STEPS = 200
 _UNUSED_STEPS = 100
 _READINESS_STEPS = 20
 _BEGIN, _END = STEP_FIELDS.index("backward_begin"), STEP_FIELDS.index("backward_end")
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """What each step consists of: milliseconds, medians over the ranks, shape ``[steps]``.
-
-    Attributes:
-        step: numbers of the steps.
-        other: optimizer, input data and the rest, from the end of the step before.
-        forward: the last forward before the backward.
-        alone, hidden: the backward's computation without and with collectives under way behind it.
-        exposed: communication after it.
-    """
-
-    step: npt.NDArray[np.int64]
-    other: _Values
-    forward: _Values
-    alone: _Values
-    hidden: _Values
-    exposed: _Values
-
-    @property
-    def total(self) -> _Values:
-        """Milliseconds of the step."""
-        return self.floor + self.exposed
-
-    @property
-    def floor(self) -> _Values:
-        """What the step would take without exposed communication."""
-        return self.other + self.forward + self.alone + self.hidden
-
-    @property
-    def efficiency(self) -> _Values:
-        """The floor's share of the step, 0 to 1; NaN for a step that takes no time."""
-        share = np.full(len(self.step), np.nan)
-        np.divide(self.floor, self.total, out=share, where=self.total > 0)
-        return share
 
 
 @dataclass(frozen=True)
@@ -97,49 +62,51 @@ def breakdown(timeline: Timeline, reducer: int | None = None, last_steps: int = 
         reducer: which model; None for the most recently active.
         last_steps: only so many newest ones.
     """
-    found = _model(timeline, reducer)
-    columns = timeline.step_columns(found, last_steps)
-    chosen = columns["state"] == "complete"
-    columns = {name: values[chosen] for name, values in columns.items()}
-    number = np.unique(columns["step"]).astype(np.int64)
-    of = np.searchsorted(number, columns["step"])
-    # Each rank's own: a device times collectives on another clock than the host its computation.
-    columns["hidden_ms"] = np.minimum(columns["hidden_ms"], columns["compute_ms"])
-    middle = {name: _medians(columns[f"{name}_ms"], of, len(number)) for name in _PARTS}
-    told = {name: np.nan_to_num(values) for name, values in middle.items()}
-    sum_ = told["forward"] + told["compute"] + told["exposed"]
-    other = np.maximum(told["step"] - sum_, 0.0)
-    return Breakdown(number, other, told["forward"], told["compute"] - told["hidden"], told["hidden"], told["exposed"])
+    columns = timeline.step_columns(_model(timeline, reducer), last_steps)
+    return breakdown_of({name: values[columns["state"] == "complete"] for name, values in columns.items()})
 
 
-_PARTS = ("step", "forward", "compute", "hidden", "exposed")
+def breakdown_of(columns: Columns) -> Breakdown:
+    """Returns what steps consist of, from columns of `Timeline.steps` of one model."""
+    number, row = np.unique(columns["step"], return_inverse=True)
+    ranks, column = np.unique(columns["rank"], return_inverse=True)
+    by_rank = {}
+    for name in ("step_ms", "forward_ms", "compute_ms", "hidden_ms", "exposed_ms"):
+        by_rank[name] = np.full((len(number), len(ranks)), np.nan)
+        by_rank[name][row, column] = columns[name]
+    return step_metrics.breakdown(number.astype(np.int64), by_rank)
 
 
 def waiting(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) -> Waiting:
     """Returns for whom the others waited in the newest steps; arguments as those of `breakdown`."""
-    columns, ranks = _sync_columns(timeline, reducer, last_steps)
-    buckets = int(columns["bucket"].max()) + 1 if len(columns["bucket"]) else 0
+    return waiting_of(*_sync_columns(timeline, reducer, last_steps))
+
+
+def waiting_of(columns: Columns, ranks: Sequence[int], buckets: int = 0) -> Waiting:
+    """Returns for whom the others waited, from columns of `Timeline.sync` of a model of at least so many buckets."""
+    buckets = max(buckets, int(columns["bucket"].max(initial=-1)) + 1)
     cells, share = np.zeros((len(ranks), buckets)), np.zeros(len(ranks))
     steps = len(np.unique(columns["step"]))
-    if buckets and len(ranks) > 1:
-        waits = np.array([[one[rank] for rank in ranks] for one in columns["wait_ms"]])
+    if steps and len(ranks) > 1:
         row = np.searchsorted(ranks, columns["last_rank"])
-        # The last waits 0; the one before it as long as only the last was missing.
-        np.add.at(cells, (row, columns["bucket"].astype(int)), np.sort(waits, axis=1)[:, 1])
+        np.add.at(cells, (row, columns["bucket"].astype(int)), columns["alone_ms"] / steps)
         share = np.bincount(row, minlength=len(ranks)) / len(row)
-    return Waiting(ranks, cells / max(steps, 1), share, steps)
+    return Waiting(tuple(ranks), cells, share, steps)
 
 
 def sync(timeline: Timeline, reducer: int | None = None, last_steps: int = 100) -> Sync:
     """Returns the gradient sync of each bucket; arguments as those of `breakdown`."""
-    columns, ranks = _sync_columns(timeline, reducer, last_steps)
+    return sync_of(*_sync_columns(timeline, reducer, last_steps))
+
+
+def sync_of(columns: Columns, ranks: Sequence[int]) -> Sync:
+    """Returns the gradient sync of each bucket, from columns of `Timeline.sync` of one model."""
     bucket = np.unique(columns["bucket"]).astype(np.int64)
-    of = np.searchsorted(bucket, columns["bucket"])
     late, reduce, speed = (
-        _medians(columns[name].astype(float), of, len(bucket))
+        np.array([step_metrics.median(columns[name][columns["bucket"] == one]) for one in bucket])
         for name in ("late_ms", "all_reduce_ms", "bandwidth_gb_s")
     )
-    return Sync(bucket, late, reduce, speed, speed * 2 * (len(ranks) - 1) / max(len(ranks), 1))
+    return Sync(bucket, late, reduce, speed, speed * step_metrics.bus_factor(len(ranks)))
 
 
 def _sync_columns(timeline: Timeline, reducer: int | None, last_steps: int) -> tuple[Columns, tuple[int, ...]]:
@@ -155,15 +122,6 @@ def _sync_columns(timeline: Timeline, reducer: int | None, last_steps: int) -> t
 def _model(timeline: Timeline, reducer: int | None) -> int:
     known = [one.reducer for one in timeline.reducers() if one.last_step >= 0]
     return reducer if reducer is not None else known[-1] if known else -1
-
-
-def _medians(values: _Values, groups: npt.NDArray[np.int64], count: int) -> _Values:
-    """Median of each group, NaN where nothing is known."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a group of NaN alone
-        return np.array(
-            [np.nanmedian(values[groups == one]) if (groups == one).any() else np.nan for one in range(count)]
-        )
 
 
 def readiness(views: Sequence[TableView], parameters: int = 0) -> dict[str, Any]:

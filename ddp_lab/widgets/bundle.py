@@ -1,20 +1,25 @@
 """The browser's part of a widget as one ES module, joined from the files below `static/`.
 
-anywidget takes one module as text. The files are ordinary ES modules that import each other by relative path, so
-that they can be read and tested one by one. Here each but the last becomes a function that returns what it exports, so
-that names that a file keeps to itself stay its own; what a file exports has a name of its own among all files.
+anywidget takes one module as text. What Python and the browser have in common is defined in Python; `generated.js` is
+made of it. The other files are ordinary ES modules that import each other by relative path, so that they can be read
+and tested one by one. Here each but the last becomes a function that returns what it exports, so that names that a file
+keeps to itself stay its own; what a file exports has a name of its own among all files.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.resources
+import json
 import posixpath
 import re
 from graphlib import TopologicalSorter
 
+from .step_messages import BLOCKS
+
 __all__ = ["module_text", "modules_of", "style_text"]
 
+_GENERATED = {"BLOCKS": BLOCKS}
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([./a-z_]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function) (\w+))", re.MULTILINE)
 
@@ -53,5 +58,7 @@ def style_text(*names: str) -> str:
 
 
 def _read(path: str) -> str:
-    """Returns the text of a file below `static/`."""
+    """Returns the text of a file below `static/`; `generated.js` is made here."""
+    if path == "generated.js":
+        return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in _GENERATED.items())
     return (importlib.resources.files(__package__) / "static" / path).read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """What the dashboard sends to the browser: one JSON header and one binary buffer for any number of steps.
 
-The buffer is float32 and holds, step after step, the blocks named in `BLOCKS`; `decode.js` reads the same list.
+The buffer is float32 and holds, step after step, the blocks of `BLOCKS`, which `bundle` hands to `decode.js`. All
+numbers of a step are in it: the browser draws them, and computes none anew.
 """
 
 from __future__ import annotations
@@ -11,27 +12,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..views.gradient_sync import gradient_sync
+from ..analysis.step_metrics import EDGES, PHASES, bus_factor, mean
 from ..views.step_store import StepFrame
 
 __all__ = ["BLOCKS", "encode_steps"]
 
-# name and shape of each block, in order; R ranks, B buckets. Times are ms from the step's origin, NaN: not arrived.
+# Name and shape of each block, in order: R ranks, B buckets, D 1 where the device timed collectives, else 0. Times are
+# ms from the step's origin, NaN where it has not happened.
 BLOCKS = (
-    ("bounds", "R3"),
-    ("outside", "R3"),
-    ("busy", "R2"),
-    ("times", "RB4"),
-    ("wait", "RB"),
+    ("bounds", "R3"),  # backward begin, finalize begin, backward end
+    ("outside", "R3"),  # forward begin, forward end, end of the step before
+    ("extent", "R2"),  # first event of a bucket, last event of all
+    ("busy", "R2"),  # ms of hidden and of exposed communication
+    ("phases", f"{len(PHASES)}"),  # ms of each, medians over the ranks; NaN: it has not ended on every rank
+    ("edges", f"RB{len(EDGES)}"),  # where filling, queued, waiting, reducing and exposed begin and end
     ("hidden", "RB"),
     ("exposed", "RB"),
-    ("lastLaunched", "B"),
-    ("lastRank", "B"),
+    ("lastRank", "B"),  # -1: unknown
+    ("late", "B"),  # ms that the first rank waited for the last
+    ("alone", "B"),  # ms that all others waited for the last rank alone
     ("allReduce", "B"),
-    ("bandwidth", "B"),
+    ("bandwidth", "B"),  # GB/s
+    ("bus", "B"),
     ("bytes", "B"),
+    ("meanHidden", "B"),  # over the ranks
+    ("meanExposed", "B"),
+    ("device", "DRB2"),
 )
-_DEVICE = ("device", "RB2")
 
 
 def encode_steps(frames: Iterable[StepFrame]) -> tuple[dict[str, Any], bytes]:
@@ -39,43 +46,49 @@ def encode_steps(frames: Iterable[StepFrame]) -> tuple[dict[str, Any], bytes]:
     headers: list[dict[str, Any]] = []
     blocks: list[npt.NDArray[np.float32]] = []
     for frame in frames:
-        sync = gradient_sync(frame)
-        with_device = bool(frame.device_ns.any())
-        headers.append(
-            {
-                "reducer": frame.reducer,
-                "step": frame.step,
-                "generation": frame.generation,
-                "ranks": frame.ranks,
-                "buckets": frame.shape[1],
-                "began": frame.origin_ns / 1e9,
-                "complete": frame.complete,
-                "abandoned": frame.abandoned,
-                "device": with_device,
-                "hidden": None if np.isnan(sync.hidden_fraction) else sync.hidden_fraction,
-            }
-        )
-        arrays = (
-            frame.milliseconds(frame.bounds_ns),
-            frame.milliseconds(frame.outside_ns),
-            np.stack([sync.rank_hidden_ms, sync.rank_exposed_ms], axis=-1),
-            frame.milliseconds(frame.times_ns),
-            sync.wait_ms,
-            sync.hidden_ms,
-            sync.exposed_ms,
-            sync.last_launched_ms,
-            sync.last_rank,
-            sync.all_reduce_ms,
-            sync.bandwidth_gb_s,
-            frame.bucket_bytes,
-        )
-        blocks.extend(_flat(array) for array in arrays)
-        if with_device:
-            blocks.append(_flat(frame.milliseconds(frame.device_ns)))
+        header, arrays = _encoded(frame)
+        headers.append(header)
+        blocks += [arrays[name].astype(np.float32).ravel() for name, _ in BLOCKS if name in arrays]
     buffer = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
     return {"type": "steps", "steps": headers}, buffer.tobytes()
 
 
-def _flat(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Returns the values in row order as float32."""
-    return array.astype(np.float32).ravel()
+def _encoded(frame: StepFrame) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Returns the header of one step, and its blocks by name."""
+    sync, overlap, ended = frame.sync(), frame.overlap(), frame.complete and not frame.abandoned
+    phases = frame.breakdown(overlap)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "bounds": frame.milliseconds(frame.bounds_ns),
+        "outside": frame.milliseconds(frame.outside_ns),
+        "extent": frame.extent_ms(),
+        "busy": np.stack([overlap.rank_hidden_ms, overlap.rank_exposed_ms], axis=-1),
+        "phases": np.stack([getattr(phases, name) if ended else [np.nan] for name in PHASES]),
+        "edges": frame.milliseconds(frame.edges_ns()),
+        "hidden": overlap.hidden_ms,
+        "exposed": overlap.exposed_ms,
+        "lastRank": frame.last_rank(sync),
+        "late": sync.late_ms,
+        "alone": sync.alone_ms,
+        "allReduce": sync.all_reduce_ms,
+        "bandwidth": sync.bandwidth_gb_s,
+        "bus": sync.bandwidth_gb_s * bus_factor(len(frame.ranks)),
+        "bytes": frame.bucket_bytes,
+        "meanHidden": mean(overlap.hidden_ms.T),
+        "meanExposed": mean(overlap.exposed_ms.T),
+    }
+    if frame.device_ns.any():
+        arrays["device"] = frame.milliseconds(frame.device_ns)
+    header = {
+        "reducer": frame.reducer,
+        "step": frame.step,
+        "generation": frame.generation,
+        "ranks": frame.ranks,
+        "buckets": frame.shape[1],
+        "began": frame.origin_ns / 1e9,
+        "complete": frame.complete,
+        "abandoned": frame.abandoned,
+        "device": "device" in arrays,
+        "whole": bool(phases.whole[0]),
+        "hiddenShare": None if np.isnan(overlap.hidden_share) else overlap.hidden_share,
+    }
+    return header, arrays

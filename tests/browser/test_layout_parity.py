@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-import ddp_lab.widgets
 from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.gradient_sync import gradient_sync
 from ddp_lab.views.step_store import StepFrame, StepStore
 from ddp_lab.views.timeline_layout import Size, lay_out
+from ddp_lab.widgets import bundle
 from ddp_lab.widgets.step_messages import encode_steps
 from tests.training_events import Training
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 _RUN = """async ({sources, header, body, sizes}) => {
   const load = (text) => import(URL.createObjectURL(new Blob([text], {type: "text/javascript"})));
   const {decodeSteps} = await load(sources.decode);
-  const {layOut} = await load(sources.layout);
+  const {layOut} = await load(sources.lanes);
   const view = new DataView(Uint8Array.from(atob(body), (c) => c.charCodeAt(0)).buffer);
   const records = decodeSteps(header, view);
   return records.map((record) => sizes.map((size) => {
@@ -57,10 +55,6 @@ def _frame(training: Training, until_kind: Kind | None = None) -> StepFrame:
     return frame
 
 
-def _source(name: str) -> str:
-    return (Path(ddp_lab.widgets.__file__).parent / f"static/steps/{name}.js").read_text()
-
-
 _FRAMES = {
     "two ranks": lambda: _frame(Training(2, 3, delays={(1, 1): 2.0})),
     "eight ranks, fifty buckets": lambda: _frame(Training(8, 50, compute_ms=60, delays={(5, 20): 9.0})),
@@ -73,15 +67,14 @@ _FRAMES = {
 
 @pytest.mark.parametrize("name", _FRAMES)
 def test_the_canvas_is_laid_out_as_the_svg(page: Page, name: str) -> None:
-    """decode.js and lanes.js place every bar, band and tick where layout.py does, to a hundredth of a pixel."""
+    """decode.js and lanes.js place every bar, band and tick where Python does, to a hundredth of a pixel."""
     frame = _FRAMES[name]()
     header, body = encode_steps([frame])
-    sources = {"decode": _source("decode"), "layout": _source("lanes")}
+    sources = {name: bundle.module_text(f"steps/{name}.js") for name in ("decode", "lanes")}
     arguments = {"sources": sources, "header": header, "body": base64.b64encode(body).decode(), "sizes": _SIZES}
     (drawn,) = page.evaluate(_RUN, arguments)
-    sync = gradient_sync(frame)
     for size, text in zip(_SIZES, drawn, strict=True):
-        wanted, got = lay_out(frame, Size(**size), sync), json.loads(text)
+        wanted, got = lay_out(frame, Size(**size)), json.loads(text)
         assert [tick["label"] for tick in got["ticks"]] == [tick.label for tick in wanted.ticks]
         assert got["rowHeight"] == wanted.row_height
         assert got["contentHeight"] == wanted.content_height

@@ -511,7 +511,7 @@ def test_the_map_is_laid_out_as_the_svg(page: Page, name: str, equal: bool) -> N
 def test_narrow_bars_are_joined(page: Page) -> None:
     """Bars narrower than a pixel become one per pixel column, of the part that fills most of it; wide ones stay."""
     assert "steps/many_steps.js" in bundle.modules_of("app/dashboard.js")
-    text = (Path(bundle.__file__).parent / "static/steps/many_steps.js").read_text()
+    text = bundle.module_text("steps/many_steps.js")
     run = """async (text) => {
       const {joinNarrow} = await import(URL.createObjectURL(new Blob([text], {type: "text/javascript"})));
       const bar = (part, x, width) => ({part, x, width, row: 0, bucket: 0, y: 0, height: 5});

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ddp_lab.analysis.step_metrics import PHASES
 from ddp_lab.protocol.events import DTYPE, Kind
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.gradient_sync import gradient_sync
+from ddp_lab.views import view_data
 from ddp_lab.views.step_store import BEGIN, END, FIRST_READY, LAUNCHED, READY, REDUCED, StepFrame, StepStore
 from tests.training_events import Training
 
@@ -56,13 +57,15 @@ def test_gradient_sync_equals_the_timelines(timeline: Timeline) -> None:
     for _, row in timeline.sync().iterrows():
         frame = store.frame(0, row["step"])
         assert frame is not None
-        sync, bucket = gradient_sync(frame), row["bucket"]
+        sync, overlap, bucket = frame.sync(), frame.overlap(), row["bucket"]
         assert sync.all_reduce_ms[bucket] == pytest.approx(row["all_reduce_ms"])
         assert sync.bandwidth_gb_s[bucket] == pytest.approx(row["bandwidth_gb_s"])
-        assert sync.last_rank[bucket] == row["last_rank"]
+        assert frame.last_rank(sync)[bucket] == row["last_rank"]
+        assert sync.late_ms[bucket] == pytest.approx(row["late_ms"])
+        assert sync.alone_ms[bucket] == pytest.approx(row["alone_ms"])
         assert dict(enumerate(sync.wait_ms[:, bucket])) == pytest.approx(row["wait_ms"])
-        assert sync.hidden_ms[:, bucket].mean() == pytest.approx(row["hidden_ms"])
-        assert sync.exposed_ms[:, bucket].mean() == pytest.approx(row["exposed_ms"])
+        assert overlap.hidden_ms[:, bucket].mean() == pytest.approx(row["hidden_ms"])
+        assert overlap.exposed_ms[:, bucket].mean() == pytest.approx(row["exposed_ms"])
 
 
 def test_hidden_share_equals_the_timelines(timeline: Timeline) -> None:
@@ -72,13 +75,37 @@ def test_hidden_share_equals_the_timelines(timeline: Timeline) -> None:
         frame = store.frame(0, int(step))
         assert frame is not None
         share = rows["hidden_ms"].sum() / rows["communication_ms"].sum()
-        assert gradient_sync(frame).hidden_fraction == pytest.approx(share)
+        assert frame.overlap().hidden_share == pytest.approx(share)
+
+
+def test_a_step_consists_of_what_the_timeline_says(timeline: Timeline) -> None:
+    """The phases of a step that are sent to the browser are those of the saved picture."""
+    store, found = store_of(timeline), view_data.breakdown(timeline)
+    for index, step in enumerate(found.step):
+        frame = store.frame(0, int(step))
+        assert frame is not None
+        own = frame.breakdown(frame.overlap())
+        for name in PHASES:
+            assert getattr(own, name)[0] == pytest.approx(getattr(found, name)[index])
+        assert own.whole[0] == found.whole[index] == (index > 0)
+
+
+def test_parts_of_a_bucket_meet(timeline: Timeline) -> None:
+    """Filling, queued, waiting and reducing lie between edges that ascend; a rank that has not launched has no turn."""
+    frame = newest(timeline)
+    edges = frame.edges_ns()
+    assert (np.diff(edges[..., :5], axis=-1) >= 0).all()
+    np.testing.assert_allclose((edges[..., 3] - edges[..., 2]) / 1e6, frame.sync().wait_ms)
+    frame.times_ns[1, 2, LAUNCHED] = frame.times_ns[1, 2, REDUCED] = 0
+    assert (frame.edges_ns()[1, 2, 3:] == 0).all()
+    assert frame.edges_ns()[0, 2, 3] == frame.times_ns[0, 2, REDUCED]
+    assert frame.last_rank(frame.sync()).tolist() == [*frame.last_rank(frame.sync())[:2], -1]
 
 
 def test_the_late_rank_is_named(timeline: Timeline) -> None:
     """Rank 0 waits for rank 1 in bucket 1, by about the delay that was put there."""
-    sync = gradient_sync(newest(timeline))
-    assert sync.last_rank[1] == 1
+    sync = newest(timeline).sync()
+    assert sync.last[1] == 1
     assert sync.wait_ms[0, 1] == pytest.approx(2.0, abs=1.2)
     assert sync.wait_ms[1, 1] == 0
 
@@ -108,10 +135,10 @@ def test_what_has_not_arrived_is_nan() -> None:
     store.extend(chunks)
     frame = store.frame(0, 0)
     assert frame is not None
-    sync = gradient_sync(frame)
-    for values in (sync.all_reduce_ms, sync.bandwidth_gb_s, sync.hidden_ms, sync.exposed_ms):
+    sync, overlap = frame.sync(), frame.overlap()
+    for values in (sync.all_reduce_ms, sync.bandwidth_gb_s, overlap.hidden_ms, overlap.exposed_ms):
         assert np.isnan(values).all()
-    assert np.isnan(sync.hidden_fraction)
+    assert np.isnan(overlap.hidden_share)
     assert not np.isnan(sync.wait_ms).any()
 
 
@@ -126,9 +153,9 @@ def test_device_spans_replace_host_times_when_all_are_there() -> None:
     store.extend([(0, spans)])
     frame = store.frame(0, 0)
     assert frame is not None
-    sync = gradient_sync(frame)
-    assert sync.hidden_ms.tolist() == [[1.0, 0.0]]
-    assert sync.exposed_ms.tolist() == [[0.0, 2.0]]
+    overlap = frame.overlap()
+    assert overlap.hidden_ms.tolist() == [[1.0, 0.0]]
+    assert overlap.exposed_ms.tolist() == [[0.0, 2.0]]
 
 
 def test_forgets_the_oldest_steps() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...analysis import overlap, stragglers
+from ...analysis import step_metrics
+from ...analysis.step_metrics import GradientSync, Overlap, milliseconds
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
@@ -35,7 +36,7 @@ STEP_COLUMNS = (
 )
 SYNC_COLUMNS = (
     *("reducer", "step", "generation", "bucket", "bytes", "n_parameters", "ranks", "all_reduce_ms"),
-    *("bandwidth_gb_s", "last_rank", "late_ms", "wait_ms", "hidden_ms", "exposed_ms"),
+    *("bandwidth_gb_s", "last_rank", "late_ms", "alone_ms", "wait_ms", "hidden_ms", "exposed_ms"),
 )
 _F, _B = {n: i for i, n in enumerate(STEP_FIELDS)}, {n: i for i, n in enumerate(BUCKET_FIELDS)}
 
@@ -93,30 +94,15 @@ def previous_ends(table: StepTable, rows: npt.NDArray[np.int64]) -> npt.NDArray[
     return made
 
 
-def _ms(end: npt.NDArray[Any], begin: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    return np.where((end > 0) & (begin > 0), (end - begin) / 1e6, np.nan)
-
-
 def device_rows(buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Which steps have device spans for all of their launched buckets."""
-    launched = buckets[:, :, _B["launched"]] > 0
-    timed = buckets[:, :, _B["device_end"]] > 0
-    return np.asarray(launched.any(axis=1) & (timed | ~launched).all(axis=1))
+    return step_metrics.on_device(buckets[:, :, _B["launched"]], buckets[:, :, _B["device_end"]])
 
 
-def _collectives(one: TableView) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Begin, end and validity of each bucket's collective, and the end of computation; on the best clock.
-
-    [Note: the clock of hidden and exposed] On a CPU these are host times. With device spans for all buckets of a
-    step they are device times: a span begins when the compute stream has reached the launch, so the last begin is
-    where the backward's own computation on the device is over.
-    """
-    device = device_rows(one.buckets)[:, None]
-    begin = np.where(device, one.buckets[:, :, _B["device_begin"]], one.buckets[:, :, _B["launched"]])
-    end = np.where(device, one.buckets[:, :, _B["device_end"]], one.buckets[:, :, _B["reduced"]])
-    host = one.steps[:, _F["finalize"]][:, None]
-    computed = np.where(device, begin.max(axis=1, keepdims=True, initial=0), host)
-    return begin, end, (begin > 0) & (end > 0) & (computed > 0), computed
+def _overlap(one: TableView) -> Overlap:
+    names = ("launched", "reduced", "device_begin", "device_end")
+    launched, reduced, begin, end = (one.buckets[:, :, _B[name]] for name in names)
+    return step_metrics.overlap_of(launched, reduced, begin, end, one.steps[:, _F["finalize"]])
 
 
 def span_columns(views: Sequence[TableView], sizes: Mapping[tuple[int, int], npt.NDArray[np.int64]]) -> Columns:
@@ -134,9 +120,7 @@ def _spans_of(one: TableView, sizes: Mapping[tuple[int, int], npt.NDArray[np.int
     first, ready = one.buckets[:, :, _B["first_ready"]], one.buckets[:, :, _B["ready"]]
     launched, reduced = one.buckets[:, :, _B["launched"]], one.buckets[:, :, _B["reduced"]]
     row, bucket = np.nonzero((first > 0) | (ready > 0) | (launched > 0))
-    begin, end, valid, computed = _collectives(one)
-    hidden, exposed = overlap.split(begin, np.maximum(begin, end), computed)
-    valid = valid[row, bucket]
+    overlap = _overlap(one)
     backward = one.steps[row, _F["backward_begin"]]
     device_begin, device_end = (one.buckets[row, bucket, _B[name]] for name in ("device_begin", "device_end"))
     made: Columns = {
@@ -156,16 +140,16 @@ def _spans_of(one: TableView, sizes: Mapping[tuple[int, int], npt.NDArray[np.int
         "finalize_ns": one.steps[row, _F["finalize"]],
         "device_begin_ns": device_begin,
         "device_end_ns": device_end,
-        "device_ms": _ms(device_end, device_begin),
-        "hidden_ms": np.where(valid, hidden[row, bucket] / 1e6, np.nan),
-        "exposed_ms": np.where(valid, exposed[row, bucket] / 1e6, np.nan),
-        "clock": np.where(device_rows(one.buckets)[row], "device", "host"),
+        "device_ms": milliseconds(device_end, device_begin),
+        "hidden_ms": overlap.hidden_ms[row, bucket],
+        "exposed_ms": overlap.exposed_ms[row, bucket],
+        "clock": np.where(overlap.on_device[row], "device", "host"),
         "complete": one.steps[row, _F["backward_end"]] > 0,
     }
     for name in ("first_ready", "ready", "launched", "reduced"):
-        made[f"{name}_ms"] = _ms(made[f"{name}_ns"], backward)
-    made["fill_ms"] = _ms(made["ready_ns"], made["first_ready_ns"])
-    made["all_reduce_ms"] = _ms(made["reduced_ns"], made["launched_ns"])
+        made[f"{name}_ms"] = milliseconds(made[f"{name}_ns"], backward)
+    made["fill_ms"] = milliseconds(made["ready_ns"], made["first_ready_ns"])
+    made["all_reduce_ms"] = milliseconds(made["reduced_ns"], made["launched_ns"])
     return made
 
 
@@ -193,14 +177,10 @@ def step_columns(views: Sequence[TableView]) -> Columns:
 
 def _steps_of(one: TableView) -> Columns:
     times = {name: one.steps[:, column] for name, column in _F.items()}
-    begin, end, valid, computed = _collectives(one)
-    hidden_end, exposed_begin = np.minimum(end, computed), np.maximum(begin, computed)
+    overlap = _overlap(one)
     ended = times["backward_end"] > 0
-    done = ended & valid.any(axis=1)
     state = np.where(ended, "complete", np.where(times["abandoned"] > 0, "abandoned", "running"))
-    # The pieces of a union don't depend on each other: hidden + exposed is the union of the whole.
-    hidden = overlap.covered(begin, hidden_end, valid & (hidden_end > begin))
-    exposed = overlap.covered(exposed_begin, end, valid & (end > exposed_begin))
+    hidden, exposed = (np.where(ended, ms, np.nan) for ms in (overlap.rank_hidden_ms, overlap.rank_exposed_ms))
     return {
         "rank": np.full(len(one.step), one.rank),
         "reducer": np.full(len(one.step), one.reducer),
@@ -214,14 +194,14 @@ def _steps_of(one: TableView) -> Columns:
         "backward_begin_ns": times["backward_begin"],
         "finalize_ns": times["finalize"],
         "backward_end_ns": times["backward_end"],
-        "step_ms": _ms(times["backward_end"], one.previous_end),
-        "forward_ms": _ms(times["forward_end"], times["forward_begin"]),
-        "backward_ms": _ms(times["backward_end"], times["backward_begin"]),
-        "compute_ms": _ms(times["finalize"], times["backward_begin"]),
-        "communication_ms": np.where(done, (hidden + exposed) / 1e6, np.nan),
-        "hidden_ms": np.where(done, hidden / 1e6, np.nan),
-        "exposed_ms": np.where(done, exposed / 1e6, np.nan),
-        "clock": np.where(device_rows(one.buckets), "device", "host"),
+        "step_ms": milliseconds(times["backward_end"], one.previous_end),
+        "forward_ms": milliseconds(times["forward_end"], times["forward_begin"]),
+        "backward_ms": milliseconds(times["backward_end"], times["backward_begin"]),
+        "compute_ms": milliseconds(times["finalize"], times["backward_begin"]),
+        "communication_ms": hidden + exposed,
+        "hidden_ms": hidden,
+        "exposed_ms": exposed,
+        "clock": np.where(overlap.on_device, "device", "host"),
     }
 
 
@@ -248,20 +228,20 @@ def sync_columns(spans: Columns, ranks_of: Mapping[int, int]) -> Columns:
 
 def _sync_of(by_rank: Columns) -> Columns:
     """Columns of shape ``[n, ranks]`` -> columns of shape ``[n]``."""
-    launched, size, rank = by_rank["launched_ns"], by_rank["bytes"].max(axis=1), by_rank["rank"]
-    last, duration = launched.max(axis=1), by_rank["reduced_ns"].max(axis=1) - launched.max(axis=1)
-    waits = stragglers.waits(launched) / 1e6
+    size, rank = by_rank["bytes"].max(axis=1), by_rank["rank"]
+    found: GradientSync = step_metrics.gradient_sync(by_rank["launched_ns"].T, by_rank["reduced_ns"].T, size)
     wait_by_rank = np.empty(len(rank), object)
     names = [int(number) for number in rank[0]]
-    wait_by_rank[:] = [dict(zip(names, row, strict=True)) for row in waits.tolist()]
+    wait_by_rank[:] = [dict(zip(names, row, strict=True)) for row in found.wait_ms.T.tolist()]
     made = {name: by_rank[name][:, 0] for name in ("reducer", "step", "generation", "bucket", "n_parameters")}
     return made | {
         "bytes": size,
         "ranks": np.full(len(rank), rank.shape[1]),
-        "all_reduce_ms": duration / 1e6,
-        "bandwidth_gb_s": overlap.algorithm_bandwidth(size, duration),
-        "last_rank": np.take_along_axis(rank, launched.argmax(axis=1)[:, None], 1)[:, 0],
-        "late_ms": (last - launched.min(axis=1)) / 1e6,
+        "all_reduce_ms": found.all_reduce_ms,
+        "bandwidth_gb_s": found.bandwidth_gb_s,
+        "last_rank": np.take_along_axis(rank, found.last[:, None], 1)[:, 0],
+        "late_ms": found.late_ms,
+        "alone_ms": found.alone_ms,
         "wait_ms": wait_by_rank,
         "hidden_ms": by_rank["hidden_ms"].mean(axis=1),
         "exposed_ms": by_rank["exposed_ms"].mean(axis=1),

@@ -7,7 +7,6 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from ..gradient_sync import GradientSync, gradient_sync
 from ..step_store import BEGIN, END, FINALIZE, StepFrame
 from ..timeline_layout import AXIS_HEIGHT, HEADER_HEIGHT, LABEL_WIDTH, RIGHT_MARGIN, Bar, Layout, Part, Size, lay_out
 
@@ -36,12 +35,11 @@ _FILLS = {Part.WAITING: "url(#hatch)", Part.QUEUED: "url(#dots)"}
 
 def step_svg(frame: StepFrame, title: str, width: int = WIDTH) -> str:
     """Returns the timeline of one step as SVG text; a step too high for one picture is cut, and says so."""
-    sync = gradient_sync(frame)
     ranks, buckets = frame.shape
     wanted = AXIS_HEIGHT + ranks * (HEADER_HEIGHT + 6 + buckets * 16)
-    layout = lay_out(frame, Size(width, min(max(wanted, 150), 640)), sync)
+    layout = lay_out(frame, Size(width, min(max(wanted, 150), 640)))
     plot = min(layout.content_height, _MAX_HEIGHT)
-    body = [_title(frame, title, sync), f"<g transform='translate(0 {_TITLE_HEIGHT})'>"]
+    body = [_title(frame, title), f"<g transform='translate(0 {_TITLE_HEIGHT})'>"]
     body.append(f"<g clip-path='inset(0 0 {layout.content_height - plot:.0f} 0)'>")
     body += [_grid(layout, plot), *_headers(frame, layout, plot), *_paths(layout.bars, plot), "</g>"]
     body += [_axis(layout, width, plot), "</g>"]
@@ -68,9 +66,10 @@ def _document(width: float, height: float, body: Iterable[str]) -> str:
     )
 
 
-def _title(frame: StepFrame, title: str, sync: GradientSync) -> str:
+def _title(frame: StepFrame, title: str) -> str:
     """Returns the heading and the legend."""
-    hidden = "" if np.isnan(sync.hidden_fraction) else f", {sync.hidden_fraction:.0%} of the communication hidden"
+    share = frame.overlap().hidden_share
+    hidden = "" if np.isnan(share) else f", {share:.0%} of the communication hidden"
     parts = [_text(6, 14, f"{title}step {frame.step}{hidden}", size=12, weight=600)]
     x = 6.0
     for part in Part:

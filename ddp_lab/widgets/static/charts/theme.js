@@ -8,6 +8,15 @@ export const PARTS = [
   { name: "exposed", title: "communication after the backward's last computation: nothing hides it", colour: "#d55e00", pattern: "line" },
 ];
 
+// What a step consists of, as it is stacked.
+export const PHASES = [
+  { key: "other", name: "other", title: "optimizer, input data and the rest: from the end of the step before, without the phases above it", colour: "#9aa1a9" },
+  { key: "forward", name: "forward", title: "the last forward before the backward", colour: "#0072b2" },
+  { key: "alone", name: "backward alone", title: "backward's computation while no collective is under way", colour: "#56b4e9" },
+  { key: "hidden", name: "hidden communication", title: "backward's computation while collectives are under way behind it", colour: "#009e73" },
+  { key: "exposed", name: "exposed communication", title: "communication after the backward's computation: nothing hides it", colour: "#d55e00" },
+];
+
 export function readTheme(root) {
   const style = getComputedStyle(root);
   const read = (name, otherwise) => style.getPropertyValue(name).trim() || otherwise;

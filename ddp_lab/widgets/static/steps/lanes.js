@@ -1,4 +1,4 @@
-// Where every bar of a step's timeline lies: layout.py for the browser, function by function.
+// Where every bar of a step's timeline lies: timeline_layout.py for the browser, function by function.
 
 export const LABEL_WIDTH = 76;
 export const RIGHT_MARGIN = 14;
@@ -9,6 +9,9 @@ export const ROW_HEIGHTS = [3, 20];
 const TICK_SPACING = 84;
 
 export const PART = { FILLING: 0, QUEUED: 1, WAITING: 2, REDUCING: 3, EXPOSED: 4 };
+// Where the parts meet: each of the first four lies between two neighbours.
+export const EDGE = { FIRST_READY: 0, READY: 1, LAUNCHED: 2, ALL_LAUNCHED: 3, REDUCED: 4, EXPOSED_FROM: 5 };
+export const EDGES = 6;
 
 const or = (value, otherwise) => (Number.isNaN(value) ? otherwise : value);
 
@@ -64,27 +67,15 @@ export function ticks(window, width) {
   return found;
 }
 
-// [part, begin, end, open] of one bucket on one rank, in milliseconds of the axis.
+// [part, begin, end, open] of one bucket on one rank, in milliseconds of the axis; what has not ended reaches to `latest`.
 export function spans(record, row, bucket, zero, latest) {
-  const at = (row * record.buckets + bucket) * 4;
-  const time = (column) => record.times[at + column] - zero;
-  const ready = time(1);
-  const launched = time(2);
-  const reduced = time(3);
-  const first = or(time(0), ready);
+  const at = (row * record.buckets + bucket) * EDGES;
   const found = [];
-  if (!Number.isNaN(first)) found.push([PART.FILLING, first, or(ready, latest), Number.isNaN(ready)]);
-  if (!Number.isNaN(ready)) found.push([PART.QUEUED, ready, or(launched, latest), Number.isNaN(launched)]);
-  if (Number.isNaN(launched)) return found;
-  const last = record.lastLaunched[bucket] - zero;
-  const end = or(reduced, latest);
-  const unfinished = Number.isNaN(reduced);
-  const turn = Math.min(or(last, end), end);
-  if (turn > launched) found.push([PART.WAITING, launched, turn, unfinished && Number.isNaN(last)]);
-  if (end > turn || turn <= launched) found.push([PART.REDUCING, Math.max(turn, launched), end, unfinished]);
-  const finalize = record.bounds[row * 3 + 1] - zero;
-  const exposed = Number.isNaN(finalize) ? Infinity : Math.max(launched, finalize);
-  if (end > exposed) found.push([PART.EXPOSED, exposed, end, unfinished]);
+  for (const part of Object.values(PART)) {
+    const [first, last] = part === PART.EXPOSED ? [EDGE.EXPOSED_FROM, EDGE.REDUCED] : [part, part + 1];
+    const [begin, end] = [record.edges[at + first] - zero, record.edges[at + last] - zero];
+    if (or(end, latest) > begin || (part < PART.WAITING && !Number.isNaN(begin))) found.push([part, begin, or(end, latest), Number.isNaN(end)]);
+  }
   return found;
 }
 
@@ -109,17 +100,13 @@ function band(record, row, y, zero, latest, scale) {
 
 // Time of the first bucket event (at most) and of the last event of all, in milliseconds of the axis.
 export function extent(record, zero) {
-  let earliest = Infinity;
-  let latest = -Infinity;
-  const perRank = record.buckets * 4;
-  record.times.forEach((value, index) => {
-    const shifted = value - zero[Math.floor(index / perRank)];
-    if (shifted < earliest) earliest = shifted;
-    if (shifted > latest) latest = shifted;
-  });
-  record.bounds.forEach((value, index) => {
-    const shifted = value - zero[Math.floor(index / 3)];
-    if (shifted > latest) latest = shifted;
-  });
-  return [earliest === Infinity ? 0 : earliest, latest === -Infinity ? 0 : latest];
+  const of = (column) => record.ranks.map((_, row) => record.extent[row * 2 + column] - zero[row]).filter((value) => !Number.isNaN(value));
+  const [first, last] = [of(0), of(1)];
+  return [first.length ? Math.min(...first) : 0, last.length ? Math.max(...last) : 0];
+}
+
+// How long a rank's collective waited for the last rank's; NaN while a rank has not launched.
+export function waitOf(record, row, bucket) {
+  const at = (row * record.buckets + bucket) * EDGES;
+  return record.lastRank[bucket] < 0 ? NaN : record.edges[at + EDGE.ALL_LAUNCHED] - record.edges[at + EDGE.LAUNCHED];
 }

@@ -1,7 +1,8 @@
 // Buckets: which parameters travel together, as a map of the model; sizes, order of readiness, what is unused.
 
-import { ChartCanvas } from "../charts/canvas.js";
+import { ChartCanvas, median } from "../charts/canvas.js";
 import { mapCells } from "../charts/model_map.js";
+import { EDGE, EDGES } from "../steps/lanes.js";
 import { ReconfigureForm } from "./reconfigure.js";
 import { fill, makeTable } from "../charts/tables.js";
 import { bytes, count, element, milliseconds, setText } from "../charts/theme.js";
@@ -193,14 +194,10 @@ function cellLines(cell, assignment, known) {
 
 function line(record, assignment, one) {
   const names = one.parameters.map((index) => assignment.parameters[index].name);
-  const column = (which) => {
-    const values = record.ranks.map((_, row) => record.times[(row * record.buckets + one.bucket) * 4 + which] - record.bounds[row * 3]);
-    const known = values.filter((value) => !Number.isNaN(value)).sort((a, b) => a - b);
-    return milliseconds(known[known.length >> 1] ?? NaN);
-  };
+  const column = (which) => milliseconds(median(record.ranks.map((_, row) => record.edges[(row * record.buckets + one.bucket) * EDGES + which] - record.bounds[row * 3])));
   const here = record.generation === assignment.generation && one.bucket < record.buckets;
   const more = names.length > 2 ? ` and ${names.length - 2} more` : "";
-  return [String(one.bucket), bytes(one.bytes), String(names.length), here ? column(1) : "–", here ? column(3) : "–", one.dtype, one.device, names.slice(0, 2).join(", ") + more];
+  return [String(one.bucket), bytes(one.bytes), String(names.length), here ? column(EDGE.READY) : "–", here ? column(EDGE.REDUCED) : "–", one.dtype, one.device, names.slice(0, 2).join(", ") + more];
 }
 
 function describe(assignment, known) {

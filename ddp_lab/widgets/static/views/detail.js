@@ -2,6 +2,7 @@
 
 import { median } from "../charts/canvas.js";
 import { GradientDots } from "../charts/gradient_dots.js";
+import { EDGE, EDGES, waitOf } from "../steps/lanes.js";
 import { clockTime } from "../app/life.js";
 import { fill, makeTable } from "../charts/tables.js";
 import { bytes, count, element, milliseconds, setText, significant } from "../charts/theme.js";
@@ -75,12 +76,12 @@ export class DetailView {
 
 function rankLine(record, bucket, rank, row, norm) {
   const index = row * record.buckets + bucket;
-  const begin = record.bounds[row * 3];
+  const edge = (which) => record.edges[index * EDGES + which] - record.bounds[row * 3];
   return [
     String(rank),
-    milliseconds(record.times[index * 4 + 1] - begin),
-    milliseconds(record.wait[index]),
-    milliseconds(record.times[index * 4 + 3] - begin),
+    milliseconds(edge(EDGE.READY)),
+    milliseconds(waitOf(record, row, bucket)),
+    milliseconds(edge(EDGE.REDUCED)),
     milliseconds(record.hidden[index]),
     milliseconds(record.exposed[index]),
     norm === undefined ? "–" : significant(norm),

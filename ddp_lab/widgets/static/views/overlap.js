@@ -1,9 +1,9 @@
 // Overlap: what each step consists of, as columns over steps; how far each is from the floor.
 
 import { ChartCanvas, SCALE_LEFT, SCALE_RIGHT, median, paintScale, roundMarks } from "../charts/canvas.js";
-import { PHASES, binned, breakdownOf, efficiency, judged } from "../steps/breakdown.js";
+import { binned, judged } from "../steps/many_steps.js";
 import { Twin } from "../charts/tables.js";
-import { element, milliseconds, setText } from "../charts/theme.js";
+import { PHASES, element, milliseconds, setText } from "../charts/theme.js";
 
 const TOP = 10;
 const [PLOT, GAP, STRIP, AXIS] = [210, 26, 64, 34];
@@ -33,7 +33,7 @@ export class OverlapView {
 
   // records: those of the model, in order
   draw(records, shown) {
-    const rows = records.map(breakdownOf).filter(Boolean);
+    const rows = records.filter((one) => !Number.isNaN(one.phases[0])).map(rowOf);
     const text = summarise(judged(rows).slice(-SUMMARY_STEPS));
     setText(this.summary, text);
     this.chart.label(`Overlap. ${text}`);
@@ -91,6 +91,17 @@ export class OverlapView {
       pen.fill();
     }
   }
+}
+
+// A step that has ended: ms of each phase by its key, and their sum.
+function rowOf({ step, generation, whole, phases }) {
+  const parts = PHASES.map(({ key }, index) => [key, phases[index]]);
+  return { step, generation, whole, total: phases.reduce((sum, ms) => sum + ms, 0), ...Object.fromEntries(parts) };
+}
+
+// Share of the step that would remain without exposed communication: 1 is the floor.
+function efficiency(one) {
+  return one.total > 0 ? (one.total - one.exposed) / one.total : NaN;
 }
 
 // A column that goes on beyond the scale.

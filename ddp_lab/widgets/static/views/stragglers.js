@@ -1,8 +1,8 @@
 // Stragglers: for which rank the others waited, in which bucket, how often; and where its own computation fell behind.
 
-import { ChartCanvas } from "../charts/canvas.js";
+import { ChartCanvas, median } from "../charts/canvas.js";
 import { paintHeat } from "../charts/heat.js";
-import { waiting } from "../steps/waiting.js";
+import { judged } from "../steps/many_steps.js";
 import { Twin, fill, makeTable } from "../charts/tables.js";
 import { element, milliseconds, setText } from "../charts/theme.js";
 
@@ -81,4 +81,28 @@ function sentence(found, late) {
   if (found.ranks.length < 2) return "With one rank there is nobody to wait for.";
   if (!late) return "The kernel has not looked for late places yet.";
   return late.text;
+}
+
+// Of steps with the same ranks and buckets: `cells[row][bucket]` mean ms a step, `share[row]` of the collectives in which the
+// rank was last, `late[row]` median ms in those, `steps[index].byRank[row]` ms in the bucket that took longest (the waits of a
+// step's buckets lie over each other: their sum is no time).
+function waiting(records) {
+  const alike = judged(records).filter((one, _, all) => one.rankCount === all.at(-1).rankCount && one.buckets === all.at(-1).buckets);
+  const newest = alike.at(-1);
+  if (!newest) return null;
+  const cells = newest.ranks.map(() => new Float64Array(newest.buckets));
+  const when = newest.ranks.map(() => []);
+  const steps = alike.map((record) => {
+    const byRank = new Float64Array(newest.rankCount);
+    record.alone.forEach((ms, bucket) => {
+      const row = record.ranks.indexOf(record.lastRank[bucket]);
+      if (row < 0 || Number.isNaN(ms)) return;
+      when[row].push(ms);
+      cells[row][bucket] += ms / alike.length;
+      byRank[row] = Math.max(byRank[row], ms);
+    });
+    return { step: record.step, byRank };
+  });
+  const collectives = when.reduce((sum, one) => sum + one.length, 0);
+  return { ranks: newest.ranks, buckets: newest.buckets, cells, steps, share: when.map((one) => one.length / Math.max(collectives, 1)), late: when.map(median) };
 }

@@ -2,6 +2,7 @@
 
 import { ChartCanvas } from "../charts/canvas.js";
 import { paintHeat } from "../charts/heat.js";
+import { waitOf } from "../steps/lanes.js";
 import { asking } from "../app/life.js";
 import { Twin } from "../charts/tables.js";
 import { PARTS, bytes, count, element, milliseconds, setRows, setText, significant } from "../charts/theme.js";
@@ -59,28 +60,26 @@ export class SyncView {
     this.record = record;
     this.comparison.hidden = !means.compare;
     this.ofLink.hidden = !means.link;
-    const rows = measure(record);
-    const longest = Math.max(...rows.map((row) => row.hidden + row.exposed || 0), 1e-9);
+    const longest = Math.max(...record.meanHidden.map((hidden, bucket) => hidden + record.meanExposed[bucket] || 0), 1e-9);
     setRows(this.body, record.buckets, (bucket) => this.makeRow(bucket));
     const same = inspection?.buckets ?? {};
-    rows.forEach((row, bucket) => {
-      const line = this.body.rows[bucket];
-      const cells = line.cells;
+    [...this.body.rows].forEach((line, bucket) => {
+      const { cells } = line;
       setText(cells[0].firstChild, String(bucket));
-      setText(cells[1], bytes(row.bytes));
-      setText(cells[2], milliseconds(row.allReduce));
-      setText(cells[3], rate(row.bandwidth));
-      setText(cells[4], rate(row.bandwidth * ringFactor(record.rankCount)));
+      setText(cells[1], bytes(record.bytes[bucket]));
+      setText(cells[2], milliseconds(record.allReduce[bucket]));
+      setText(cells[3], rate(record.bandwidth[bucket]));
+      setText(cells[4], rate(record.bus[bucket]));
       cells[LINK].hidden = !means.link;
-      const share = link?.ns?.[bucket] / (row.allReduce * 1e6);
+      const share = link?.ns?.[bucket] / (record.allReduce[bucket] * 1e6);
       setText(cells[LINK], share > 0 ? `${Math.round(100 * share)} %` : "–");
-      setText(cells[6], row.lastRank < 0 ? "–" : row.wait > 0 ? `${milliseconds(row.wait)} for rank ${row.lastRank}` : "–");
-      this.fillBar(cells[7], row, longest);
+      setText(cells[6], record.late[bucket] > 0 ? `${milliseconds(record.late[bucket])} for rank ${record.lastRank[bucket]}` : "–");
+      this.fillBar(cells[7], record.meanHidden[bucket], record.meanExposed[bucket], longest);
       setText(cells[0].lastChild, same[bucket] === undefined ? "" : same[bucket].equal ? "=" : "≠");
       line.classList.toggle("ddp-selected", bucket === selected);
       line.classList.toggle("ddp-differs", same[bucket]?.equal === false);
     });
-    setText(this.summary, summarise(record, rows));
+    setText(this.summary, summarise(record));
     this.drawVerdict(inspection);
     const limit = means.link ? limitText(record, link) : "";
     setText(this.limit, limit);
@@ -90,7 +89,7 @@ export class SyncView {
 
   drawWaits(record) {
     const names = record.ranks.map((rank) => `rank ${rank}`);
-    const value = (row, bucket) => record.wait[row * record.buckets + bucket] || 0;
+    const value = (row, bucket) => waitOf(record, row, bucket) || 0;
     const rowHeight = Math.min(Math.max(Math.floor(160 / names.length), 5), 20);
     const drawing = this.waits.begin(names.length * rowHeight + 36);
     const grid = { title: "wait", rowNames: names, columns: record.buckets, value, columnName: String, axis: "bucket", unit: "ms" };
@@ -102,8 +101,7 @@ export class SyncView {
 
   // How long each rank waited, for the tooltip.
   waitsOf(bucket) {
-    const { ranks, wait, buckets } = this.record;
-    const lines = ranks.map((rank, row) => `rank ${rank}: ${milliseconds(wait[row * buckets + bucket])} ms`);
+    const lines = this.record.ranks.map((rank, row) => `rank ${rank}: ${milliseconds(waitOf(this.record, row, bucket))} ms`);
     return `waited for the last rank\n${lines.slice(0, 16).join("\n")}${lines.length > 16 ? "\n…" : ""}`;
   }
 
@@ -119,11 +117,9 @@ export class SyncView {
     return row;
   }
 
-  fillBar(cell, row, longest) {
-    const [hidden, exposed] = cell.firstChild.children;
-    hidden.style.width = `${((row.hidden || 0) / longest) * 100}%`;
-    exposed.style.width = `${((row.exposed || 0) / longest) * 100}%`;
-    setText(cell.lastChild, `${milliseconds(row.hidden)} | ${milliseconds(row.exposed)}`);
+  fillBar(cell, hidden, exposed, longest) {
+    [hidden, exposed].forEach((ms, index) => (cell.firstChild.children[index].style.width = `${((ms || 0) / longest) * 100}%`));
+    setText(cell.lastChild, `${milliseconds(hidden)} | ${milliseconds(exposed)}`);
   }
 
   drawVerdict(inspection) {
@@ -143,43 +139,17 @@ function rate(value) {
   return `${number.includes("e") ? Number(number) : number} ${unit}`;
 }
 
-// A ring of n ranks moves so many times the buffer over each link.
-function ringFactor(ranks) {
-  return ranks > 1 ? (2 * (ranks - 1)) / ranks : NaN;
-}
-
 function limitText(record, link) {
   if (record.rankCount < 2) return "";
   if (!link?.ns) return "Limit of the link: not measured. lab.measure_link() does it, in about a second.";
   return `Limit of the link: ${significant(link.limit)} GB/s on the bus for large buffers (${link.from}).`;
 }
 
-// Per bucket: what the table shows; means over the ranks whose events have arrived.
-function measure(record) {
-  const rows = [];
-  for (let bucket = 0; bucket < record.buckets; bucket++) {
-    const column = (values) => record.ranks.map((_, row) => values[row * record.buckets + bucket]).filter((value) => !Number.isNaN(value));
-    const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : NaN);
-    rows.push({
-      bytes: record.bytes[bucket],
-      allReduce: record.allReduce[bucket],
-      bandwidth: record.bandwidth[bucket],
-      lastRank: record.lastRank[bucket],
-      wait: Math.max(0, ...column(record.wait)),
-      hidden: mean(column(record.hidden)),
-      exposed: mean(column(record.exposed)),
-    });
-  }
-  return rows;
-}
-
 // One sentence on the step: how much of the communication was hidden, and who made whom wait longest.
-function summarise(record, rows) {
+function summarise(record) {
   const parts = [];
-  if (record.hiddenFraction !== null) {
-    parts.push(`${Math.round(record.hiddenFraction * 100)} % of the communication hidden behind the backward`);
-  }
-  const wait = rows.reduce((best, row, bucket) => (row.wait > (rows[best]?.wait ?? 0) ? bucket : best), -1);
-  if (wait >= 0) parts.push(`longest wait ${milliseconds(rows[wait].wait)} ms for rank ${rows[wait].lastRank} in bucket ${wait}`);
+  if (record.hiddenShare !== null) parts.push(`${Math.round(record.hiddenShare * 100)} % of the communication hidden behind the backward`);
+  const wait = record.late.reduce((best, ms, bucket) => (ms > (record.late[best] ?? 0) ? bucket : best), -1);
+  if (wait >= 0) parts.push(`longest wait ${milliseconds(record.late[wait])} ms for rank ${record.lastRank[wait]} in bucket ${wait}`);
   return parts.length ? `Step ${record.step}: ${parts.join("; ")}.` : `Step ${record.step}: ${count(record.buckets, "bucket")}.`;
 }

@@ -1,7 +1,7 @@
 // The bucket timeline: a canvas that scrolls and zooms, of one step or several.
 
 import { sizeCanvas } from "../charts/canvas.js";
-import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, extent, layOut } from "../steps/lanes.js";
+import { AXIS_HEIGHT, EDGES, GROUP_GAP, HEADER_HEIGHT, extent, layOut, waitOf } from "../steps/lanes.js";
 import { chooseSteps, joinNarrow } from "../steps/many_steps.js";
 import { outsideSpans, wholeBegin } from "../steps/marks.js";
 import { bytes, count, element, makeFills, milliseconds, readTheme } from "../charts/theme.js";
@@ -180,9 +180,8 @@ export function headerLines(record, row, marks) {
 // What is known about one bucket on one rank: a title, then [name, value] pairs.
 export function tipLines(record, row, bucket, info) {
   const index = row * record.buckets + bucket;
-  const [first, ready, launched, reduced] = record.times.subarray(index * 4, index * 4 + 4);
+  const [from, ready, launched, , reduced] = record.edges.subarray(index * EDGES, (index + 1) * EDGES);
   const begin = record.bounds[row * 3];
-  const from = Number.isNaN(first) ? ready : first;
   const span = (value) => `${milliseconds(value)} ms`;
   const lines = [
     `step ${record.step} · rank ${record.ranks[row]} · bucket ${bucket}`,
@@ -193,7 +192,7 @@ export function tipLines(record, row, bucket, info) {
   ];
   const last = record.lastRank[bucket];
   const late = last >= 0 && last !== record.ranks[row];
-  lines.push([late ? `waiting for rank ${last}` : "waiting", span(record.wait[index])]);
+  lines.push([late ? `waiting for rank ${last}` : "waiting", span(waitOf(record, row, bucket))]);
   lines.push(["all-reduce", span(record.allReduce[bucket])]);
   lines.push(["reduced at", Number.isNaN(reduced) ? "not yet" : span(reduced - begin)]);
   lines.push(["hidden / exposed", `${milliseconds(record.hidden[index])} / ${span(record.exposed[index])}`]);

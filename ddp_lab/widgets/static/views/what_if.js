@@ -6,9 +6,8 @@ import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, layOut } from "../steps/lanes.js
 import { asking } from "../app/life.js";
 import { joinNarrow } from "../steps/many_steps.js";
 import { MarkStore, wholeBegin } from "../steps/marks.js";
-import { PHASES } from "../steps/breakdown.js";
 import { Twin, fill, makeTable } from "../charts/tables.js";
-import { count, element, makeFills, milliseconds, readTheme, setText } from "../charts/theme.js";
+import { PHASES, count, element, makeFills, milliseconds, readTheme, setText } from "../charts/theme.js";
 import { paint } from "../charts/timeline_paint.js";
 import { makeLegend } from "../app/toolbar.js";
 import { WhatIfSliders } from "./what_if_sliders.js";

@@ -1,0 +1,234 @@
+"""What the times of a step mean: the numbers of tables, views and reports are defined here, each once.
+
+Pure functions on arrays. Times are nanoseconds on one axis, 0 where it has not happened; results that end in ``_ms``
+are milliseconds, NaN where one of both ends is missing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import overlap, stragglers
+
+__all__ = ["EDGES", "PHASES", "Breakdown", "GradientSync", "Overlap", "breakdown", "bus_factor", "edges"]
+__all__ += ["gradient_sync", "mean", "median", "milliseconds", "on_device", "overlap_of"]
+
+_Times = npt.NDArray[np.int64]
+_Values = npt.NDArray[np.float64]
+_Flags = npt.NDArray[np.bool_]
+
+EDGES = ("first_ready", "ready", "launched", "all_launched", "reduced", "exposed_from")
+"""Last axis of `edges`: filling, queued, waiting, reducing lie between neighbours, exposed from the last to reduced."""
+PHASES = ("other", "forward", "alone", "hidden", "exposed")
+"""What a step consists of, in the order in which it is stacked: fields of `Breakdown`."""
+
+
+def milliseconds(end: _Times, begin: _Times) -> _Values:
+    """From one time to another, NaN where one of them is missing."""
+    return np.where((end > 0) & (begin > 0), (end - begin) / 1e6, np.nan)
+
+
+def median(values: _Values) -> _Values:
+    """Median over the last axis of what is known, NaN where nothing is."""
+    return _over_known(np.nanmedian, values)
+
+
+def mean(values: _Values) -> _Values:
+    """Mean over the last axis of what is known, NaN where nothing is."""
+    return _over_known(np.nanmean, values)
+
+
+def _over_known(reduce: Callable[..., Any], values: _Values) -> _Values:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NaN alone
+        return np.asarray(reduce(values, axis=-1)) if values.shape[-1] else np.full(values.shape[:-1], np.nan)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Communication behind and after a rank's own computation; a row is one rank's step.
+
+    Attributes:
+        hidden_ms, exposed_ms: shape ``[rows, buckets]``, the parts of each collective before and after the end of it.
+        rank_hidden_ms, rank_exposed_ms: shape ``[rows]``, how long at least one collective was under way before and
+            after it.
+        on_device: shape ``[rows]``, whether these are times of the device.
+    """
+
+    hidden_ms: _Values
+    exposed_ms: _Values
+    rank_hidden_ms: _Values
+    rank_exposed_ms: _Values
+    on_device: _Flags
+
+    @property
+    def hidden_share(self) -> float:
+        """The hidden share of the communication, all rows together; NaN for none."""
+        hidden, exposed = float(np.nansum(self.rank_hidden_ms)), float(np.nansum(self.rank_exposed_ms))
+        return hidden / (hidden + exposed) if hidden + exposed > 0 else float("nan")
+
+
+def on_device(launched: _Times, device_end: _Times) -> _Flags:
+    """Which rows have device spans for all of their launched buckets; both of shape ``[rows, buckets]``."""
+    return np.asarray((launched > 0).any(axis=1) & ((device_end > 0) | (launched == 0)).all(axis=1))
+
+
+def overlap_of(
+    launched: _Times, reduced: _Times, device_begin: _Times, device_end: _Times, finalize: _Times
+) -> Overlap:
+    """Splits collectives where the rank's own computation ends.
+
+    [Note: the clock of hidden and exposed] On a CPU these are host times. With device spans for all buckets of a
+    step they are device times: a span begins when the compute stream has reached the launch, so the last begin is
+    where the backward's own computation on the device is over.
+
+    Args:
+        launched, reduced, device_begin, device_end: of each bucket's collective, shape ``[rows, buckets]``.
+        finalize: end of the rank's own computation on the host, shape ``[rows]``.
+    """
+    timed = on_device(launched, device_end)
+    device = timed[:, None]
+    begin, end = np.where(device, device_begin, launched), np.where(device, device_end, reduced)
+    computed = np.where(device, begin.max(axis=1, keepdims=True, initial=0), finalize[:, None])
+    valid = (begin > 0) & (end > 0) & (computed > 0)
+    hidden, exposed = overlap.split(begin, np.maximum(begin, end), computed)
+    hidden_end, exposed_begin = np.minimum(end, computed), np.maximum(begin, computed)
+    # The pieces of a union don't depend on each other: hidden + exposed is the union of the whole.
+    under = overlap.covered(begin, hidden_end, valid & (hidden_end > begin))
+    after = overlap.covered(exposed_begin, end, valid & (end > exposed_begin))
+    some = valid.any(axis=1)
+    by_bucket = [np.where(valid, values / 1e6, np.nan) for values in (hidden, exposed)]
+    by_row = [np.where(some, values / 1e6, np.nan) for values in (under, after)]
+    return Overlap(by_bucket[0], by_bucket[1], by_row[0], by_row[1], timed)
+
+
+@dataclass(frozen=True)
+class GradientSync:
+    """What synchronising gradients took, by collective: shape ``[collectives]``.
+
+    Attributes:
+        last: position of the rank that launched last, -1 where a rank's launch is missing.
+        wait_ms: shape ``[ranks, collectives]``, how long each rank's launched collective waited for the last rank's.
+        late_ms: how long the first rank waited for the last one.
+        alone_ms: how long all others waited for the last rank alone; NaN for a single rank.
+        all_reduce_ms: from the last rank's launch until it is reduced on every rank.
+        bandwidth_gb_s: 1e9 bytes a second: its bytes over `all_reduce_ms`.
+    """
+
+    last: _Times
+    wait_ms: _Values
+    late_ms: _Values
+    alone_ms: _Values
+    all_reduce_ms: _Values
+    bandwidth_gb_s: _Values
+
+
+def gradient_sync(launched: _Times, reduced: _Times, size: _Times) -> GradientSync:
+    """Returns who waited for whom, and what the collectives took.
+
+    Args:
+        launched, reduced: shape ``[ranks, collectives]``.
+        size: bytes of each, shape ``[collectives]``, -1 where unknown.
+    """
+    whole, done = (launched > 0).all(axis=0), (reduced > 0).all(axis=0)
+    if not len(launched):
+        whole = done = np.zeros(len(size), bool)
+        launched = reduced = np.zeros((1, len(size)), np.int64)
+    last = launched.max(axis=0)
+    waits = np.where(whole, stragglers.waits(launched.T).T / 1e6, np.nan)
+    duration = np.where(whole & done, reduced.max(axis=0) - last, -1)
+    return GradientSync(
+        last=np.where(whole, launched.argmax(axis=0), -1),
+        wait_ms=waits,
+        late_ms=waits.max(axis=0),
+        alone_ms=np.where(whole, stragglers.alone(launched.T) / 1e6, np.nan),
+        all_reduce_ms=np.where(duration >= 0, duration / 1e6, np.nan),
+        bandwidth_gb_s=overlap.algorithm_bandwidth(size, np.where(size >= 0, duration, -1)),
+    )
+
+
+def bus_factor(ranks: int) -> float:
+    """How many times its buffer a ring of so many ranks moves over each link: bus over algorithm bandwidth."""
+    return 2 * (ranks - 1) / ranks if ranks > 1 else float("nan")
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """What each step consists of: milliseconds, medians over the ranks, shape ``[steps]``.
+
+    Attributes:
+        step: numbers of the steps.
+        other: optimizer, input data and the rest, from the end of the step before.
+        forward: the last forward before the backward.
+        alone, hidden: the backward's computation without and with collectives under way behind it.
+        exposed: communication after it.
+        whole: whether the end of the step before is known, so that `other` is.
+    """
+
+    step: _Times
+    other: _Values
+    forward: _Values
+    alone: _Values
+    hidden: _Values
+    exposed: _Values
+    whole: _Flags
+
+    @property
+    def total(self) -> _Values:
+        """Milliseconds of the step."""
+        return self.floor + self.exposed
+
+    @property
+    def floor(self) -> _Values:
+        """What the step would take without exposed communication."""
+        return self.other + self.forward + self.alone + self.hidden
+
+    @property
+    def efficiency(self) -> _Values:
+        """The floor's share of the step, 0 to 1; NaN for a step that takes no time."""
+        share = np.full(len(self.total), np.nan)
+        np.divide(self.floor, self.total, out=share, where=self.total > 0)
+        return share
+
+
+def breakdown(number: _Times, by_rank: Mapping[str, _Values]) -> Breakdown:
+    """Returns what steps consist of.
+
+    Args:
+        number: of each step.
+        by_rank: the columns ``step_ms``, ``forward_ms``, ``compute_ms``, ``hidden_ms`` and ``exposed_ms`` of
+            `Timeline.steps`, shape ``[steps, ranks]``, NaN where unknown.
+    """
+    # Each rank's own: a device times collectives on another clock than the host its computation.
+    own = {**by_rank, "hidden_ms": np.minimum(by_rank["hidden_ms"], by_rank["compute_ms"])}
+    names = ("forward_ms", "compute_ms", "hidden_ms", "exposed_ms")
+    forward, compute, hidden, exposed = (np.nan_to_num(median(own[name])) for name in names)
+    whole = median(own["step_ms"])
+    other = np.maximum(np.nan_to_num(whole) - (forward + compute + exposed), 0.0)
+    alone = np.maximum(compute - hidden, 0.0)
+    return Breakdown(number, other, forward, alone, hidden, exposed, np.isfinite(whole))
+
+
+def edges(first: _Times, ready: _Times, launched: _Times, reduced: _Times, finalize: _Times) -> _Times:
+    """Returns where the parts of a bucket's time meet, in one step.
+
+    Args:
+        first, ready, launched, reduced: when its first gradient was ready, it was ready, and so on: shape
+            ``[ranks, buckets]``.
+        finalize: end of the rank's own computation, shape ``[ranks]``.
+
+    Returns:
+        Shape ``[ranks, buckets, len(EDGES)]``, 0 where it has not happened.
+    """
+    last = np.where((launched > 0).all(axis=0), launched.max(axis=0, initial=0), 0)
+    turn = np.where(reduced > 0, np.minimum(np.where(last > 0, last, reduced), reduced), last)
+    exposed = np.where(finalize[:, None] > 0, np.maximum(launched, finalize[:, None]), 0)
+    known = launched > 0
+    parts = (np.where(first > 0, first, ready), ready, launched, turn * known, reduced, exposed * known)
+    return np.stack(parts, axis=-1)
