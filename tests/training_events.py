@@ -122,6 +122,14 @@ class Training:
         for rank, events in enumerate(self.step(step, begin_ns)):
             timeline.extend(Batch(rank, 1, int(events["sequence"][0]), 0, events))
 
+    def timeline(self, *chunks: tuple[int, np.ndarray]) -> Timeline:
+        """Returns a timeline that has the assignment and these events: pairs of rank and events, renumbered."""
+        made = Timeline()
+        for rank in range(self.ranks):
+            made.describe(rank, {**self.assignment(), "session": 1})
+        append(made, *chunks)
+        return made
+
     def _encode(self, rank: int, step: int, begin: int, facts: list[tuple[float, Kind, int, int]]) -> np.ndarray:
         """Returns the facts as events of one rank."""
         events = np.zeros(len(facts), DTYPE)
@@ -134,3 +142,10 @@ class Training:
         events["bytes"] = np.where(events["kind"] == Kind.BUCKET_LAUNCHED, self.bucket_bytes, -1)
         events["step"], events["reducer"], events["process_group"] = step, self.reducer, 0
         return events
+
+
+def append(timeline: Timeline, *chunks: tuple[int, np.ndarray]) -> None:
+    """Hands events to a timeline as the next ones of their ranks."""
+    for rank, events in chunks:
+        known = {one.rank: one for one in timeline.ranks()}[rank]
+        timeline.extend(Batch(rank, known.session, known.events + known.dropped, 0, events))

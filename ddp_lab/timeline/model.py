@@ -305,9 +305,7 @@ class TimelineModel:
 
     def kept(self, reducer: int) -> Kept:
         """Which steps of a model are kept: [Note: old steps are thinned] in `step_table.py`."""
-        with self._lock:
-            tables = list(self._tables_of(reducer).values())
-            held = np.unique(np.concatenate([np.empty(0, np.int64), *(table.step[table.rows()] for table in tables)]))
+        held = self.held_steps(reducer)
         if not len(held):
             return Kept(0, 0, -1, 0, 0)
         gaps = np.flatnonzero(np.diff(held) > 1)
@@ -369,13 +367,28 @@ class TimelineModel:
 
     def views_of(self, reducer: int, steps: npt.NDArray[np.int64]) -> list[TableView]:
         """Copies of the rows of these steps in a model's tables."""
-        first, last = (int(steps[0]), int(steps[-1])) if len(steps) else (0, -1)
         with self._lock:
-            ranks = sorted(rank for of, rank in self._tables if of == reducer)
-            found = [
-                span_columns.view(rank, reducer, self._tables[reducer, rank], first=first, last=last) for rank in ranks
-            ]
-        return [span_columns.only(one, steps) for one in found]
+            tables = self._tables_of(reducer)
+            return [span_columns.view_of(rank, reducer, table, steps) for rank, table in tables.items()]
+
+    def held_steps(self, reducer: int) -> npt.NDArray[np.int64]:
+        """Numbers of the steps in a model's tables, ascending."""
+        with self._lock:
+            tables = self._tables_of(reducer).values()
+            return np.unique(np.concatenate([np.empty(0, np.int64), *(table.step[table.rows()] for table in tables)]))
+
+    def changed_steps(self, seen: dict[tuple[int, int], int]) -> dict[int, list[int]]:
+        """Steps of each model that have changed since an earlier call, ascending.
+
+        Args:
+            seen: empty, or what the earlier call left in it: revisions of the tables.
+        """
+        changed: dict[int, set[int]] = {}
+        with self._lock:
+            for (reducer, rank), table in self._tables.items():
+                steps, seen[reducer, rank] = table.changed(seen.get((reducer, rank), 0))
+                changed.setdefault(reducer, set()).update(steps.tolist())
+        return {reducer: sorted(steps) for reducer, steps in changed.items() if steps}
 
     def views(self, reducer: int | None = None, last_steps: int | None = None) -> list[TableView]:
         """Copies of the tables behind `spans`, `steps` and `sync`, for drawing without pandas."""

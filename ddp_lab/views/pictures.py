@@ -18,7 +18,7 @@ from .paint import charts
 from .paint.charts import Series
 from .paint.palette import PHASES, bucket_colour
 from .paint.svg import empty_svg, step_svg
-from .step_store import StepFrame
+from .step_frames import StepFrame
 from .view_data import unused
 
 __all__ = ["framed", "picture"]

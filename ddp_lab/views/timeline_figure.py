@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..timeline.timeline import Timeline
 from .paint.palette import plotly_text
-from .step_store import BEGIN, FINALIZE, Float64, StepFrame, StepStore
+from .step_frames import BEGIN, FINALIZE, Float64, StepFrame, StepFrames
 from .timeline_layout import Part, spans_of
 from .whole_step import phases
 
@@ -94,34 +94,19 @@ def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tupl
     """Returns the step (None: the newest that is complete) and the description of its buckets.
 
     Raises:
-        ValueError: there is no such step among the raw events that are kept.
+        ValueError: there is no such step.
     """
-
-    def assignment(of: int, generation: int) -> dict[str, Any]:
-        try:
-            return timeline.assignment(of, generation)
-        except ValueError:
-            return {}
-
-    store = StepStore(assignment, max_steps=1 << 30, max_bytes=1 << 40)
-    chunks, _, _ = timeline.since(0)
-    wanted = [one for one in timeline.reducers() if reducer in (None, one.reducer) and one.last_step >= 0]
-    chosen = wanted[-1].reducer if wanted else -1
-    newest = wanted[-1].last_step if wanted else -1
-    # Without a step, the last few are enough to find one that every rank has completed.
-    # The step before says when this one began.
-    first, last = (max(0, newest - 50), newest) if step is None else (step - 1, step)
-    chosen_events = (
-        (rank, events[(events["reducer"] == chosen) & (events["step"] >= first) & (events["step"] <= last)])
-        for rank, events in chunks
-    )
-    store.extend(chosen_events)
-    frame = store.latest(chosen) if step is None else store.frame(chosen, step)
+    frames, info = StepFrames(timeline), timeline.model(reducer)
+    chosen = -1 if info is None else info.reducer
+    frame = frames.latest(chosen) if step is None else frames.frame(chosen, step)
     if frame is None:
-        held = sorted({int(number) for number in timeline.steps(chosen)["step"]}) if wanted else []
-        known = f"steps {held[0]} to {held[-1]}" if held else "none: no step has been recorded"
+        held = timeline.held_steps(chosen)
+        known = f"steps {held[0]} to {held[-1]}" if len(held) else "none: no step has been recorded"
         raise ValueError(f"no events of step {step} of reducer {reducer}; there are {known}")
-    return frame, assignment(chosen, frame.generation)
+    try:
+        return frame, timeline.assignment(chosen, frame.generation)
+    except ValueError:
+        return frame, {}
 
 
 def _entries(frame: StepFrame, rows: Sequence[int], assignment: dict[str, Any]) -> dict[Part, list[dict[str, Any]]]:

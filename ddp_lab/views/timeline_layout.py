@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..analysis.step_metrics import EDGES
-from .step_store import BEGIN, END, FINALIZE, Float64, StepFrame
+from .step_frames import BEGIN, END, FINALIZE, Float64, StepFrame
 
 __all__ = ["Band", "Bar", "Layout", "Part", "Size", "Span", "Tick", "lay_out", "spans_of", "ticks"]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..simulation.simulator import Prediction
 from ..simulation.workload import Workload
 from ..timeline.workloads import RecordedStep
-from .step_store import (
+from .step_frames import (
     BEGIN,
     END,
     FINALIZE,

@@ -17,7 +17,7 @@ from ..errors import DdpLabError
 from ..timeline.timeline import Timeline
 from ..views import collective_picture, pictures, what_if_picture
 from ..views.paint.svg import empty_svg
-from ..views.step_store import StepStore
+from ..views.step_frames import StepFrames
 from . import bundle
 from .cluster_panel.rank_rows import rank_rows
 from .controls.collectives import CollectiveStage, no_ranks
@@ -237,6 +237,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self.refresh()
         self.snapshot()
         self._frozen = True
+        self._frames.freeze()
         self._controls.stop()
         self._show(self._controls.traits())
         self._refresher.stop()
@@ -266,7 +267,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
     def svg(self) -> str:
         """Returns the first view as a self-contained SVG picture: of the timeline, the newest complete step."""
         with self._lock:
-            frame = self._store.latest()
+            frame = self._frames.latest()
             if self.tabs[0][0] == "collectives":
                 return collective_picture.picture(self._stage.shown)
             if self.tabs[0][0] == "what_if":
@@ -286,12 +287,12 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         if self.tabs[0][0] == "what_if":
             return what_if_picture.words(self._what_if.snapshot())
         with self._lock:
-            begun = bool(self._store.reducers())
+            begun = bool(self._frames.reducers())
         return self._timeline.summary() if begun else self._nothing
 
     @property
-    def _store(self) -> StepStore:
-        return self._feed.store
+    def _frames(self) -> StepFrames:
+        return self._feed.frames
 
     # ---- the thread -------------------------------------------------------------------------------------
 
@@ -317,7 +318,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             self._show({"collective": self._stage.told()})
             if self._comparison.pending:
                 busy = True
-                self._comparison.update(self._store)
+                self._comparison.update(self._frames)
             if self._comparison.shown != self.inspection:
                 self.inspection = self._comparison.shown
             self._show(self._controls.traits())
@@ -391,7 +392,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         on = self._commands.on
         on("hello", lambda asked: self._feed.resend())
         on("look", self._look)
-        on("compare", lambda asked: self._comparison.ask(int(asked["reducer"]), self._store))
+        on("compare", lambda asked: self._comparison.ask(int(asked["reducer"]), self._frames))
         on("gradients", self._send_gradients)
         on("collective", lambda asked: self._stage.ask(asked))
         on("adopt", self._adopt)

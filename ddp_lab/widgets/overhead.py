@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..timeline.timeline import Timeline
-from ..views.step_store import BEGIN, END, PREVIOUS_END, StepFrame
+from ..views.step_frames import BEGIN, END, PREVIOUS_END, StepFrame
 
 __all__ = ["Overhead"]
 

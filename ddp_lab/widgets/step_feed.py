@@ -11,7 +11,7 @@ from ..faults import mark_kind
 from ..protocol.events import Kind
 from ..simulation.bytes_on_wire import carried
 from ..timeline.timeline import Timeline
-from ..views.step_store import StepFrame, StepStore
+from ..views.step_frames import StepFrame, StepFrames
 from .step_messages import encode_steps
 
 __all__ = ["StepFeed"]
@@ -29,7 +29,7 @@ class StepFeed:
     """Reads a timeline and sends what is new; the dashboard holds its lock around every call.
 
     Attributes:
-        store: the steps that are held.
+        frames: the steps that the timeline holds.
         sent_steps, sent_bytes: in all messages; a step that grew between two messages counts twice.
     """
 
@@ -42,7 +42,7 @@ class StepFeed:
 
     def _begin(self) -> None:
         self._cursor, self._cleared = 0, self._timeline.cleared
-        self.store = StepStore(self.assignment)
+        self.frames = StepFrames(self._timeline)
         self.unsent: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._growing: dict[tuple[int, int], tuple[float, float]] = {}  # of steps that have not ended: first seen, due
         self._marks: list[tuple[int, float, str, str | None]] = []  # rank, seconds, name, what it says of faults
@@ -55,9 +55,8 @@ class StepFeed:
             self._begin()
             self._send({"type": "reset"})
         chunks, self._cursor, _ = self._timeline.since(self._cursor)
-        self.store.extend(chunks)
-        for frame in self.store.take_dirty():
-            self._mark_unsent(frame)
+        for key in self.frames.changed():
+            self._mark_unsent(key)
         names = self._timeline.mark_names()
         for rank, events in chunks:
             for event in events[(events["kind"] == Kind.MARK) & (events["parameter"] >= 0)]:
@@ -84,7 +83,7 @@ class StepFeed:
         for key in reversed(list(self.unsent)):
             if size >= _MESSAGE_BYTES:
                 break
-            frame = self.store.frame(*key)
+            frame = self.frames.frame(*key)
             if frame is not None and not force and not self._due(key, frame):
                 continue
             del self.unsent[key]
@@ -100,17 +99,21 @@ class StepFeed:
 
     def resend(self) -> None:
         """Sends everything that is held again: a page was opened."""
-        for frame in self.store.frames():
-            self._mark_unsent(frame)
+        for reducer in self.frames.reducers():
+            for step in self.frames.steps(reducer):
+                self._mark_unsent((reducer, step))
         self._marks_sent = 0
         self._send({"type": "forget marks"})
 
     def newest(self) -> dict[str, Any]:
         """Returns the last steps of each model as one message, for a page that has no kernel to ask."""
         chosen: list[StepFrame] = []
-        for reducer in self.store.reducers():
+        for reducer in self.frames.reducers():
             size = 0
-            for frame in reversed(self.store.frames(reducer)):
+            for step in reversed(self.frames.steps(reducer)):
+                frame = self.frames.frame(reducer, step)
+                if frame is None:
+                    continue
                 size += frame.times_ns.nbytes
                 if size > _KEPT_BYTES and chosen:
                     break
@@ -122,10 +125,10 @@ class StepFeed:
 
     def recent(self, number: int) -> list[StepFrame]:
         """Returns the newest complete steps of the model whose backward began last."""
-        latest = self.store.latest()
+        latest = self.frames.latest()
         if latest is None:
             return []
-        return [one for one in self.store.frames(latest.reducer)[-number:] if one.complete and not one.abandoned]
+        return [one for one in self.frames.frames(latest.reducer, number) if one.complete and not one.abandoned]
 
     def assignment(self, reducer: int, generation: int) -> dict[str, Any] | None:
         """Returns which parameters the buckets hold, None as long as no rank said so."""
@@ -163,8 +166,7 @@ class StepFeed:
         self._growing[key] = (begun, now + max(_APART_SECONDS, _APART_SHARE * (now - begun)))
         return True
 
-    def _mark_unsent(self, frame: StepFrame) -> None:
-        """Notes that the browser lacks this state of a step."""
-        key = (frame.reducer, frame.step)
+    def _mark_unsent(self, key: tuple[int, int]) -> None:
+        """Notes that the browser lacks the present state of a step of a reducer."""
         self.unsent[key] = None
         self.unsent.move_to_end(key)

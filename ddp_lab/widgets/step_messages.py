@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis.step_metrics import EDGES, PHASES, bus_factor, mean
-from ..views.step_store import StepFrame
+from ..views.step_frames import StepFrame
 
 __all__ = ["BLOCKS", "encode_steps"]
 

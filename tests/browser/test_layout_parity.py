@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ddp_lab.protocol.events import Kind
-from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.step_store import StepFrame, StepStore
+from ddp_lab.views.step_frames import StepFrame, StepFrames
 from ddp_lab.views.timeline_layout import Size, lay_out
 from ddp_lab.widgets import bundle
 from ddp_lab.widgets.step_messages import encode_steps
@@ -41,16 +40,12 @@ _SIZES: list[dict[str, Any]] = [
 
 def _frame(training: Training, until_kind: Kind | None = None) -> StepFrame:
     """One step; with `until_kind`, rank 1's events end before the first of that kind of its last bucket."""
-    timeline = Timeline()
-    training.feed(timeline, 0, 10**12)
-    chunks, _, _ = timeline.since(0)
+    chunks = training.step(0, 10**12)
     if until_kind is not None:
-        events = chunks[1][1]
+        events = chunks[1]
         stop = np.flatnonzero((events["kind"] == until_kind) & (events["bucket"] == training.buckets - 1))[0]
-        chunks[1] = (1, events[:stop])
-    store = StepStore(lambda reducer, generation: timeline.assignment(reducer, generation))
-    store.extend(chunks)
-    frame = store.latest()
+        chunks[1] = events[:stop]
+    frame = StepFrames(training.timeline(*enumerate(chunks))).latest()
     assert frame is not None
     return frame
 

@@ -275,8 +275,8 @@ def test_words_while_steps_come(make: Made, monkeypatch: pytest.MonkeyPatch) -> 
     timeline = Timeline()
     Training().feed(timeline, 0)
     dashboard: Any = make(timeline)
-    looked, reducers = [], dashboard._store.reducers
-    monkeypatch.setattr(dashboard._store, "reducers", lambda: looked.append(dashboard._lock._is_owned()) or reducers())
+    looked, reducers = [], dashboard._frames.reducers
+    monkeypatch.setattr(dashboard._frames, "reducers", lambda: looked.append(dashboard._lock._is_owned()) or reducers())
     dashboard.snapshot()
     assert looked
     assert all(looked)

@@ -10,7 +10,7 @@ import pytest
 from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.paint.svg import empty_svg, step_svg
-from ddp_lab.views.step_store import StepFrame, StepStore
+from ddp_lab.views.step_frames import StepFrame, StepFrames
 from ddp_lab.views.timeline_figure import timeline_figure
 from ddp_lab.views.timeline_layout import LABEL_WIDTH, RIGHT_MARGIN, Part, Size, lay_out, ticks
 from tests.training_events import Training
@@ -18,9 +18,7 @@ from tests.training_events import Training
 
 def frame_of(training: Training) -> StepFrame:
     """One step of a training."""
-    store = StepStore(lambda *_: training.assignment())
-    store.extend(enumerate(training.step(0, 10**12)))
-    frame = store.latest()
+    frame = StepFrames(training.timeline(*enumerate(training.step(0, 10**12)))).latest()
     assert frame is not None
     return frame
 
@@ -79,9 +77,8 @@ def test_rows_shrink_before_the_content_grows() -> None:
 def test_a_collective_that_does_not_end_is_open() -> None:
     """Without its end, a bar reaches to the last event and is marked as open."""
     training = Training(2, 1)
-    store = StepStore(lambda *_: None)
-    store.extend((rank, one[one["kind"] != Kind.BUCKET_REDUCED]) for rank, one in enumerate(training.step(0, 10**12)))
-    frame = store.frame(0, 0)
+    chunks = [(rank, one[one["kind"] != Kind.BUCKET_REDUCED]) for rank, one in enumerate(training.step(0, 10**12))]
+    frame = StepFrames(training.timeline(*chunks)).frame(0, 0)
     assert frame is not None
     bars = [bar for bar in lay_out(frame, Size(640, 300)).bars if bar.part == Part.REDUCING]
     assert [bar.open for bar in bars] == [True, True]

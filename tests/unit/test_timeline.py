@@ -13,7 +13,7 @@ import pytest
 from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline.tables.span_columns import SPAN_COLUMNS, STEP_COLUMNS, SYNC_COLUMNS
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.step_store import StepStore
+from ddp_lab.views.step_frames import StepFrames
 from tests.unit.backwards import MS, Bucket, Recorder, assignment
 
 # Rank 1's gradients of bucket 1 come 4 ms late; both ranks' computation ends at 6 and 10 ms.
@@ -216,7 +216,7 @@ def test_messages_of_a_former_process_are_ignored() -> None:
 def test_what_a_former_process_left_unfinished_is_abandoned() -> None:
     """A backward under way when a rank gets a new process never goes on: steps and dashboards say so, a rank that has
     kept its process tells by itself, and steps that had ended stay as they were."""
-    timeline, feed = _two_ranks(3), StepStore(lambda reducer, generation: None)
+    timeline = _two_ranks(3)
     for rank in range(2):
         recorder = Recorder(rank, next=500)
         recorder.record(Kind.BACKWARD_BEGIN, 900 * MS, reducer=0, step=3, process_group=0)
@@ -225,8 +225,7 @@ def test_what_a_former_process_left_unfinished_is_abandoned() -> None:
     steps = timeline.steps().set_index(["rank", "step"]).state
     assert steps[1].tolist() == ["complete"] * 3 + ["abandoned"]
     assert steps[0].tolist() == ["complete"] * 3 + ["running"]
-    feed.extend(timeline.since(0)[0])
-    assert [frame.abandoned for frame in feed.frames()] == [False] * 3 + [True]
+    assert [frame.abandoned for frame in StepFrames(timeline).frames(0, 10)] == [False] * 3 + [True]
     assert timeline.ranks()[1].events == 0
 
 

@@ -17,13 +17,13 @@ from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views import pictures, view_data
 from ddp_lab.views.figures import figure
 from ddp_lab.views.model_map import map_cells
-from ddp_lab.views.step_store import END, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepStore
+from ddp_lab.views.step_frames import END, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrames
 from ddp_lab.views.timeline_figure import find_step
 from ddp_lab.views.view_data import readiness
 from ddp_lab.views.whole_step import phases
 from ddp_lab.widgets.overhead import Overhead
 from ddp_lab.widgets.slow_facts import SlowFacts, bucket_gradients
-from tests.training_events import Training
+from tests.training_events import Training, append
 
 VIEWS = ("timeline", "sync", "overlap", "stragglers", "buckets", "findings")
 
@@ -272,13 +272,12 @@ def test_the_overhead_counts_events_of_a_step() -> None:
     """Events of one rank and step, and the step's time, are those that were recorded; the cost is asked for once."""
     made, training = Timeline(), Training(2, 3, forward_ms=1.0)
     asked = []
-    store = StepStore(lambda *_: None)
     for step in range(10):
         training.feed(made, step, 10**12 + step * 10**7)
-    store.extend(made.since(0)[0])
+    frames = StepFrames(made)
     overhead = Overhead(made, lambda: asked.append(1) or 35.0)
     for _ in range(2):
-        found = overhead.read(store.frames(0))
+        found = overhead.read(frames.frames(0, 10))
     assert found["events"] == len(training.step(0)[0])
     assert found["ns"] == 35.0
     assert found["kept"] == ""
@@ -311,10 +310,8 @@ def test_the_overhead_counts_from_a_models_start() -> None:
 def test_a_step_knows_its_forward_and_the_step_before() -> None:
     """A frame holds begin and end of the forward, and when each rank ended the step before."""
     training = Training(2, 3, forward_ms=2.0)
-    store = StepStore(lambda *_: training.assignment())
-    for step in range(2):
-        store.extend(enumerate(training.step(step, 10**12 + step * 10**8)))
-    first, second = store.frames(0)
+    steps = [training.step(step, 10**12 + step * 10**8) for step in range(2)]
+    first, second = StepFrames(training.timeline(*enumerate(steps[0]), *enumerate(steps[1]))).frames(0, 2)
     np.testing.assert_array_equal(second.outside_ns[:, PREVIOUS_END], first.bounds_ns[:, END])
     assert (first.outside_ns[:, PREVIOUS_END] == 0).all()
     forward = second.outside_ns[:, FORWARD_END] - second.outside_ns[:, FORWARD_BEGIN]
@@ -324,17 +321,17 @@ def test_a_step_knows_its_forward_and_the_step_before() -> None:
 def test_a_forward_alone_is_no_step() -> None:
     """A forward (perhaps of an evaluation) is not shown; under a new assignment its step follows the backward's."""
     training = Training(1, 2, forward_ms=2.0)
-    described = {0: training.assignment(), 1: {**Training(1, 3).assignment(), "generation": 1}}
-    store = StepStore(lambda _, generation: described[generation])
+    timeline = training.timeline()
+    timeline.describe(0, {**Training(1, 3).assignment(), "generation": 1, "session": 1})
     (events,) = Training(1, 3, forward_ms=2.0).step(0, 10**12)
-    events = events.astype(DTYPE)
     forward = np.isin(events["kind"], (Kind.FORWARD_BEGIN, Kind.FORWARD_END))
     events["generation"][~forward] = 1
-    store.extend([(0, events[forward])])
-    assert store.reducers() == []
-    assert store.take_dirty() == []
-    store.extend([(0, events[~forward])])
-    frame = store.latest()
+    append(timeline, (0, events[forward]))
+    frames = StepFrames(timeline)
+    assert frames.reducers() == []
+    assert frames.frame(0, 0) is None
+    append(timeline, (0, events[~forward]))
+    frame = frames.latest()
     assert frame is not None
     assert (frame.generation, frame.shape) == (1, (1, 3))
     assert (frame.outside_ns[0, :2] > 0).all()

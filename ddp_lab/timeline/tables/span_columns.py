@@ -8,7 +8,7 @@ floats; NaN where one of both ends is missing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ...analysis.step_metrics import GradientSync, Overlap, milliseconds
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
-__all__ += ["device_rows", "only", "sync_columns", "view"]
+__all__ += ["device_rows", "sync_columns", "view", "view_of"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -64,25 +64,23 @@ def view(rank: int, reducer: int, table: StepTable, *, first: int | None = None,
         None if first is None else int(np.searchsorted(table.step[held], first)),
         None if last is None else int(np.searchsorted(table.step[held], last, side="right")),
     )
-    rows = held[chosen]
-    return TableView(
-        rank,
-        reducer,
-        table.step[rows],
-        table.generation[rows],
-        table.process_group[rows],
-        table.steps[rows],
-        table.buckets[rows],
-        table.gradients[rows],
-        end[chosen],
-    )
+    return _copied(rank, reducer, table, held[chosen], end[chosen])
 
 
-def only(one: TableView, steps: npt.NDArray[np.int64]) -> TableView:
-    """The rows of these steps alone."""
-    rows = np.isin(one.step, steps)
-    arrays = {field.name: getattr(one, field.name) for field in fields(one) if field.name not in ("rank", "reducer")}
-    return replace(one, **{name: values[rows] for name, values in arrays.items()})
+def view_of(rank: int, reducer: int, table: StepTable, steps: npt.NDArray[np.int64]) -> TableView:
+    """Copies the rows of these steps, as far as they are held."""
+    rows = table.find(steps)
+    rows = rows[rows >= 0]
+    before = table.find(table.step[rows] - 1)
+    end = np.where(before >= 0, table.steps[before, _F["backward_end"]], table.previous_end[rows])
+    return _copied(rank, reducer, table, rows, end)
+
+
+def _copied(
+    rank: int, reducer: int, table: StepTable, rows: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> TableView:
+    before = (table.step[rows], table.generation[rows], table.process_group[rows])
+    return TableView(rank, reducer, *before, table.steps[rows], table.buckets[rows], table.gradients[rows], end)
 
 
 def previous_ends(table: StepTable, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

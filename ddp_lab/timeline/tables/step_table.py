@@ -100,6 +100,22 @@ class StepTable:
         held = held[np.argsort(self.step[held])]
         return held if last_steps is None else held[max(0, len(held) - last_steps) :]
 
+    def find(self, steps: _Array) -> _Array:
+        """Indices of the rows that hold these steps, -1 where a step is not held."""
+        row = np.where((steps >= 0) & (self.step[steps % self._ring] == steps), steps % self._ring, -1)
+        behind = self.step[self._ring :]
+        if len(behind) and (row < 0).any():
+            order = np.argsort(behind)
+            older = order[np.minimum(np.searchsorted(behind, steps, sorter=order), len(behind) - 1)]
+            row = np.where((row < 0) & (steps >= 0) & (behind[older] == steps), self._ring + older, row)
+        return row
+
+    def changed(self, revision: int) -> tuple[_Array, int]:
+        """Steps that have changed since a revision, and the newest one."""
+        if revision == self._revision:
+            return self.step[:0], revision
+        return self.step[(self.revisions > revision) & (self.step >= 0)], self._revision
+
     def extend(self, events: npt.NDArray[np.void]) -> None:
         """Takes events of this rank and reducer, in the order of their sequence numbers."""
         step = events["step"]

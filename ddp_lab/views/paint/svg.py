@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from ..step_store import BEGIN, END, FINALIZE, StepFrame
+from ..step_frames import BEGIN, END, FINALIZE, StepFrame
 from ..timeline_layout import AXIS_HEIGHT, HEADER_HEIGHT, LABEL_WIDTH, RIGHT_MARGIN, Bar, Layout, Part, Size, lay_out
 
 __all__ = ["empty_svg", "step_svg"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...formatting import counted
 from ...timeline.timeline import Inspection, Timeline
-from ...views.step_store import StepStore
+from ...views.step_frames import StepFrames
 
 __all__ = ["Comparison"]
 
@@ -47,19 +47,19 @@ class Comparison:
         """Whether an answer is expected."""
         return self._asked is not None
 
-    def ask(self, reducer: int, store: StepStore) -> None:
+    def ask(self, reducer: int, frames: StepFrames) -> None:
         """Asks for a comparison of the reducer's gradients."""
         if self._request is None:
             self._show(reducer, -1, "failed", "this timeline has no ranks to ask")
             return
         now = time.monotonic()
         since = now if self._asked is None else self._asked.since
-        step = _step_to_ask(store, reducer)
+        step = _step_to_ask(frames, reducer)
         self._asked = _Asked(reducer, step, since, now)
         self._show(reducer, step, "asked", "asked, waiting for the ranks …")
         self._request(reducer, step)
 
-    def update(self, store: StepStore) -> None:
+    def update(self, frames: StepFrames) -> None:
         """Takes the answers that have arrived."""
         asked = self._asked
         if asked is None:
@@ -76,7 +76,7 @@ class Comparison:
             self._show(asked.reducer, asked.step, "failed", f"no answer from rank(s) {missing} for step {asked.step}")
         elif now - asked.last > _ASK_AGAIN_SECONDS:
             # The step asked for was never reached (the cell ended before).
-            self.ask(asked.reducer, store)
+            self.ask(asked.reducer, frames)
 
     def _answer(self, found: Inspection) -> None:
         """Shows a complete answer."""
@@ -101,9 +101,9 @@ class Comparison:
         self.shown = {"reducer": reducer, "step": step, "state": state, "text": text, "buckets": buckets or {}}
 
 
-def _step_to_ask(store: StepStore, reducer: int) -> int:
+def _step_to_ask(steps: StepFrames, reducer: int) -> int:
     """Returns the newest step if the ranks rest, else one that they reach in about `_AHEAD_SECONDS`."""
-    frames = [frame for frame in store.frames(reducer)[-20:] if frame.origin_ns]
+    frames = [frame for frame in steps.frames(reducer, 20) if frame.origin_ns]
     if not frames:
         return 0
     newest = frames[-1]

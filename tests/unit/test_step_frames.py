@@ -9,20 +9,13 @@ from ddp_lab.analysis.step_metrics import PHASES
 from ddp_lab.protocol.events import DTYPE, Kind
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views import view_data
-from ddp_lab.views.step_store import BEGIN, END, FIRST_READY, LAUNCHED, READY, REDUCED, StepFrame, StepStore
-from tests.training_events import Training
-
-
-def store_of(timeline: Timeline, **bounds: int) -> StepStore:
-    """A store that holds everything the timeline has."""
-    store = StepStore(lambda reducer, generation: timeline.assignment(reducer, generation), **bounds)
-    store.extend(timeline.since(0)[0])
-    return store
+from ddp_lab.views.step_frames import BEGIN, END, FIRST_READY, LAUNCHED, READY, REDUCED, StepFrame, StepFrames
+from tests.training_events import Training, append
 
 
 def newest(timeline: Timeline) -> StepFrame:
     """The newest complete step."""
-    frame = store_of(timeline).latest()
+    frame = StepFrames(timeline).latest()
     assert frame is not None
     return frame
 
@@ -38,12 +31,12 @@ def timeline() -> Timeline:
 
 def test_holds_the_times_that_spans_reports(timeline: Timeline) -> None:
     """Every time of every bucket equals that in `Timeline.spans()`."""
-    store = store_of(timeline)
+    frames = StepFrames(timeline)
     spans = timeline.spans()
     assert len(spans) == 4 * 2 * 3
     columns = {"first_ready_ns": FIRST_READY, "ready_ns": READY, "launched_ns": LAUNCHED, "reduced_ns": REDUCED}
     for _, row in spans.iterrows():
-        frame = store.frame(0, row["step"])
+        frame = frames.frame(0, row["step"])
         assert frame is not None
         assert frame.complete
         assert frame.bounds_ns[row["rank"], BEGIN] == row["backward_begin_ns"]
@@ -53,9 +46,9 @@ def test_holds_the_times_that_spans_reports(timeline: Timeline) -> None:
 
 def test_gradient_sync_equals_the_timelines(timeline: Timeline) -> None:
     """Gradient sync of a step has the numbers of `Timeline.sync()`."""
-    store = store_of(timeline)
+    frames = StepFrames(timeline)
     for _, row in timeline.sync().iterrows():
-        frame = store.frame(0, row["step"])
+        frame = frames.frame(0, row["step"])
         assert frame is not None
         sync, overlap, bucket = frame.sync(), frame.overlap(), row["bucket"]
         assert sync.all_reduce_ms[bucket] == pytest.approx(row["all_reduce_ms"])
@@ -70,9 +63,9 @@ def test_gradient_sync_equals_the_timelines(timeline: Timeline) -> None:
 
 def test_hidden_share_equals_the_timelines(timeline: Timeline) -> None:
     """The hidden share of a step is that of `Timeline.steps()`, over all ranks."""
-    store = store_of(timeline)
+    frames = StepFrames(timeline)
     for step, rows in timeline.steps().groupby("step"):
-        frame = store.frame(0, int(step))
+        frame = frames.frame(0, int(step))
         assert frame is not None
         share = rows["hidden_ms"].sum() / rows["communication_ms"].sum()
         assert frame.overlap().hidden_share == pytest.approx(share)
@@ -80,9 +73,9 @@ def test_hidden_share_equals_the_timelines(timeline: Timeline) -> None:
 
 def test_a_step_consists_of_what_the_timeline_says(timeline: Timeline) -> None:
     """The phases of a step that are sent to the browser are those of the saved picture."""
-    store, found = store_of(timeline), view_data.breakdown(timeline)
+    frames, found = StepFrames(timeline), view_data.breakdown(timeline)
     for index, step in enumerate(found.step):
-        frame = store.frame(0, int(step))
+        frame = frames.frame(0, int(step))
         assert frame is not None
         own = frame.breakdown(frame.overlap())
         for name in PHASES:
@@ -113,14 +106,13 @@ def test_the_late_rank_is_named(timeline: Timeline) -> None:
 def test_events_in_pieces_make_the_same_step() -> None:
     """However a step's events are cut into batches, the frame is the same."""
     training = Training(2, 3)
-    whole, pieces = StepStore(lambda *_: None), StepStore(lambda *_: None)
     events = training.step(0, 10**12)
-    whole.extend(enumerate(events))
-    for start in range(0, max(map(len, events)), 5):
-        pieces.extend((rank, one[start : start + 5]) for rank, one in enumerate(events))
-    one, other = whole.frame(0, 0), pieces.frame(0, 0)
-    assert one is not None
-    assert other is not None
+    pieces = [
+        (rank, one[start : start + 5])
+        for start in range(0, max(map(len, events)), 5)
+        for rank, one in enumerate(events)
+    ]
+    one, other = newest(training.timeline(*enumerate(events))), newest(training.timeline(*pieces))
     np.testing.assert_array_equal(one.times_ns, other.times_ns)
     np.testing.assert_array_equal(one.bounds_ns, other.bounds_ns)
     assert one.ranks == other.ranks == [0, 1]
@@ -128,13 +120,9 @@ def test_events_in_pieces_make_the_same_step() -> None:
 
 def test_what_has_not_arrived_is_nan() -> None:
     """A bucket that no rank has reduced has no all-reduce time, no bandwidth and no hidden part."""
-    timeline, training = Timeline(), Training(2, 2)
-    training.feed(timeline, 0, 10**12)
-    chunks = [(rank, events[events["kind"] != Kind.BUCKET_REDUCED]) for rank, events in timeline.since(0)[0]]
-    store = StepStore(lambda *_: None)
-    store.extend(chunks)
-    frame = store.frame(0, 0)
-    assert frame is not None
+    training = Training(2, 2)
+    chunks = [(rank, one[one["kind"] != Kind.BUCKET_REDUCED]) for rank, one in enumerate(training.step(0, 10**12))]
+    frame = newest(training.timeline(*chunks))
     sync, overlap = frame.sync(), frame.overlap()
     for values in (sync.all_reduce_ms, sync.bandwidth_gb_s, overlap.hidden_ms, overlap.exposed_ms):
         assert np.isnan(values).all()
@@ -145,54 +133,62 @@ def test_what_has_not_arrived_is_nan() -> None:
 def test_device_spans_replace_host_times_when_all_are_there() -> None:
     """Hidden and exposed are computed on the device's clock as soon as it timed every bucket."""
     training = Training(1, 2)
-    store = StepStore(lambda *_: None)
-    store.extend(enumerate(training.step(0, 10**12)))
     spans = np.zeros(2, DTYPE)
     spans["kind"], spans["bucket"], spans["reducer"], spans["step"] = Kind.DEVICE_SPAN, [0, 1], 0, 0
     spans["device_begin_ns"], spans["device_end_ns"] = [10**12, 10**12 + 10**6], [10**12 + 10**6, 10**12 + 3 * 10**6]
-    store.extend([(0, spans)])
-    frame = store.frame(0, 0)
-    assert frame is not None
-    overlap = frame.overlap()
+    overlap = newest(training.timeline(*enumerate(training.step(0, 10**12)), (0, spans))).overlap()
     assert overlap.hidden_ms.tolist() == [[1.0, 0.0]]
     assert overlap.exposed_ms.tolist() == [[0.0, 2.0]]
 
 
-def test_forgets_the_oldest_steps() -> None:
-    """Both bounds hold: the number of steps, and the bytes of all arrays (the newest step always stays)."""
+def test_the_newest_steps_are_bounded() -> None:
+    """Both bounds hold: the number of steps, and the bytes of all arrays (the newest step is always there)."""
     timeline, training = Timeline(), Training(2, 3)
     for step in range(30):
         training.feed(timeline, step, 10**12 + step * 10**8)
-    assert store_of(timeline, max_steps=10).steps(0) == list(range(20, 30))
-    assert store_of(timeline, max_bytes=1).steps(0) == [29]
+    assert StepFrames(timeline, max_steps=10).steps(0) == list(range(20, 30))
+    assert StepFrames(timeline, max_bytes=1).steps(0) == [29]
 
 
-def test_an_old_step_does_not_come_back() -> None:
-    """A late event of a step older than all that are held is left out."""
-    training = Training(1, 1)
-    store = StepStore(lambda *_: None, max_steps=2)
-    steps = [training.step(number, 10**12 + number * 10**8)[0] for number in range(4)]
-    store.extend([(0, events) for events in steps])
-    store.extend([(0, steps[0][-1:])])
-    assert store.steps(0) == [2, 3]
+def test_steps_of_the_past_are_frames_too() -> None:
+    """A step that the ring of the table has forgotten, and that was kept as one of the past, can be asked for."""
+    timeline, training = Timeline(max_steps=8), Training(2, 3)
+    for step in range(30):
+        training.feed(timeline, step, 10**12 + step * 10**8)
+    held, frames = timeline.held_steps(0), StepFrames(timeline)
+    assert held[0] < 20
+    spans = timeline.spans()
+    for step in held.tolist():
+        frame = frames.frame(0, step)
+        assert frame is not None
+        assert set(frame.times_ns[..., READY].ravel()) == set(spans.ready_ns[spans.step == step])
+    assert frames.frame(0, 21) is None
 
 
 def test_changed_steps_are_named_once(timeline: Timeline) -> None:
-    """Each changed step is handed out once, until it changes again."""
-    store = store_of(timeline)
-    assert [frame.step for frame in store.take_dirty()] == [0, 1, 2, 3]
-    assert store.take_dirty() == []
-    store.extend([(0, timeline.since(0)[0][0][1][:1])])
-    assert [frame.step for frame in store.take_dirty()] == [0]
+    """Each changed step is named once, until it changes again."""
+    frames = StepFrames(timeline)
+    assert frames.changed() == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert frames.changed() == []
+    append(timeline, (0, timeline.since(0)[0][0][1][:1]))
+    assert frames.changed() == [(0, 0)]
+
+
+def test_frozen_nothing_is_newer(timeline: Timeline) -> None:
+    """What was frozen stays at its last step, whatever is recorded afterwards."""
+    frames = StepFrames(timeline)
+    frames.freeze()
+    append(timeline, *enumerate(Training(2, 3).step(4, 10**13)))
+    assert frames.steps(0) == [0, 1, 2, 3]
+    assert newest(timeline).step == 4
+    latest = frames.latest()
+    assert latest is not None
+    assert latest.step == 3
 
 
 def test_latest_is_the_newest_complete_step(timeline: Timeline) -> None:
     """A step that a rank has not ended, or gave up, is passed over."""
-    store = store_of(timeline)
-    training = Training(2, 3, seed=1)
-    unfinished = training.step(4, 10**13)[0]
-    store.extend([(0, unfinished[:-1])])
-    latest = store.latest()
-    assert latest is not None
+    append(timeline, (0, Training(2, 3, seed=1).step(4, 10**13)[0][:-1]))
+    latest = newest(timeline)
     assert latest.step == 3
     assert (latest.bounds_ns[:, END] > 0).all()

@@ -1,0 +1,264 @@
+"""The steps of a timeline, each as one frame over ranks and buckets: slices of the timeline's tables.
+
+`StepFrames` holds no events of its own: it notes which steps have changed, and copies those that are asked for.
+Pictures and messages are made from its `StepFrame`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..analysis import step_metrics
+from ..analysis.step_metrics import Breakdown, GradientSync, Overlap
+from ..timeline.tables.span_columns import TableView
+from ..timeline.tables.step_table import BUCKET_FIELDS, STEP_FIELDS
+from ..timeline.timeline import Timeline
+
+__all__ = ["StepFrame", "StepFrames"]
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+
+# columns of `StepFrame.times_ns`, `bounds_ns` and `outside_ns`
+FIRST_READY, READY, LAUNCHED, REDUCED = range(4)
+BEGIN, FINALIZE, END = range(3)
+FORWARD_BEGIN, FORWARD_END, PREVIOUS_END = range(3)
+
+_BOUNDS = [STEP_FIELDS.index(name) for name in ("backward_begin", "finalize", "backward_end")]
+_FORWARD = [STEP_FIELDS.index(name) for name in ("forward_begin", "forward_end")]
+_TIMES = [BUCKET_FIELDS.index(name) for name in ("first_ready", "ready", "launched", "reduced")]
+_DEVICE = [BUCKET_FIELDS.index(name) for name in ("device_begin", "device_end")]
+_ABANDONED, _BYTES = STEP_FIELDS.index("abandoned"), BUCKET_FIELDS.index("bytes")
+
+
+@dataclass
+class StepFrame:
+    """One step of one reducer on its ranks; times are host nanoseconds, 0 where the event has not arrived.
+
+    Attributes:
+        reducer, step, generation: which step, and which assignment its bucket numbers refer to.
+        ranks: the rank of each row.
+        bucket_bytes: int64 ``[buckets]``, -1 where unknown.
+        bounds_ns: int64 ``[ranks, 3]``: backward begin, finalize begin, backward end.
+        outside_ns: int64 ``[ranks, 3]``: begin and end of the last forward before the backward, end of the step
+            before.
+        times_ns: int64 ``[ranks, buckets, 4]``: first gradient ready, ready, launched, reduced.
+        device_ns: int64 ``[ranks, buckets, 2]``: begin and end of the collective on the device.
+        abandoned: whether a rank gave this backward up.
+    """
+
+    reducer: int
+    step: int
+    generation: int
+    ranks: list[int]
+    bucket_bytes: Int64
+    bounds_ns: Int64
+    outside_ns: Int64
+    times_ns: Int64
+    device_ns: Int64
+    abandoned: bool = False
+
+    @classmethod
+    def empty(cls, reducer: int, step: int, generation: int, ranks: list[int], bucket_bytes: Int64) -> StepFrame:
+        """Returns a step of which no event has arrived."""
+        shape = (len(ranks), len(bucket_bytes))
+        return cls(
+            reducer,
+            step,
+            generation,
+            list(ranks),
+            bucket_bytes,
+            np.zeros((shape[0], 3), np.int64),
+            np.zeros((shape[0], 3), np.int64),
+            np.zeros((*shape, 4), np.int64),
+            np.zeros((*shape, 2), np.int64),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of ranks and of buckets."""
+        return self.times_ns.shape[0], self.times_ns.shape[1]
+
+    @property
+    def begun(self) -> bool:
+        """Whether a rank has begun its backward (else only forwards are known, perhaps those of an evaluation)."""
+        return bool(self.bounds_ns.any() or self.times_ns.any())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the backward has ended on every rank."""
+        return bool(self.bounds_ns.size) and bool((self.bounds_ns[:, END] > 0).all())
+
+    @property
+    def origin_ns(self) -> int:
+        """The earliest backward begin (of any event, as long as none began): 0 ms of the common axis."""
+        begins = self.bounds_ns[:, BEGIN]
+        begins = begins[begins > 0]
+        if not begins.size:
+            begins = self.times_ns[self.times_ns > 0]
+        if not begins.size:
+            begins = self.outside_ns[self.outside_ns > 0]
+        return int(begins.min()) if begins.size else 0
+
+    def milliseconds(self, values: Int64) -> Float64:
+        """Returns host times as milliseconds from `origin_ns`, NaN where the event has not arrived."""
+        return np.where(values > 0, (values - self.origin_ns) / 1e6, np.nan)
+
+    def extent_ms(self) -> Float64:
+        """Returns the first event of a bucket and the last event of each rank, ``[ranks, 2]``: `milliseconds`."""
+        times = self.times_ns.reshape(self.shape[0], -1)
+        first = np.where(times > 0, times, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
+        last = np.maximum(times.max(axis=1, initial=0), self.bounds_ns.max(axis=1, initial=0))
+        return self.milliseconds(np.stack([np.where(times.any(axis=1), first, 0), last], axis=-1))
+
+    def last_rank(self, sync: GradientSync) -> Int64:
+        """Returns the rank that launched each bucket last, ``[buckets]``, -1 where a rank's launch is missing."""
+        return np.where(sync.last >= 0, np.asarray([*self.ranks, -1])[sync.last], -1)
+
+    def sync(self) -> GradientSync:
+        """Returns the gradient sync of its buckets, as far as it has arrived: columns of `Timeline.sync`."""
+        return step_metrics.gradient_sync(self.times_ns[..., LAUNCHED], self.times_ns[..., REDUCED], self.bucket_bytes)
+
+    def overlap(self) -> Overlap:
+        """Returns hidden and exposed communication, a row for each rank: columns of `Timeline.spans` and `.steps`."""
+        launched, reduced = self.times_ns[..., LAUNCHED], self.times_ns[..., REDUCED]
+        begin, end = np.moveaxis(self.device_ns, -1, 0)
+        return step_metrics.overlap_of(launched, reduced, begin, end, self.bounds_ns[:, FINALIZE])
+
+    def edges_ns(self) -> Int64:
+        """Returns where the parts of each bucket's time meet: ``[ranks, buckets, 6]``, see `step_metrics.edges`."""
+        first, ready, launched, reduced = np.moveaxis(self.times_ns, -1, 0)
+        return step_metrics.edges(first, ready, launched, reduced, self.bounds_ns[:, FINALIZE])
+
+    def breakdown(self, overlap: Overlap) -> Breakdown:
+        """Returns what it consists of, as one step."""
+        bounds, outside = self.bounds_ns.T, self.outside_ns.T
+        by_rank = {
+            "step_ms": step_metrics.milliseconds(bounds[END], outside[PREVIOUS_END]),
+            "forward_ms": step_metrics.milliseconds(outside[FORWARD_END], outside[FORWARD_BEGIN]),
+            "compute_ms": step_metrics.milliseconds(bounds[FINALIZE], bounds[BEGIN]),
+            "hidden_ms": overlap.rank_hidden_ms,
+            "exposed_ms": overlap.rank_exposed_ms,
+        }
+        return step_metrics.breakdown(np.array([self.step]), {name: ms[None] for name, ms in by_rank.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(one.nbytes for one in (self.bounds_ns, self.outside_ns, self.times_ns, self.device_ns))
+
+    def take(self, index: int, view: TableView, row: int) -> None:
+        """Takes what a rank's table holds of the step.
+
+        Args:
+            index: which of `ranks`.
+            view, row: where its times are.
+        """
+        self.bounds_ns[index] = view.steps[row, _BOUNDS]
+        self.outside_ns[index, :PREVIOUS_END] = view.steps[row, _FORWARD]
+        self.outside_ns[index, PREVIOUS_END] = view.previous_end[row]
+        held = view.buckets[row, : self.shape[1]]
+        self.times_ns[index, : len(held)] = held[:, _TIMES]
+        self.device_ns[index, : len(held)] = held[:, _DEVICE]
+        self.bucket_bytes[: len(held)] = np.where(held[:, _BYTES] > 0, held[:, _BYTES], self.bucket_bytes[: len(held)])
+        self.abandoned |= bool(view.steps[row, _ABANDONED])
+
+
+class StepFrames:
+    """The newest steps of every reducer of a timeline, bounded in number and bytes.
+
+    Not thread-safe: one thread asks (the dashboard holds a lock around it); the timeline may be appended to meanwhile.
+    """
+
+    def __init__(self, timeline: Timeline, *, max_steps: int = 500, max_bytes: int = 32 << 20) -> None:
+        """`max_bytes` bounds the arrays of each reducer's steps; the newest step is always there."""
+        self._timeline, self._max_steps, self._max_bytes = timeline, max_steps, max_bytes
+        self._seen: dict[tuple[int, int], int] = {}
+        self._last: dict[int, int] | None = None
+
+    def freeze(self) -> None:
+        """From now on there are no newer steps than those of now."""
+        self._last = {one.reducer: one.last_step for one in self._timeline.reducers()}
+
+    def changed(self) -> list[tuple[int, int]]:
+        """Returns reducer and step of what has changed since the last call, in the order of steps."""
+        found = self._timeline.changed_steps(self._seen)
+        return [(reducer, step) for reducer, steps in found.items() for step in steps]
+
+    def reducers(self) -> list[int]:
+        """Returns the reducers with a step whose backward has begun."""
+        known = [one.reducer for one in self._timeline.reducers() if one.last_step >= 0]
+        return sorted(reducer for reducer in known if self.frames(reducer, 2))
+
+    def steps(self, reducer: int) -> list[int]:
+        """Returns the newest step numbers of one reducer, as many as the bounds allow; of the last one perhaps only the
+        forward has begun."""
+        held = self._held(reducer)
+        (newest,) = self.read(reducer, held[-1:]) or (None,)
+        most = 1 if newest is None else max(1, self._max_bytes // newest.nbytes)
+        return [int(step) for step in held[-most:]]
+
+    def frame(self, reducer: int, step: int) -> StepFrame | None:
+        """Returns one step; None if it is not held (yet, or any more) or its backward has not begun."""
+        return next(iter(self.read(reducer, [step])), None)
+
+    def frames(self, reducer: int, last: int) -> list[StepFrame]:
+        """Returns the newest steps of a reducer whose backward has begun, at most `last`, in order."""
+        # The newest may be a forward alone.
+        return self.read(reducer, self._held(reducer)[-last - 1 :])[-last:]
+
+    def latest(self, reducer: int | None = None) -> StepFrame | None:
+        """Returns the newest complete step (the newest of all if none of the last 50 is complete) of one reducer.
+
+        Without a reducer it is that of the reducer whose backward began last.
+        """
+        frames: list[StepFrame] = []
+        for one in self.reducers() if reducer is None else [reducer]:
+            for last in (4, 50):  # nearly always one of the last few
+                recent = self.frames(one, last)
+                done = [frame for frame in recent if frame.complete and not frame.abandoned]
+                if done:
+                    break
+            frames += done or recent
+        done = [frame for frame in frames if frame.complete and not frame.abandoned] or frames
+        return max(done, key=lambda frame: (frame.origin_ns, frame.step), default=None)
+
+    def _held(self, reducer: int) -> Int64:
+        """Returns the newest step numbers."""
+        held = self._timeline.held_steps(reducer)
+        if self._last is not None:
+            held = held[held <= self._last.get(reducer, -1)]
+        return held[-self._max_steps :]
+
+    def read(self, reducer: int, steps: Sequence[int] | Int64) -> list[StepFrame]:
+        """Returns those of these steps (ascending) that are held and whose backward has begun."""
+        views = self._timeline.views_of(reducer, np.asarray(steps, np.int64))
+        made = (self._frame(reducer, int(step), views) for step in steps)
+        return [frame for frame in made if frame.begun]
+
+    def _frame(self, reducer: int, step: int, views: Sequence[TableView]) -> StepFrame:
+        """Returns one step from the rows of each rank."""
+        rows = {one.rank: (one, int(np.searchsorted(one.step, step))) for one in views if step in one.step}
+        generation = max((int(one.generation[row]) for one, row in rows.values()), default=0)
+        try:
+            assignment = self._timeline.assignment(reducer, generation)
+        except ValueError:
+            assignment = {}
+        described = assignment.get("buckets", ())
+        buckets = len(described)
+        for one, row in rows.values():
+            used = np.flatnonzero(one.buckets[row].any(axis=-1))
+            buckets = max(buckets, int(used.max(initial=-1)) + 1)
+        sizes = np.full(buckets, -1, np.int64)
+        for entry in described:
+            sizes[entry["bucket"]] = entry["bytes"]
+        made = StepFrame.empty(reducer, step, generation, sorted({*assignment.get("group_ranks", ()), *rows}), sizes)
+        for index, rank in enumerate(made.ranks):
+            if rank in rows:
+                one, row = rows[rank]
+                made.take(index, one, row)
+        return made
