@@ -8,9 +8,10 @@ from typing import Any
 
 from ..timeline.timeline import Timeline
 from ..views.gradients import gradient_facts, gradients_svg
-from ..views.paint import charts
-from ..views.paint.charts import Series
+from ..views.paint import scene_svg
 from ..views.paint.svg import step_svg
+from ..views.scene import Scene
+from ..views.scenes import overlap_scene, stragglers_scene, sync_scene
 from ..views.timeline_figure import find_step
 from ..views.view_data import breakdown_of, sync_of, waiting_of
 from .data import ReportData
@@ -33,7 +34,7 @@ class Figure:
 def figures(timeline: Timeline, found: ReportData) -> Iterator[Figure]:
     """All figures that the recorded steps allow."""
     yield _step(timeline, found)
-    yield _breakdown(found)
+    yield _overlap(found)
     if len(found.sync["step"]) and len(found.ranks) > 1:
         yield _waiting(found)
         yield _sync(found)
@@ -57,61 +58,32 @@ def _step(timeline: Timeline, found: ReportData) -> Figure:
     )
 
 
-def _breakdown(found: ReportData) -> Figure:
-    """Forward, computation, waiting and the rest of each step: medians over the ranks."""
-    parts = breakdown_of(found.steps)
-    numbers = parts.step
-    series = [
-        Series("forward", "forward", parts.forward),
-        Series("backward’s computation", "compute", parts.alone + parts.hidden),
-        Series("waiting for gradients (exposed)", "exposed", parts.exposed),
-        Series("optimizer and the rest", "other", parts.other),
-    ]
-    lines = [
-        [int(numbers[i]), *(float(one.values[i]) for one in series), float(parts.hidden[i])]
-        for i in range(max(0, len(numbers) - 50), len(numbers))
-    ]
-    return Figure(
-        title="What a step consists of",
-        caption="Medians over the ranks. The table holds the newest 50 steps, and how much communication was hidden.",
-        picture=charts.stacked(numbers, series, "Milliseconds of each step by what they were spent on", "step"),
-        legend=charts.legend(series),
-        table=(["step", *(f"{one.name}, ms" for one in series), "hidden, ms"], lines),
-    )
+def _of(scene: Scene, title: str, caption: str) -> Figure:
+    table = None if scene.table is None else (scene.table.head, scene.table.rows)
+    return Figure(title, caption, scene_svg.picture(scene), scene_svg.legend(scene), table=table)
+
+
+def _overlap(found: ReportData) -> Figure:
+    """Forward, computation, communication and the rest of each step."""
+    caption = "Medians over the ranks; hidden communication is under way behind the backward’s computation. The table "
+    scene = overlap_scene(breakdown_of(found.steps))
+    return _of(scene, "What a step consists of", f"{caption}holds the newest 50 steps.")
 
 
 def _waiting(found: ReportData) -> Figure:
-    alone = waiting_of(found.sync, found.ranks, found.buckets).cells
-    head = ["rank", *(f"bucket {number}" for number in range(found.buckets)), "all"]
-    lines = [
-        [rank, *(float(value) for value in row), float(row.sum())] for rank, row in zip(found.ranks, alone, strict=True)
-    ]
-    return Figure(
-        title="For whom the others waited",
-        caption="Milliseconds a step during which every other rank had launched a bucket’s collective, and this rank "
+    caption = (
+        "Milliseconds a step during which every other rank had launched a bucket’s collective, and this rank "
         "had not. A rank that is late once is late in the buckets that follow, too: the first cell of its row with "
-        "a strong colour is where to look. The strongest colour is the longest wait.",
-        picture=charts.heat(alone, [f"rank {rank}" for rank in found.ranks], "Waiting by rank and bucket", "bucket"),
-        table=(head, lines),
+        "a strong colour is where to look. The strongest colour is the longest wait."
+    )
+    return _of(
+        stragglers_scene(waiting_of(found.sync, found.ranks, found.buckets)), "For whom the others waited", caption
     )
 
 
 def _sync(found: ReportData) -> Figure:
-    sync = sync_of(found.sync, found.ranks)
-    buckets, late, reduce, speed = sync.bucket.tolist(), sync.late_ms, sync.all_reduce_ms, sync.algorithm_gb_s
-    series = [
-        Series("the first rank waits for the last one", "waiting", late),
-        Series("all-reduce, once all have launched", "reducing", reduce),
-    ]
-    rates = [f"{value:.2g} GB/s" if value == value else "" for value in speed.tolist()]
-    lines = [[b, float(late[i]), float(reduce[i]), float(speed[i])] for i, b in enumerate(buckets)]
-    return Figure(
-        title="What synchronising each bucket took",
-        caption="Medians over the steps; beside each bar the bucket’s bytes over the time of its all-reduce.",
-        picture=charts.rows([f"bucket {b}" for b in buckets], series, rates, "Waiting and all-reduce by bucket"),
-        legend=charts.legend(series),
-        table=(["bucket", "first waits for last, ms", "all-reduce, ms", "GB/s"], lines),
-    )
+    caption = "Medians over the steps; beside each bar what each link moves in a second, if the ranks form a ring."
+    return _of(sync_scene(sync_of(found.sync, found.ranks)), "What synchronising each bucket took", caption)
 
 
 def _gradients(timeline: Timeline, found: ReportData, known: dict[str, Any]) -> Figure:

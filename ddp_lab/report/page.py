@@ -14,11 +14,13 @@ from ..analysis.findings.facts import Finding
 from ..formatting import enumeration
 from ..timeline.judgement.summary import CHANGE
 from ..timeline.timeline import Timeline
+from ..views.paint.palette import ROLE_RULES
 from . import figures
 from .data import ReportData, gather
 
 __all__ = ["page"]
 
+_COLOURS = "".join(f"{selector}{{{rule}}}" for selector, rule in ROLE_RULES.items())
 _STYLE = Path(__file__).with_name("report.css")
 _LATEST = 1 << 62  # nanoseconds since 1970: no clock shows that
 _FEW_HOSTS = 4
@@ -41,7 +43,7 @@ def page(timeline: Timeline, reducer: int | None = None, last_steps: int = 400) 
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
+        f"<style>\n{_COLOURS}\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
     )
 
 

@@ -15,7 +15,8 @@ import traitlets
 
 from ..errors import DdpLabError
 from ..timeline.timeline import Timeline
-from ..views import collective_picture, pictures, what_if_picture
+from ..views import collective_picture, pictures, scenes
+from ..views.paint import scene_svg
 from ..views.paint.svg import empty_svg
 from ..views.step_frames import StepFrames
 from . import bundle
@@ -271,7 +272,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             if self.tabs[0][0] == "collectives":
                 return collective_picture.picture(self._stage.shown)
             if self.tabs[0][0] == "what_if":
-                return what_if_picture.picture(self._what_if.snapshot())
+                return scene_svg.framed(scenes.what_if_scene(self._what_if.snapshot()))
             control = self._controls.picture(self.tabs[0][0])
             if control is not None:
                 return control
@@ -285,7 +286,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         if self.tabs[0][0] == "collectives":
             return str(self._stage.shown or collective_picture.NOTHING)
         if self.tabs[0][0] == "what_if":
-            return what_if_picture.words(self._what_if.snapshot())
+            return scenes.what_if_words(self._what_if.snapshot())
         with self._lock:
             begun = bool(self._frames.reducers())
         return self._timeline.summary() if begun else self._nothing

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddp_lab.analysis.step_metrics import Breakdown
 from ddp_lab.protocol.events import Batch
 from ddp_lab.report import page
 from ddp_lab.timeline.runs import read_run
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.paint import charts
-from ddp_lab.views.paint.charts import Series
+from ddp_lab.views.paint import scene_svg
+from ddp_lab.views.scenes import overlap_scene
 from tests.training_events import Training
 from tests.unit.test_recorded_runs import write_journals
 
@@ -131,7 +132,9 @@ def test_charts_bin_many_steps_and_cut_outliers() -> None:
     """10,000 steps become at most 400 columns; one very long step does not flatten the others, and is told."""
     values = np.full(10_000, 10.0)
     values[:30] = 900.0
-    drawn = charts.stacked(np.arange(10_000), [Series("a", "forward", values)], "steps", "step")
-    assert len(drawn) < 30_000
+    none, numbers = np.zeros(10_000), np.arange(10_000)
+    parts = Breakdown(numbers, none, values, none, none, none, none > 0)
+    drawn = scene_svg.picture(overlap_scene(parts))
+    assert len(drawn) < 100_000
     assert "longest: 900 ms" in drawn
     assert 'class="faint" text-anchor="end">15<' in drawn

@@ -10,7 +10,8 @@ from ddp_lab.simulation.link_model import LinkModel
 from ddp_lab.simulation.simulator import simulate
 from ddp_lab.simulation.workload import Workload
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views import what_if_picture
+from ddp_lab.views.paint.scene_svg import framed
+from ddp_lab.views.scenes import what_if_scene
 from ddp_lab.views.what_if_frame import frame_of, parts_ms
 from ddp_lab.widgets.controls.what_if import NOTHING, WhatIfStage
 from tests.training_events import Training
@@ -37,7 +38,7 @@ def test_before_the_first_steps_it_says_what_to_do() -> None:
     """Without steps there is no prediction, but words, in the view and in the picture."""
     stage = _stage(Timeline())
     assert stage.traits()["prediction"] == {"state": "empty", "text": NOTHING}
-    assert "train some steps" in what_if_picture.picture(stage.snapshot())
+    assert "train some steps" in framed(what_if_scene(stage.snapshot()))
 
 
 def test_nothing_is_computed_while_nobody_looks(timeline: Timeline) -> None:
@@ -87,7 +88,7 @@ def test_a_prediction_is_a_complete_step() -> None:
 def test_the_picture_tells_what_is_seen(timeline: Timeline) -> None:
     """The picture has a bar for the recorded and for the predicted step, and their times as text."""
     answer = _stage(timeline).snapshot()
-    svg = what_if_picture.picture(answer)
+    svg = framed(what_if_scene(answer))
     for name in ("recorded", "what if", "exposed communication"):
         assert name in svg
     assert f"{answer['predicted']['step']:.2f} ms" in svg

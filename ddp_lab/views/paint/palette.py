@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-__all__ = ["PHASES", "RANK_COLOURS", "bucket_colour", "plotly_text"]
+__all__ = ["COLOURS", "PHASES", "RANK_COLOURS", "ROLE_RULES", "bucket_colour", "plotly_text"]
 
 # What a step consists of, as it is stacked: field of `Breakdown` -> colour and name.
 PHASES: dict[str, tuple[str, str]] = {
@@ -16,6 +16,24 @@ PHASES: dict[str, tuple[str, str]] = {
 }
 # Of contributions and ranks; beyond eight they repeat, and the place tells.
 RANK_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#9aa1a9")
+# By role, of what a scene shows.
+COLOURS = {
+    **{key: colour for key, (colour, _) in PHASES.items()},
+    **{f"rank{index}": colour for index, colour in enumerate(RANK_COLOURS)},
+    "waiting": "#e69f00",
+    "reducing": "#009e73",
+    "gain": "#009e73",
+    "adds": "#0072b2",
+    "replaces": "#009e73",
+    "noise": "#cc79a7",
+    "bad": "#d55e00",
+    "line": "#808080",  # reads on light and dark pages
+}
+# The same as rules of a style sheet: selector -> what it sets.
+ROLE_RULES = {
+    **{f".role-{role}": f"fill:{colour};background:{colour}" for role, colour in COLOURS.items()},
+    **{f".role-{role}-line": f"stroke:{colour};fill:none" for role, colour in COLOURS.items()},
+}
 _CIVIDIS = (
     (0, 32, 76),
     (33, 61, 107),

@@ -1,0 +1,138 @@
+"""Scenes as plotly figures."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..scene import Axis, Bars, Cells, Line, Panel, Rule, Scene
+from .palette import COLOURS, plotly_text
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["GREY", "to_plotly"]
+
+GREY = "#808080"
+AXIS = {"gridcolor": "rgba(128, 128, 128, 0.3)", "zerolinecolor": "rgba(128, 128, 128, 0.3)", "linecolor": GREY}
+_GAP = 0.1  # between two panels
+
+
+def to_plotly(scene: Scene, height: int) -> go.Figure:
+    """Returns a scene as a figure of so many pixels.
+
+    Raises:
+        ValueError: there is nothing to show, with the reason.
+    """
+    import plotly.graph_objects as go
+
+    if scene.empty:
+        raise ValueError(scene.empty)
+    made = go.Figure()
+    upper, room = 1.0, 1.0 - _GAP * (len(scene.panels) - 1)
+    for number, panel in enumerate(scene.panels, 1):
+        name = "y" if number == 1 else f"y{number}"
+        lower = max(0.0, upper - panel.share * room)
+        for mark in panel.marks:
+            _add(made, panel, mark, name)
+        scale = {**_axis(panel.y), "domain": [lower, upper]}
+        below = {**_axis(panel.x), "anchor": name}
+        if any(isinstance(mark, Bars) and mark.texts for mark in panel.marks):
+            below["range"] = [0, 1.2 * _longest(panel)]
+        made.update_layout({f"yaxis{name[1:]}": scale, "xaxis": below})
+        upper = lower - _GAP
+    style(made, scene.title, height)
+    made.update_layout(barmode="stack", bargap=0.1 if _bars(scene) <= 60 else 0)
+    return made
+
+
+def style(made: go.Figure, title: str, height: int) -> None:
+    """Sets a look that reads on light and dark pages."""
+    made.update_layout(
+        title={"text": plotly_text(title), "font": {"size": 15}},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": GREY},
+        legend={
+            "orientation": "h",
+            "yanchor": "bottom",
+            "y": 1.0,
+            "x": 0,
+            "font": {"size": 11},
+            "traceorder": "normal",
+        },
+        height=height,
+        margin={"l": 70, "r": 30, "t": 90, "b": 50},
+        hoverlabel={"align": "left"},
+    )
+
+
+def _bars(scene: Scene) -> int:
+    """The most bars that stand beside each other."""
+    return max([len(one.at) for panel in scene.panels for one in panel.marks if isinstance(one, Bars)], default=0)
+
+
+def _longest(panel: Panel) -> float:
+    """Where the longest bars end that lie, those of one lane behind each other."""
+    ends = np.zeros(len(panel.y.lanes))
+    for mark in panel.marks:
+        if isinstance(mark, Bars):
+            ends[mark.at] += np.nan_to_num(mark.size)
+    return float(ends.max(initial=0.0)) or 1.0
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    made: dict[str, Any] = {**AXIS, "title": plotly_text(axis.label)}
+    if axis.lanes and axis.label:  # numbers of buckets
+        made["dtick"] = max(1, len(axis.lanes) // 20)
+    elif axis.lanes:
+        made |= {"autorange": "reversed", "automargin": True}
+    elif axis.top is not None:
+        made["range"] = [0, 1.05 * axis.top]
+    return made
+
+
+def _lines(text: str, width: int) -> str:
+    """Text in lines of so many characters at most."""
+    return "<br>".join(plotly_text(line) for line in textwrap.wrap(text, width))
+
+
+def _add(made: go.Figure, panel: Panel, mark: Bars | Line | Cells | Rule, axis: str) -> None:
+    if isinstance(mark, Bars):
+        _add_bars(made, panel, mark, axis)
+    elif isinstance(mark, Line):
+        look = {"color": COLOURS[mark.role], "width": mark.width}
+        about = f"%{{x}}: {plotly_text(mark.name)} %{{y:.3g}}<extra></extra>"
+        made.add_scatter(name=mark.name, x=mark.x, y=mark.y, yaxis=axis, mode="lines", line=look, hovertemplate=about)
+    elif isinstance(mark, Cells):
+        about = f"%{{y}}<br>{panel.x.label} %{{x}}: %{{z:.2f}} {mark.unit}<extra></extra>"
+        scale = {"colorscale": "Cividis", "colorbar": {"title": mark.unit}, "xgap": 1, "ygap": 1}
+        made.add_heatmap(
+            z=mark.values, y=list(panel.y.lanes), x=list(range(mark.values.shape[1])), hovertemplate=about, **scale
+        )
+    else:
+        line = {"color": COLOURS[mark.role]}
+        made.add_vline(x=mark.x, line=line, annotation_text=plotly_text(mark.text))
+
+
+def _add_bars(made: go.Figure, panel: Panel, mark: Bars, axis: str) -> None:
+    unit = (panel.x if panel.y.lanes else panel.y).label.split()[0]
+    place, size = ("y", "x") if panel.y.lanes else ("x", "y")
+    at = [_lines(panel.y.lanes[one], 60) for one in mark.at] if panel.y.lanes else mark.at
+    about = f"%{{{place}}}: {plotly_text(mark.name)} %{{{size}:.2f}} {plotly_text(unit)}<extra></extra>"
+    more: dict[str, Any] = {}
+    if mark.tips:
+        about, more["customdata"] = "%{customdata}<extra></extra>", [_lines(one, 80) for one in mark.tips]
+    if mark.texts:
+        more |= {"text": list(mark.texts), "textposition": "outside", "cliponaxis": False}
+    made.add_bar(
+        name=mark.name,
+        orientation="h" if panel.y.lanes else "v",
+        yaxis=axis,
+        marker={"color": COLOURS[mark.role]},
+        hovertemplate=about,
+        **{place: at, size: np.asarray(mark.size)},
+        **more,
+    )

@@ -1,0 +1,258 @@
+"""Scenes as SVG. Colours come from classes: of a page's style sheet, or of the sheet that `framed` puts around."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+
+import numpy as np
+
+from ..scene import Axis, Bars, Cells, Line, Numbers, Panel, Rule, Scene, Values
+from .palette import ROLE_RULES
+from .svg import empty_svg
+
+__all__ = ["framed", "legend", "picture", "round_marks", "sheet"]
+
+WIDTH, _RIGHT, _TOP = 920, 14, 12
+_UPRIGHT = 260  # pixels of a scene whose bars stand
+_ROOM_FOR_TEXTS = 130
+_FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
+_RULES = {
+    "text": "fill:#1f2328;font-size:12px",
+    "text.faint": "fill:#59636e",
+    "text.on-heat": "fill:#fff",
+    ".grid": "stroke:#e6e8ea;fill:none",
+    ".axis": "stroke:#59636e;fill:none",
+    ".heat": "fill:#d55e00;stroke:#d8dee4;stroke-width:.5",
+    **ROLE_RULES,
+}
+# Prefixed: where a page holds the picture as markup, its rules must not reach other pictures.
+_CSS = "".join(f".ddp-picture {selector}{{{rule}}}" for selector, rule in _RULES.items())
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """Where a panel's marks lie, in pixels, and the values at the ends of its axes."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    most: float
+
+    @property
+    def bottom(self) -> float:
+        """The lower edge."""
+        return self.top + self.height
+
+    def x(self, value: float) -> float:
+        """Of a value on an axis that goes to the right."""
+        return self.left + self.width * value / self.most
+
+    def y(self, value: float) -> float:
+        """Of a value on an axis that goes up; what is too large is cut."""
+        return self.top + self.height * (1 - min(value, self.most) / self.most)
+
+
+def picture(scene: Scene) -> str:
+    """Returns a scene with something to show as SVG without colours of its own."""
+    body: list[str] = []
+    width, bottom = 240.0, 0.0
+    for number, panel in enumerate(scene.panels, 1):
+        marks, right, bottom = _paint(panel, bottom, number == len(scene.panels))
+        body += marks
+        width = max(width, right)
+    return (
+        f'<svg viewBox="0 0 {width:.0f} {bottom:.0f}" role="img" aria-label="{escape(scene.title)}" '
+        f'style="max-width:{width:.0f}px;min-width:{min(width, 620):.0f}px">{"".join(body)}</svg>'
+    )
+
+
+def framed(scene: Scene) -> str:
+    """Returns a scene as a picture of its own, on a white sheet with its title and legend."""
+    if scene.empty:
+        return empty_svg(f"{scene.title}: {scene.empty}.")
+    return sheet(picture(scene), scene.title, _named(scene), scene.summary)
+
+
+def sheet(inner: str, title: str, legend: Sequence[Bars | Line] = (), summary: str = "") -> str:
+    """Puts SVG that takes its colours from classes on a white sheet with a title, words, a legend and the colours."""
+    box = inner[inner.index('viewBox="') + 13 :].split('"', 1)[0].split()
+    lines = textwrap.wrap(summary, 140)[:2]
+    top = 30 + 16 * len(lines) + (20 if legend else 0)
+    placed = f"<svg x='8' y='{top}' width='{box[0]}' height='{box[1]}' viewBox=\"0 0 {box[0]} {box[1]}\">"
+    placed += inner[inner.index(">") + 1 :]
+    words = [_text(8, 36 + 16 * number, line, "faint") for number, line in enumerate(lines)]
+    x = 10.0
+    for mark in legend:
+        words.append(f"<rect class='role-{mark.role}' x='{x:.0f}' y='{top - 20}' width='14' height='10'/>")
+        words.append(_text(x + 19, top - 11, mark.name, "faint"))
+        x += 40 + 6.3 * len(mark.name)
+    width, height = max(int(box[0]), round(7.6 * len(title)), round(x)) + 16, int(box[1]) + top + 8
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' class='ddp-picture' width='{width}' height='{height}' "
+        f"viewBox='0 0 {width} {height}' role='img' aria-label='{escape(f'{title}. {summary}', quote=True)}' {_FONT}>"
+        f"<style>{_CSS}</style><rect width='100%' height='100%' rx='4' fill='#fff'/>"
+        f"<text x='8' y='19' style='font-weight:600;font-size:13px'>{escape(title)}</text>"
+        f"{''.join(words)}{placed}</svg>"
+    )
+
+
+def legend(scene: Scene) -> str:
+    """Returns the names beside their colours, as HTML."""
+    entries = "".join(f'<li><i class="role-{one.role}"></i>{escape(one.name)}</li>' for one in _named(scene))
+    return f'<ul class="legend">{entries}</ul>' if entries else ""
+
+
+def round_marks(top: float, count: int = 5) -> list[float]:
+    """Returns 0 and round numbers up to `top`."""
+    if top <= 0:
+        return [0.0]
+    power = 10.0 ** math.floor(math.log10(top / count))
+    unit = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= top / count * 0.999)
+    return [mark * unit for mark in range(math.floor(top / unit + 1e-9) + 1)]
+
+
+def _named(scene: Scene) -> list[Bars | Line]:
+    """The marks of the legend: of a single one the title is enough."""
+    found = [mark for panel in scene.panels for mark in panel.marks if isinstance(mark, Bars | Line)]
+    return found if len(found) > 1 else []
+
+
+def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _paint(panel: Panel, top: float, last: bool) -> tuple[list[str], float, float]:
+    """Returns a panel's SVG, its right edge and its lower one; the last panel has the x axis."""
+    if isinstance(panel.marks[0], Cells):
+        return _paint_cells(panel, panel.marks[0], top)
+    return _paint_lanes(panel, top) if panel.y.lanes else _paint_steps(panel, top, last)
+
+
+def _stacked(marks: Sequence[Bars], places: int) -> Iterator[tuple[Bars, Values, Values]]:
+    """Yields bars with their begins and ends, each on top of those before it at the same place, 0 to `places` - 1."""
+    level = np.zeros(places)
+    for bars in marks:
+        begin = level[bars.at]
+        end = begin + np.nan_to_num(bars.size)
+        level[bars.at] = end
+        yield bars, begin, end
+
+
+def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float, float]:
+    """Bars that stand on the x axis as areas without gaps, and lines; steps are equally far from each other."""
+    bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
+    lines = [mark for mark in panel.marks if isinstance(mark, Line)]
+    steps = np.unique(np.concatenate([*(one.at for one in bars), *(one.x for one in lines)]))
+    stack = list(_stacked([replace(one, at=np.searchsorted(steps, one.at)) for one in bars], len(steps)))
+    highest = max([float(end.max(initial=0.0)) for *_, end in stack] + [float(np.nanmax(one.y)) for one in lines])
+    left = 62.0
+    plot = _Plot(
+        left, top + _TOP, WIDTH - left - _RIGHT, max(_UPRIGHT * panel.share - 20, 64), panel.y.top or highest or 1.0
+    )
+    body = []
+    for mark in round_marks(plot.most, 5 if panel.share > 0.5 else 2):
+        body.append(f'<path class="grid" d="M{left} {plot.y(mark):.1f}H{WIDTH - _RIGHT}"/>')
+        body.append(_text(left - 6, plot.y(mark) + 4, f"{mark:g}", "faint", "end"))
+    edges = plot.left + plot.width * np.arange(len(steps) + 1) / len(steps)
+    for one, begin, end in stack:
+        over = "".join(f"L{a:.1f} {plot.y(v):.1f}H{b:.1f}" for a, b, v in zip(edges, edges[1:], end, strict=False))
+        back = zip(edges[-2::-1], edges[:0:-1], begin[::-1], strict=False)
+        under = "".join(f"L{b:.1f} {plot.y(v):.1f}H{a:.1f}" for a, b, v in back)
+        body.append(f'<path class="role-{one.role}" d="M{over[1:]}{under}z"><title>{escape(one.name)}</title></path>')
+    middles = (edges[:-1] + edges[1:]) / 2
+    for line in lines:
+        path = _path(middles[np.searchsorted(steps, line.x)], line.y, plot.y)
+        body.append(f'<path class="role-{line.role}-line" stroke-width="{line.width}" d="{path}"/>')
+    for rule in (mark for mark in panel.marks if isinstance(mark, Rule)):
+        x = middles[np.searchsorted(steps, rule.x)]
+        body.append(f'<path class="role-{rule.role}-line" stroke-width="2" d="M{x:.1f} {plot.top}V{plot.bottom}"/>')
+        body.append(_text(x, plot.top - 2, rule.text, f"role-{rule.role}", "middle"))
+    middle = plot.top + plot.height / 2
+    turned = f'transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle"'
+    body.append(f'<path class="axis" d="M{left} {plot.bottom}H{WIDTH - _RIGHT}"/>')
+    body.append(f'<text class="faint" {turned}>{escape(panel.y.label)}</text>')
+    if plot.most < highest:
+        unit = panel.y.label.split()[0]
+        body.append(_text(WIDTH - _RIGHT, plot.top - 3, f"longest: {highest:.0f} {unit}", "faint", "end"))
+    if last:
+        body += _step_numbers(steps, plot, panel.x)
+    return body, WIDTH, plot.bottom + (40 if last else 8)
+
+
+def _step_numbers(steps: Numbers, plot: _Plot, axis: Axis) -> Iterator[str]:
+    """Numbers below an axis of steps, and its name."""
+    for share, anchor in ((0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end")):
+        index = min(int(share * len(steps)), len(steps) - 1)
+        yield _text(plot.left + plot.width * share, plot.bottom + 16, str(int(steps[index])), "faint", anchor)
+    yield _text(plot.left + plot.width / 2, plot.bottom + 34, axis.label, "faint", "middle")
+
+
+def _path(x: Values, values: Values, y: Callable[[float], float]) -> str:
+    """A line with gaps where a value is NaN."""
+    path, pen = "", "M"
+    for at, value in zip(x, values, strict=True):
+        path, pen = (path, "M") if np.isnan(value) else (f"{path}{pen}{at:.1f} {y(value):.1f}", "L")
+    return path
+
+
+def _left_of(names: Sequence[str]) -> float:
+    """Room for the names of lanes."""
+    return max(62.0, 14 + 6.4 * max(map(len, names)))
+
+
+def _paint_lanes(panel: Panel, top: float) -> tuple[list[str], float, float]:
+    """Bars that lie, a lane for each name, with texts at their ends."""
+    names, bars = panel.y.lanes, [mark for mark in panel.marks if isinstance(mark, Bars)]
+    stack = list(_stacked(bars, len(names)))
+    line, left = 22 if len(names) <= 20 else 14, _left_of(names)
+    most = panel.x.top or max(float(end.max(initial=0.0)) for *_, end in stack) or 1.0
+    plot = _Plot(left, top + _TOP, WIDTH - left - _RIGHT - _ROOM_FOR_TEXTS, line * len(names), most)
+    body = []
+    for mark in round_marks(most):
+        body.append(f'<path class="grid" d="M{plot.x(mark):.1f} {plot.top}V{plot.bottom}"/>')
+        body.append(_text(plot.x(mark), plot.bottom + 16, f"{mark:g}", "faint", "middle"))
+    body += [_text(left - 8, plot.top + (row + 0.5) * line + 3, name, "", "end") for row, name in enumerate(names)]
+    for one, begins, ends in stack:
+        for index, (row, begin, end) in enumerate(zip(one.at, begins, ends, strict=True)):
+            y, width = plot.top + row * line, plot.x(end) - plot.x(begin)
+            tip = one.tips[index] if one.tips else f"{names[row]}: {one.name} {end - begin:.2f} ms"
+            body.append(
+                f'<rect class="role-{one.role}" x="{plot.x(begin):.1f}" y="{y + 2}" width="{width:.1f}" '
+                f'height="{line - 4}"><title>{escape(tip)}</title></rect>'
+            )
+            if one.texts:
+                body.append(_text(plot.x(end) + 6, y + line / 2 + 3, one.texts[index], "faint"))
+    body.append(_text(left + plot.width / 2, plot.bottom + 34, panel.x.label, "faint", "middle"))
+    return body, WIDTH, plot.bottom + 40
+
+
+def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], float, float]:
+    """Cells, the stronger their colour the larger their value."""
+    rows, columns = cells.values.shape
+    names, left = panel.y.lanes, _left_of(panel.y.lanes)
+    cell = max(10.0, min(72.0, (WIDTH - left - _RIGHT) / max(columns, 1)))
+    line, largest = 26, float(cells.values.max(initial=0.0)) or 1.0
+    body = []
+    for row in range(rows):
+        y = top + 4 + row * line
+        body.append(_text(left - 8, y + 17, names[row], "", "end"))
+        for column, value in enumerate(cells.values[row].tolist()):
+            x, share = left + column * cell, value / largest
+            tip = f"{names[row]}, {panel.x.label} {panel.x.lanes[column]}: {value:.2f} {cells.unit}"
+            body.append(
+                f'<rect class="heat" x="{x:.1f}" y="{y}" width="{cell - 2:.1f}" height="{line - 2}" rx="2" '
+                f'style="fill-opacity:{share:.3f}"><title>{escape(tip)}</title></rect>'
+            )
+            if cell >= 34:
+                text, style = f"{value:.2f}" if value < 10 else f"{value:.0f}", "on-heat" if share > 0.55 else ""
+                body.append(_text(x + cell / 2 - 1, y + 17, text, style, "middle"))
+    bottom, right = top + 4 + rows * line, left + columns * cell
+    for column in range(0, columns, max(1, math.ceil(26 / cell))):
+        body.append(_text(left + (column + 0.5) * cell - 1, bottom + 14, panel.x.lanes[column], "faint", "middle"))
+    body.append(_text((left + right) / 2, bottom + 30, panel.x.label, "faint", "middle"))
+    return body, right + _RIGHT, bottom + 38

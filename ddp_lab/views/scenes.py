@@ -1,0 +1,127 @@
+"""The views as scenes: from a view's numbers to axes and marks, one function for each view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..analysis.findings.facts import Finding
+from ..analysis.step_metrics import Breakdown
+from ..formatting import rate
+from .paint.palette import PHASES
+from .scene import Axis, Bars, Cells, Line, Panel, Scene, Table
+from .view_data import Sync, Waiting
+
+__all__ = ["findings_scene", "overlap_scene", "stragglers_scene", "sync_scene", "what_if_scene", "what_if_words"]
+
+_MOST_ROWS = 50  # of a table
+
+
+def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
+    """Returns what each step consists of, as columns over the steps, and its efficiency.
+
+    Args:
+        found: the steps.
+        most: of more steps, neighbours become one column: their medians.
+    """
+    if not len(found.step):
+        return Scene("Overlap", empty="no step has ended yet on every rank")
+    firsts = np.arange(0, len(found.step), -(-len(found.step) // most))
+    step, parts = found.step[firsts], {key: _binned(getattr(found, key), firsts) for key in PHASES}
+    total = np.sum([*parts.values()], axis=0)
+    floor = total - parts["exposed"]
+    efficiency = np.divide(100 * floor, total, out=np.full(len(total), np.nan), where=total > 0)
+    # A few long steps (the first ones) must not flatten all others.
+    top = float(min(total.max(), 1.6 * np.quantile(total, 0.95))) or 1.0
+    bars = [Bars(name, key, step, parts[key]) for key, (_, name) in PHASES.items()]
+    share = floor.sum() / total.sum() if total.sum() > 0 else float("nan")
+    rows = [
+        [int(found.step[i]), *(float(getattr(found, key)[i]) for key in PHASES), float(100 * found.efficiency[i])]
+        for i in range(max(0, len(found.step) - _MOST_ROWS), len(found.step))
+    ]
+    return Scene(
+        f"Overlap: what a step consists of; {share:.0%} remain without exposed communication",
+        (
+            Panel(Axis("step"), Axis("ms a step", top=top), bars, 0.75),
+            Panel(
+                Axis("step"), Axis("efficiency, %", top=100.0), (Line("efficiency", "line", step, efficiency),), 0.25
+            ),
+        ),
+        Table(["step", *(f"{name}, ms" for _, name in PHASES.values()), "efficiency, %"], rows),
+    )
+
+
+def _binned(values: Any, firsts: Any) -> Any:
+    """Medians of neighbours, each group from one of `firsts` to the next."""
+    return np.array([np.median(part) for part in np.split(values, firsts[1:])])
+
+
+def stragglers_scene(found: Waiting) -> Scene:
+    """Returns for whom the others waited, by rank and bucket."""
+    if not found.cells.size or len(found.ranks) < 2:
+        return Scene("Stragglers", empty="no rank has waited for another one yet")
+    names = [f"rank {rank}: last in {share:.0%}" for rank, share in zip(found.ranks, found.share, strict=True)]
+    columns = [str(bucket) for bucket in range(found.cells.shape[1])]
+    rows = [[rank, *map(float, row), float(row.sum())] for rank, row in zip(found.ranks, found.cells, strict=True)]
+    return Scene(
+        f"Stragglers: ms a step that all others waited for a rank alone (mean of {found.steps} steps)",
+        (Panel(Axis("bucket", columns), Axis("", names), (Cells(found.cells, "ms a step"),)),),
+        Table(["rank", *(f"bucket {column}" for column in columns), "all"], rows),
+    )
+
+
+def sync_scene(found: Sync) -> Scene:
+    """Returns waiting, all-reduce and bus bandwidth of each bucket."""
+    if not len(found.bucket):
+        return Scene("Gradient sync", empty="no bucket has been reduced yet")
+    rates = [f"{rate(one)} (bus)" if one == one else "" for one in found.bus_gb_s.tolist()]
+    lane = np.arange(len(found.bucket))
+    bars = (
+        Bars("the first rank waits for the last one", "waiting", lane, found.late_ms),
+        Bars("all-reduce, once all have launched", "reducing", lane, found.all_reduce_ms, rates),
+    )
+    columns = (found.bucket.tolist(), found.late_ms, found.all_reduce_ms, found.algorithm_gb_s)
+    return Scene(
+        "Gradient sync: medians over the steps",
+        (Panel(Axis("ms (median)"), Axis("", [f"bucket {one}" for one in found.bucket]), bars),),
+        Table(
+            ["bucket", "first waits for last, ms", "all-reduce, ms", "GB/s"],
+            [[bucket, *map(float, row)] for bucket, *row in zip(*columns, strict=True)],
+        ),
+    )
+
+
+def findings_scene(found: Sequence[Finding], headline: str) -> Scene:
+    """Returns what to change, by gain; `headline`: in a sentence, also of nothing."""
+    lane, gains = np.arange(len(found)), np.array([one.gain_percent for one in found])
+    tips = [f"{one.evidence} → {one.remedy}" for one in found]
+    bars = Bars("gain", "gain", lane, gains, [f"{gain:.1f} %" for gain in gains], tips)
+    return Scene(
+        "Findings: estimated gain of each change of its own",
+        (Panel(Axis("% of the step"), Axis("", [one.title for one in found]), (bars,)),),
+        empty="" if found else headline,
+    )
+
+
+def what_if_scene(answer: Mapping[str, Any]) -> Scene:
+    """Returns the recorded and the predicted step side by side, by phase: of `WhatIfStage.snapshot`."""
+    title = what_if_words(answer)
+    if answer["state"] != "ready":
+        return Scene("What if", empty=title.rstrip("."))
+    rows = {"recorded": answer["recorded"], "simulated": answer["same"], "what if": answer["predicted"]}
+    lane, last = np.arange(len(rows)), [f"{one['step']:.2f} ms" for one in rows.values()]
+    bars = [
+        Bars(name, key, lane, np.array([one[key] for one in rows.values()]), last if key == "exposed" else ())
+        for key, (_, name) in PHASES.items()
+    ]
+    return Scene(title, (Panel(Axis("ms (median)"), Axis("", list(rows)), bars),))
+
+
+def what_if_words(answer: Mapping[str, Any]) -> str:
+    """Returns the answer in one sentence."""
+    if answer["state"] != "ready":
+        return str(answer["text"])
+    recorded, predicted = answer["recorded"]["step"], answer["predicted"]["step"]
+    return f"What if: recorded step {recorded:.2f} ms, predicted {predicted:.2f} ms ({answer['world']} ranks)"
