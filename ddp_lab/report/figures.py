@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..timeline.timeline import Timeline
-from ..views.gradients import gradient_facts, gradients_svg
+from ..views.gradients import gradient_facts
 from ..views.paint import scene_svg
 from ..views.paint.svg import step_svg
 from ..views.scene import Scene
-from ..views.scenes import overlap_scene, stragglers_scene, sync_scene
+from ..views.scenes import gradients_scene, overlap_scene, stragglers_scene, sync_scene
 from ..views.timeline_figure import find_step
 from ..views.view_data import breakdown_of, sync_of, waiting_of
 from .data import ReportData
@@ -38,9 +38,9 @@ def figures(timeline: Timeline, found: ReportData) -> Iterator[Figure]:
     if len(found.sync["step"]) and len(found.ranks) > 1:
         yield _waiting(found)
         yield _sync(found)
-    gradients = gradient_facts(timeline, found.reducer)
-    if gradients["steps"]:
-        yield _gradients(timeline, found, gradients)
+    gradients = gradients_scene(gradient_facts(timeline, found.reducer))
+    if not gradients.empty:
+        yield _gradients(gradients)
 
 
 def _step(timeline: Timeline, found: ReportData) -> Figure:
@@ -86,22 +86,9 @@ def _sync(found: ReportData) -> Figure:
     return _of(sync_scene(sync_of(found.sync, found.ranks)), "What synchronising each bucket took", caption)
 
 
-def _gradients(timeline: Timeline, found: ReportData, known: dict[str, Any]) -> Figure:
-    lines = []
-    for one in known["steps"][-50:]:
-        before = [value for value in one["before"] if value is not None] or [float("nan")]
-        bad = one["bad"]
-        where = "" if bad is None else f"{bad['kind']} in {bad['parameter']}" if bad["parameter"] else bad["kind"]
-        lines.append([one["step"], min(before), max(before), _number(one["after"]), _number(one["noise"]), where])
-    return Figure(
-        title="Gradients before and after averaging",
-        caption="Norms of each rank’s own gradients and of their average. The table holds the newest 50 watched steps, "
-        "and the noise scale in batches of a rank.",
-        picture=gradients_svg(timeline, found.reducer),
-        style="gradients",
-        table=(["step", "smallest norm", "largest norm", "norm of the average", "noise scale", "NaN or Inf:"], lines),
+def _gradients(scene: Scene) -> Figure:
+    caption = (
+        "Norms of each rank’s own gradients and of their average. The table holds the newest 50 watched steps, "
+        f"and the noise scale in batches of a rank. {scene.summary}"
     )
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
+    return _of(scene, "Gradients before and after averaging", caption)

@@ -1,19 +1,15 @@
-"""A collective as pictures that stay: every step side by side as SVG; bytes and times as a plotly figure."""
+"""A collective as a picture that stays: every step side by side."""
 
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 from ..analysis.collective_runs import CollectiveStep, Holds
 from ..control.collectives import ShownCollective
-from .paint.palette import RANK_COLOURS, plotly_text
+from .paint.palette import COLOURS, rank_role
 from .paint.svg import empty_svg
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-__all__ = ["NOTHING", "figure", "picture"]
+__all__ = ["NOTHING", "picture"]
 
 NOTHING = "No collective has been run yet: lab.show_collective() runs one on the ranks."
 _WIDTH = 920
@@ -98,48 +94,8 @@ def _cell(holds: Holds, begin: Holds, rank: int, part: int, x: float, y: float, 
     )
 
 
-def figure(shown: ShownCollective | None) -> go.Figure:
-    """Returns time and bytes of each step as a plotly figure.
-
-    Raises:
-        ValueError: there is nothing to show.
-    """
-    import plotly.graph_objects as go
-
-    if shown is None or not shown.steps:
-        raise ValueError("no collective with steps has been run: lab.show_collective() runs one on the ranks")
-    numbers = list(range(1, len(shown.steps) + 1))
-    grey, line = "#808080", "rgba(128, 128, 128, 0.3)"
-    made = go.Figure()
-    for adds, colour, name in ((True, "#0072b2", "adds what arrives"), (False, "#009e73", "replaces by what arrives")):
-        chosen = [number for number in numbers if shown.steps[number - 1].adds == adds]
-        if chosen:
-            times = [shown.steps[number - 1].ms for number in chosen]
-            about = "step %{x}: %{y:.3f} ms<extra></extra>"
-            made.add_bar(name=name, x=chosen, y=times, marker={"color": colour}, hovertemplate=about)
-    for rank in range(shown.ranks):
-        sent = [step.sent(rank) / 1024 for step in shown.steps]
-        about = f"step %{{x}}: rank {rank} sends %{{y:.4g}} KiB<extra></extra>"
-        made.add_bar(
-            name=f"rank {rank}", x=numbers, y=sent, yaxis="y2", marker={"color": _colour(rank)}, hovertemplate=about
-        )
-    made.update_layout(
-        title={"text": plotly_text(str(shown).split(":")[0]), "font": {"size": 15}},
-        barmode="stack",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": grey},
-        height=460,
-        margin={"l": 70, "r": 30, "t": 60, "b": 50},
-        xaxis={"title": "step", "anchor": "y2", "dtick": 1, "gridcolor": line},
-        yaxis={"title": "ms (slowest rank)", "domain": [0.55, 1], "gridcolor": line},
-        yaxis2={"title": "KiB sent, by rank", "domain": [0, 0.42], "gridcolor": line},
-    )
-    return made
-
-
 def _colour(rank: int) -> str:
-    return RANK_COLOURS[rank % len(RANK_COLOURS)]
+    return COLOURS[rank_role(rank)]
 
 
 def _text(x: float, y: float, text: str, **style: object) -> str:

@@ -9,7 +9,7 @@ from ..analysis import findings
 from ..formatting import counted
 from ..timeline.timeline import Timeline
 from . import scenes, view_data
-from .gradients import gradients_figure
+from .gradients import gradient_facts
 from .model_map import Cell, map_cells
 from .paint.figure import GREY, style, to_plotly
 from .paint.palette import bucket_colour, plotly_text
@@ -64,6 +64,13 @@ def sync_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: i
     """Returns waiting, all-reduce and bus bandwidth of each bucket."""
     found = view_data.sync(timeline, reducer, last_steps)
     return to_plotly(scenes.sync_scene(found), max(280, 170 + 22 * len(found.bucket)))
+
+
+def gradients_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: int = 200) -> go.Figure:
+    """Returns the norms before and after averaging and the noise scale over the watched steps."""
+    known = [one.reducer for one in timeline.reducers()]
+    facts = gradient_facts(timeline, known[-1] if reducer is None and known else reducer or 0)
+    return to_plotly(scenes.gradients_scene(facts, last_steps), 460)
 
 
 def buckets_figure(

@@ -11,7 +11,7 @@ from ..analysis import findings
 from ..formatting import counted, size
 from ..timeline.timeline import Timeline
 from . import scenes, view_data
-from .gradients import gradients_svg
+from .gradients import gradient_facts
 from .model_map import map_cells
 from .paint.palette import bucket_colour
 from .paint.scene_svg import WIDTH, framed, sheet
@@ -42,7 +42,7 @@ def picture(view: str, timeline: Timeline, frame: StepFrame, assignment: dict[st
         "stragglers": lambda: framed(scenes.stragglers_scene(view_data.waiting(timeline, frame.reducer))),
         "buckets": lambda: _buckets(timeline, assignment),
         "findings": lambda: _findings(timeline, frame.reducer),
-        "gradients": lambda: gradients_svg(timeline, frame.reducer),
+        "gradients": lambda: framed(scenes.gradients_scene(gradient_facts(timeline, frame.reducer))),
     }
     return made[view]()
 

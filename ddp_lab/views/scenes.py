@@ -9,14 +9,27 @@ import numpy as np
 
 from ..analysis.findings.facts import Finding
 from ..analysis.step_metrics import Breakdown
+from ..control.collectives import ShownCollective
 from ..formatting import rate
-from .paint.palette import PHASES
-from .scene import Axis, Bars, Cells, Line, Panel, Scene, Table
+from .gradients import gradients_words
+from .paint.palette import PHASES, rank_role
+from .scene import Axis, Bars, Cells, Line, Panel, Rule, Scene, Table
 from .view_data import Sync, Waiting
 
-__all__ = ["findings_scene", "overlap_scene", "stragglers_scene", "sync_scene", "what_if_scene", "what_if_words"]
+__all__ = [
+    "collective_scene",
+    "findings_scene",
+    "gradients_scene",
+    "overlap_scene",
+    "stragglers_scene",
+    "sync_scene",
+    "what_if_scene",
+    "what_if_words",
+]
 
 _MOST_ROWS = 50  # of a table
+_MOST_LINES = 8
+_NOT_WATCHED = "no step has been watched yet: lab.watch_gradients(), or model.watch_gradients() in the training"
 
 
 def overlap_scene(found: Breakdown, most: int = 400) -> Scene:
@@ -89,6 +102,62 @@ def sync_scene(found: Sync) -> Scene:
         Table(
             ["bucket", "first waits for last, ms", "all-reduce, ms", "GB/s"],
             [[bucket, *map(float, row)] for bucket, *row in zip(*columns, strict=True)],
+        ),
+    )
+
+
+def gradients_scene(facts: Mapping[str, Any], last_steps: int = 200) -> Scene:
+    """Returns norms before and after averaging and the noise scale over the watched steps: of `gradient_facts`."""
+    steps, ranks, words = facts["steps"][-last_steps:], facts["ranks"], gradients_words(facts)
+    if not steps:
+        return Scene("Gradients", empty=words.rstrip(".") or _NOT_WATCHED)
+    x = np.array([one["step"] for one in steps])
+    before, after, noise = (np.array([one[name] for one in steps], float) for name in ("before", "after", "noise"))
+    lines = [
+        Line(f"rank {rank}, before", f"rank{i}", x, before[:, i], 1.2) for i, rank in enumerate(ranks[:_MOST_LINES])
+    ]
+    lines.append(Line("average", "line", x, after, 2.4))
+    bad = [Rule("bad", one["step"], one["bad"]["kind"]) for one in steps if one["bad"]]
+    return Scene(
+        f"Gradients: norms of {len(ranks)} ranks before and after averaging",
+        (
+            Panel(Axis("step"), Axis("L2 norm"), [*lines, *bad], 0.7),
+            Panel(Axis("step"), Axis("noise, batches"), (Line("noise scale", "noise", x, noise, 2.0),), 0.3),
+        ),
+        Table(
+            ["step", "smallest norm", "largest norm", "norm of the average", "noise scale", "NaN or Inf:"],
+            [_gradients_row(one) for one in steps[-_MOST_ROWS:]],
+        ),
+        summary=words,
+    )
+
+
+def _gradients_row(one: Mapping[str, Any]) -> list[object]:
+    before, bad = [value for value in one["before"] if value is not None] or [np.nan], one["bad"]
+    where = "" if bad is None else f"{bad['kind']} in {bad['parameter']}" if bad["parameter"] else bad["kind"]
+    told = (np.nan if one[name] is None else one[name] for name in ("after", "noise"))
+    return [one["step"], min(before), max(before), *told, where]
+
+
+def collective_scene(shown: ShownCollective | None) -> Scene:
+    """Returns time and bytes of each step of a collective."""
+    if shown is None or not shown.steps:
+        return Scene(
+            "Collective", empty="no collective with steps has been run: lab.show_collective() runs one on the ranks"
+        )
+    numbers = np.arange(1, len(shown.steps) + 1)
+    times, adds = (np.array([getattr(step, name) for step in shown.steps]) for name in ("ms", "adds"))
+    kinds = (("adds what arrives", "adds", adds), ("replaces by what arrives", "replaces", ~adds))
+    bars = [Bars(name, role, numbers[chosen], times[chosen]) for name, role, chosen in kinds if chosen.any()]
+    sent = [
+        Bars(f"rank {rank}", rank_role(rank), numbers, np.array([step.sent(rank) / 1024 for step in shown.steps]))
+        for rank in range(shown.ranks)
+    ]
+    return Scene(
+        str(shown).split(":")[0],
+        (
+            Panel(Axis("step"), Axis("ms (slowest rank)"), bars, 0.5),
+            Panel(Axis("step"), Axis("KiB sent, by rank"), sent, 0.5),
         ),
     )
 

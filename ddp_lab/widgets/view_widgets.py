@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..control.collectives import ShownCollective
 from ..timeline.timeline import Timeline
-from ..views import collective_picture
+from ..views.paint.figure import to_plotly
+from ..views.scenes import collective_scene
 from .dashboard import Dashboard
 
 if TYPE_CHECKING:
@@ -117,4 +118,4 @@ class Collectives(_View):
         Raises:
             ValueError: nothing was run yet.
         """
-        return collective_picture.figure(self.shown)
+        return to_plotly(collective_scene(self.shown), 460)

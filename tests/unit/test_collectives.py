@@ -14,6 +14,8 @@ from ddp_lab.analysis.collective_schedules import ALGORITHMS, schedule
 from ddp_lab.control.collectives import ShownCollective, choices
 from ddp_lab.errors import ClusterError
 from ddp_lab.views import collective_picture
+from ddp_lab.views.paint.figure import to_plotly
+from ddp_lab.views.scenes import collective_scene
 from ddp_lab.widgets.controls.collectives import CollectiveStage
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
@@ -60,7 +62,7 @@ def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
     if collective == "all_to_all":
         assert "rank 7, part 5: contributions of 5" in words
         assert "part 5 came from rank 5" in words
-    figure = collective_picture.figure(made)
+    figure = to_plotly(collective_scene(made), 460)
     assert sum(sum(trace.y) for trace in figure.data if trace.yaxis == "y2") * 1024 == sum(map(made.sent, range(8)))
 
 
@@ -68,7 +70,7 @@ def test_nothing_to_show_says_what_to_do() -> None:
     """Before the first run picture and figure name the call that makes one."""
     assert "show_collective()" in collective_picture.picture(None)
     with pytest.raises(ValueError, match="show_collective"):
-        collective_picture.figure(None)
+        to_plotly(collective_scene(None), 460)
 
 
 def test_the_table_has_a_row_for_each_part() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from ddp_lab.errors import ClusterError
 from ddp_lab.timeline.timeline import Timeline
-from ddp_lab.views.gradients import gradient_facts, gradients_figure, gradients_svg
+from ddp_lab.views.gradients import gradient_facts
+from ddp_lab.views.paint.scene_svg import framed
+from ddp_lab.views.scenes import gradients_scene
 from ddp_lab.widgets.controls.gradients import WatchControl
 from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.training_events import Training
@@ -93,12 +95,12 @@ def test_saved_timelines_keep_them(timeline: Timeline, tmp_path: Any) -> None:
 
 def test_pictures(timeline: Timeline) -> None:
     """Picture and figure show each rank's norm, the average and the NaN; empty, they say what to call."""
-    words = "".join(ElementTree.fromstring(gradients_svg(timeline, 0)).itertext())
+    words = "".join(ElementTree.fromstring(framed(gradients_scene(gradient_facts(timeline, 0)))).itertext())
     assert "NaN in step 20: first in layers.1.weight on rank 1." in words
     assert "Replicas before step 25: differ, first in layers.0.bias." in words
-    names = [trace.name for trace in gradients_figure(timeline).data]
+    names = [trace.name for trace in timeline.figure("gradients").data]
     assert names == ["rank 0, before", "rank 1, before", "average", "noise scale"]
-    assert "watch_gradients" in gradients_svg(Timeline(), 0)
+    assert "watch_gradients" in framed(gradients_scene(gradient_facts(Timeline(), 0)))
     with pytest.raises(ValueError, match="watch_gradients"):
         timeline.figure("gradients", reducer=3)
 

@@ -42,8 +42,14 @@ def to_plotly(scene: Scene, height: int) -> go.Figure:
         if any(isinstance(mark, Bars) and mark.texts for mark in panel.marks):
             below["range"] = [0, 1.2 * _longest(panel)]
         made.update_layout({f"yaxis{name[1:]}": scale, "xaxis": below})
+        if not panel.y.lanes:
+            made.update_layout(
+                {f"yaxis{name[1:]}.rangemode": "tozero", "xaxis.dtick": 1 if _span(panel) <= 20 else None}
+            )
         upper = lower - _GAP
     style(made, scene.title, height)
+    if scene.summary:
+        made.layout.title.text += f"<br><sup>{_lines(scene.summary, 140)}</sup>"
     made.update_layout(barmode="stack", bargap=0.1 if _bars(scene) <= 60 else 0)
     return made
 
@@ -72,6 +78,12 @@ def style(made: go.Figure, title: str, height: int) -> None:
 def _bars(scene: Scene) -> int:
     """The most bars that stand beside each other."""
     return max([len(one.at) for panel in scene.panels for one in panel.marks if isinstance(one, Bars)], default=0)
+
+
+def _span(panel: Panel) -> int:
+    """How many steps there are from the first to the last."""
+    steps = [mark.at if isinstance(mark, Bars) else mark.x for mark in panel.marks if isinstance(mark, Bars | Line)]
+    return int(max(one.max() for one in steps) - min(one.min() for one in steps)) + 1
 
 
 def _longest(panel: Panel) -> float:

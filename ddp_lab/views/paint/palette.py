@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-__all__ = ["COLOURS", "PHASES", "RANK_COLOURS", "ROLE_RULES", "bucket_colour", "plotly_text"]
+__all__ = ["COLOURS", "PHASES", "RANK_COLOURS", "ROLE_RULES", "bucket_colour", "plotly_text", "rank_role"]
 
 # What a step consists of, as it is stacked: field of `Breakdown` -> colour and name.
 PHASES: dict[str, tuple[str, str]] = {
@@ -43,6 +43,11 @@ _CIVIDIS = (
     (211, 192, 100),
     (255, 233, 69),
 )
+
+
+def rank_role(rank: int) -> str:
+    """Returns the role of what is a rank's."""
+    return f"rank{rank % len(RANK_COLOURS)}"
 
 
 def bucket_colour(bucket: int, buckets: int) -> tuple[str, str]:

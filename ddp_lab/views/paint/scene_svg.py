@@ -149,7 +149,10 @@ def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float
     lines = [mark for mark in panel.marks if isinstance(mark, Line)]
     steps = np.unique(np.concatenate([*(one.at for one in bars), *(one.x for one in lines)]))
     stack = list(_stacked([replace(one, at=np.searchsorted(steps, one.at)) for one in bars], len(steps)))
-    highest = max([float(end.max(initial=0.0)) for *_, end in stack] + [float(np.nanmax(one.y)) for one in lines])
+    highest = max(
+        [float(end.max(initial=0.0)) for *_, end in stack]
+        + [float(np.nan_to_num(one.y).max(initial=0.0)) for one in lines]
+    )
     left = 62.0
     plot = _Plot(
         left, top + _TOP, WIDTH - left - _RIGHT, max(_UPRIGHT * panel.share - 20, 64), panel.y.top or highest or 1.0
@@ -171,7 +174,7 @@ def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float
     for rule in (mark for mark in panel.marks if isinstance(mark, Rule)):
         x = middles[np.searchsorted(steps, rule.x)]
         body.append(f'<path class="role-{rule.role}-line" stroke-width="2" d="M{x:.1f} {plot.top}V{plot.bottom}"/>')
-        body.append(_text(x, plot.top - 2, rule.text, f"role-{rule.role}", "middle"))
+        body.append(_text(x, plot.top - 2, rule.text, "", "middle"))
     middle = plot.top + plot.height / 2
     turned = f'transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle"'
     body.append(f'<path class="axis" d="M{left} {plot.bottom}H{WIDTH - _RIGHT}"/>')
