@@ -8,7 +8,7 @@ from typing import Any
 
 from ..faults import mark_kind
 from ..timeline.timeline import Timeline
-from .paint.palette import bucket_colour
+from .paint.palette import COLOURS, bucket_colour
 from .paint.svg import empty_svg
 
 __all__ = ["rehearsal_svg", "step_svg"]
@@ -18,7 +18,7 @@ _FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif' font-size='12
 _STATES = ("pending", "ready", "launched", "reduced")
 _COLUMN = _WIDTH / len(_STATES)
 _TILE, _ACROSS = 38, 5
-_STOP, _WAIT = "#d55e00", "#e69f00"
+_STOP, _WAIT = COLOURS["bad"], COLOURS["waiting"]
 _BOLD = "font-weight='600'"
 _MOST = 40  # rows of a list
 

@@ -12,7 +12,7 @@ from . import scenes, view_data
 from .gradients import gradient_facts
 from .model_map import Cell, map_cells
 from .paint.figure import GREY, style, to_plotly
-from .paint.palette import bucket_colour, plotly_text
+from .paint.palette import COLOURS, bucket_colour, plotly_text
 from .timeline_figure import timeline_figure
 from .view_data import unused
 
@@ -95,7 +95,7 @@ def buckets_figure(
     buckets = len(assignment["buckets"])
     cells, _ = map_cells(assignment, equal=equal)
     idle = unused(timeline, assignment)
-    looks = [bucket_colour(one.bucket, buckets) if one.bucket >= 0 else ("#9aa1a9", "#000") for one in cells]
+    looks = [bucket_colour(one.bucket, buckets) if one.bucket >= 0 else (COLOURS["other"], "#000") for one in cells]
     ids = [one.path or "/" for one in cells]
     made = go.Figure(
         go.Icicle(

@@ -13,7 +13,7 @@ from ..timeline.timeline import Timeline
 from . import scenes, view_data
 from .gradients import gradient_facts
 from .model_map import map_cells
-from .paint.palette import bucket_colour
+from .paint.palette import COLOURS, bucket_colour
 from .paint.scene_svg import WIDTH, framed, sheet
 from .paint.svg import empty_svg, step_svg
 from .step_frames import StepFrame
@@ -103,7 +103,11 @@ def _findings(timeline: Timeline, reducer: int) -> str:
     body, y = [], 4
     for one in found[:12]:
         body.append(f"<text x='6' y='{y + 14}' style='font-weight:700;font-size:15px'>{one.gain_percent:.1f} %</text>")
-        for style, text in (("font-weight:600", one.title), ("", one.evidence), ("fill:#0072b2", f"→ {one.remedy}")):
+        for style, text in (
+            ("font-weight:600", one.title),
+            ("", one.evidence),
+            (f"fill:{COLOURS['forward']}", f"→ {one.remedy}"),
+        ):
             for line in textwrap.wrap(text, 120):
                 body.append(f"<text x='80' y='{y + 13}' style='{style}'>{escape(line)}</text>")
                 y += 17

@@ -166,7 +166,7 @@ def findings_scene(found: Sequence[Finding], headline: str) -> Scene:
     """Returns what to change, by gain; `headline`: in a sentence, also of nothing."""
     lane, gains = np.arange(len(found)), np.array([one.gain_percent for one in found])
     tips = [f"{one.evidence} → {one.remedy}" for one in found]
-    bars = Bars("gain", "gain", lane, gains, [f"{gain:.1f} %" for gain in gains], tips)
+    bars = Bars("gain", "good", lane, gains, [f"{gain:.1f} %" for gain in gains], tips)
     return Scene(
         "Findings: estimated gain of each change of its own",
         (Panel(Axis("% of the step"), Axis("", [one.title for one in found]), (bars,)),),

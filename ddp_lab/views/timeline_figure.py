@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..timeline.timeline import Timeline
-from .paint.palette import plotly_text
+from .paint.figure import GREY
+from .paint.palette import COLOURS, PARTS, TITLES, plotly_text
 from .step_frames import BEGIN, FINALIZE, Float64, StepFrame, StepFrames
 from .timeline_layout import Part, spans_of
 from .whole_step import phases
@@ -16,16 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["find_step", "timeline_figure"]
 
-_GREY = "#808080"
 _GRID = "rgba(128, 128, 128, 0.3)"
-# CSS colours, not numbers on a colour scale: plotly 7.1 writes one console message per bar for the latter.
-_LOOK: dict[Part, tuple[str, str, str]] = {
-    Part.FILLING: ("#56b4e9", "", "filling: first gradient ready → bucket ready"),
-    Part.QUEUED: ("#f0e442", ".", "queued: ready → launched"),
-    Part.WAITING: ("#e69f00", "/", "waiting for the last rank"),
-    Part.REDUCING: ("#009e73", "", "reducing: launched everywhere → reduced"),
-    Part.EXPOSED: ("#d55e00", "", "exposed: after the backward's computation"),
-}
+_SHAPES = {"queued": ".", "waiting": "/"}
 
 
 _PHASES = {
@@ -66,9 +59,9 @@ def timeline_figure(
         raise ValueError(f"none of the ranks {list(ranks or ())} took part; ranks: {frame.ranks}")
     figure = go.Figure()
     for part, entries in _entries(frame, rows, assignment).items():
-        colour, pattern, name = _LOOK[part]
+        role = PARTS[part]
         figure.add_bar(
-            name=name,
+            name=f"{role}: {TITLES[role]}",
             orientation="h",
             y=[entry["y"] for entry in entries],
             base=[entry["base"] for entry in entries],
@@ -78,9 +71,10 @@ def timeline_figure(
             width=0.22 if part == Part.EXPOSED else 0.86,
             offset=0.2 if part == Part.EXPOSED else -0.43,
             marker={
-                "color": colour,
+                # Not numbers on a colour scale: of those plotly 7.1 writes a console message per bar.
+                "color": COLOURS[role],
                 "line": {"width": 0},
-                "pattern": {"shape": pattern, "fgcolor": "black", "size": 5},
+                "pattern": {"shape": _SHAPES.get(role, ""), "fgcolor": "black", "size": 5},
             },
         )
     _mark_backwards(figure, frame, rows)
@@ -130,11 +124,6 @@ def _entries(frame: StepFrame, rows: Sequence[int], assignment: dict[str, Any]) 
     return made
 
 
-def _hatched(shape: str) -> dict[str, Any]:
-    """Returns plotly's settings of a pattern."""
-    return {"shape": shape, "fgcolor": "black", "size": 5}
-
-
 def _row(frame: StepFrame, row: int, bucket: int) -> str:
     """Returns the name of a row."""
     return f"rank {frame.ranks[row]} · bucket {bucket}"
@@ -153,7 +142,7 @@ def _mark_backwards(figure: go.Figure, frame: StepFrame, rows: Sequence[int]) ->
         x=x,
         y=y,
         mode="lines",
-        line={"color": _GREY, "width": 1.5, "dash": "dot"},
+        line={"color": GREY, "width": 1.5, "dash": "dot"},
         name="end of the rank's backward computation",
         hovertemplate=f"computed after %{{x:.2f}} ms (all ranks: {computed:.2f} ms)<extra></extra>",
     )
@@ -179,7 +168,7 @@ def _add_phases(
             customdata=[plotly_text(f"rank {rank}: {one.name} {one.end - one.begin:.2f} ms") for rank, one in chosen],
             hovertemplate="%{customdata}<extra></extra>",
             width=0.7,
-            marker={"color": colour, "line": {"width": 1, "color": _GREY}},
+            marker={"color": colour, "line": {"width": 1, "color": GREY}},
         )
 
 
@@ -192,7 +181,7 @@ def _style(
         order += [f"rank {frame.ranks[row]}"] if whole else []
         order += [_row(frame, row, bucket) for bucket in range(frame.shape[1])]
     title = f"{module}: step {frame.step}" if module else f"step {frame.step}"
-    axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GREY}
+    axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": GREY}
     figure.update_layout(
         title={
             "text": f"Bucket timeline of {plotly_text(title)}",
@@ -204,7 +193,7 @@ def _style(
         barmode="overlay",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": _GREY},
+        font={"color": GREY},
         xaxis={
             **axis,
             "title": "milliseconds since the first rank's backward began",

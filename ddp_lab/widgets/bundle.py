@@ -15,11 +15,23 @@ import posixpath
 import re
 from graphlib import TopologicalSorter
 
+from ..views.paint import palette
 from .step_messages import BLOCKS
 
 __all__ = ["module_text", "modules_of", "style_text"]
 
-_GENERATED = {"BLOCKS": BLOCKS}
+_LOOKS = {role: {"title": title, "colour": palette.COLOURS[role]} for role, title in palette.TITLES.items()}
+_GENERATED = {
+    "BLOCKS": BLOCKS,
+    "COLOURS": palette.COLOURS,
+    "PARTS": [
+        {"name": name, "pattern": palette.PATTERNS.get(name), "letter": palette.LETTERS.get(name, ""), **_LOOKS[name]}
+        for name in palette.PARTS
+    ],
+    "PHASES": [{"key": key, "name": name, **_LOOKS[key]} for key, (_, name) in palette.PHASES.items()],
+    "RAMP": palette.RAMP,
+    "RANK_COLOURS": palette.RANK_COLOURS,
+}
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([./a-z_]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function) (\w+))", re.MULTILINE)
 
@@ -53,8 +65,10 @@ def _scoped(text: str) -> str:
 
 @functools.cache
 def style_text(*names: str) -> str:
-    """Returns these style sheets as one."""
-    return "\n".join(_read(f"styles/{name}.css") for name in names)
+    """Returns these style sheets as one, with the palette's colours as properties."""
+    colours = "".join(f" --ddp-role-{role}: {colour};" for role, colour in palette.COLOURS.items())
+    roots = f":is(.ddp-lab, .ddp-cluster) {{{colours} }}"
+    return "\n".join([roots, *(_read(f"styles/{name}.css") for name in names)])
 
 
 def _read(path: str) -> str:

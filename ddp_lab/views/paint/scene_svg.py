@@ -11,7 +11,7 @@ from html import escape
 import numpy as np
 
 from ..scene import Axis, Bars, Cells, Line, Numbers, Panel, Rule, Scene, Values
-from .palette import ROLE_RULES
+from .palette import COLOURS, ROLE_RULES
 from .svg import empty_svg
 
 __all__ = ["framed", "legend", "picture", "round_marks", "sheet"]
@@ -26,7 +26,7 @@ _RULES = {
     "text.on-heat": "fill:#fff",
     ".grid": "stroke:#e6e8ea;fill:none",
     ".axis": "stroke:#59636e;fill:none",
-    ".heat": "fill:#d55e00;stroke:#d8dee4;stroke-width:.5",
+    ".heat": f"fill:{COLOURS['heat']};stroke:#d8dee4;stroke-width:.5",
     **ROLE_RULES,
 }
 # Prefixed: where a page holds the picture as markup, its rules must not reach other pictures.

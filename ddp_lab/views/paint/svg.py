@@ -9,28 +9,22 @@ import numpy as np
 
 from ..step_frames import BEGIN, END, FINALIZE, StepFrame
 from ..timeline_layout import AXIS_HEIGHT, HEADER_HEIGHT, LABEL_WIDTH, RIGHT_MARGIN, Bar, Layout, Part, Size, lay_out
+from .palette import COLOURS, PARTS, PATTERNS
 
 __all__ = ["empty_svg", "step_svg"]
 
 WIDTH = 860
 _TITLE_HEIGHT = 40
 _MAX_HEIGHT = 900
-_COLOURS = {
-    Part.FILLING: "#56b4e9",
-    Part.QUEUED: "#f0e442",
-    Part.WAITING: "#e69f00",
-    Part.REDUCING: "#009e73",
-    Part.EXPOSED: "#d55e00",
-}
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
 _PATTERNS = (
     "<defs><pattern id='hatch' width='6' height='6' patternUnits='userSpaceOnUse'>"
-    "<rect width='6' height='6' fill='#e69f00'/><path d='M-1 7L7 -1M-1 1L1 -1M5 7L7 5' stroke='#000' "
+    f"<rect width='6' height='6' fill='{COLOURS['waiting']}'/><path d='M-1 7L7 -1M-1 1L1 -1M5 7L7 5' stroke='#000' "
     "stroke-opacity='.6'/></pattern><pattern id='dots' width='6' height='6' patternUnits='userSpaceOnUse'>"
-    "<rect width='6' height='6' fill='#f0e442'/><path d='M1 1h1.3v1.3h-1.3zM4 4h1.3v1.3h-1.3z' fill-opacity='.6'/>"
-    "</pattern></defs>"
+    f"<rect width='6' height='6' fill='{COLOURS['queued']}'/>"
+    "<path d='M1 1h1.3v1.3h-1.3zM4 4h1.3v1.3h-1.3z' fill-opacity='.6'/></pattern></defs>"
 )
-_FILLS = {Part.WAITING: "url(#hatch)", Part.QUEUED: "url(#dots)"}
+_FILLS = [f"url(#{PATTERNS[name]})" if name in ("waiting", "queued") else COLOURS[name] for name in PARTS]
 
 
 def step_svg(frame: StepFrame, title: str, width: int = WIDTH) -> str:
@@ -75,7 +69,7 @@ def _title(frame: StepFrame, title: str) -> str:
     for part in Part:
         name = part.name.lower()
         height = 4 if part == Part.EXPOSED else 10
-        fill = _FILLS.get(part, _COLOURS[part])
+        fill = _FILLS[part]
         parts.append(f"<rect x='{x:.0f}' y='{33 - height}' width='16' height='{height}' fill='{fill}'/>")
         parts.append(_text(x + 20, 32, name, fill="#555"))
         x += 84
@@ -123,7 +117,7 @@ def _paths(bars: list[Bar], plot: float) -> Iterable[str]:
                 f"M{bar.x:.1f} {bar.y:g}h{max(bar.width, 0.8):.1f}v{bar.height:g}h-{max(bar.width, 0.8):.1f}z"
                 for bar in chosen
             )
-            yield f"<path fill='{_FILLS.get(part, _COLOURS[part])}' d='{shape}'/>"
+            yield f"<path fill='{_FILLS[part]}' d='{shape}'/>"
 
 
 def _axis(layout: Layout, width: float, plot: float) -> str:

@@ -1,7 +1,8 @@
 // Step selector, follow-latest, model selector, time axis, zoom; and the legend.
 
 import { MODES } from "../steps/many_steps.js";
-import { PARTS, element, setText } from "../charts/theme.js";
+import { PARTS } from "../generated.js";
+import { element, setText } from "../charts/theme.js";
 
 export class Toolbar {
   // actions: {choose(step), follow(on), reducer(id), axis(name), mode(name), whole(on), zoom(factor | null)}
@@ -97,7 +98,7 @@ export class Toolbar {
 
 export function makeLegend() {
   const items = PARTS.map((part) =>
-    element("li", { title: part.title }, element("i", { class: `ddp-key ddp-bar-${part.name}`, "aria-hidden": "true" }, part.letter ?? ""), part.name),
+    element("li", { title: part.title }, element("i", { class: `ddp-key ddp-bar-${part.name}`, "aria-hidden": "true" }, part.letter), part.name),
   );
   items.push(element("li", { title: "from a rank's backward begin until its last computation" }, element("i", { class: "ddp-key ddp-key-backward" }), "backward"));
   items.push(element("li", { title: "from the last computation until every bucket is written back" }, element("i", { class: "ddp-key ddp-key-finalize" }), "finalize"));

@@ -1,14 +1,12 @@
 // Who holds what, as SVG: a column for each rank, a cell for each part, a colour for each contribution in it.
 
+import { COLOURS, RANK_COLOURS } from "../generated.js";
 import { bytes, milliseconds } from "./theme.js";
 
-// Okabe-Ito and a grey; beyond eight ranks they repeat, and the place within the cell tells.
-export const RANK_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#9aa1a9"];
+// Of text on RANK_COLOURS: beyond eight ranks they repeat, and the place within the cell tells.
 const INKS = ["#fff", "#000", "#000", "#000", "#000", "#000", "#000", "#000"];
 const [LEFT, TOP, FOOT] = [50, 26, 40];
 const [STRIP_TOP, STRIP, AXIS] = [34, 56, 34];
-const ADDS = "#0072b2";
-const COPIES = "#009e73";
 
 const round = (value) => Math.round(value * 10) / 10;
 const colour = (rank) => RANK_COLOURS[rank % RANK_COLOURS.length];
@@ -135,7 +133,7 @@ export class Stage {
     steps.forEach((step, index) => {
       const x = LEFT + index * wide;
       const height = Math.max((STRIP * step.ms) / this.longest, 1);
-      const bar = `<rect x="${round(x + 1)}" y="${round(top + STRIP - height)}" width="${round(Math.max(wide - 3, 1))}" height="${round(height)}" fill="${step.adds ? ADDS : COPIES}"/>`;
+      const bar = `<rect x="${round(x + 1)}" y="${round(top + STRIP - height)}" width="${round(Math.max(wide - 3, 1))}" height="${round(height)}" fill="${step.adds ? COLOURS.adds : COLOURS.replaces}"/>`;
       const mark = index + 1 === current ? `<rect x="${round(x + 1)}" y="${top + STRIP + 2}" width="${round(Math.max(wide - 3, 1))}" height="3" class="ddp-ink"/>` : "";
       const number = index % every === 0 ? text(x + wide / 2, top + STRIP + 12, String(index + 1), "middle", "ddp-faint") : "";
       const value = wide >= 30 ? text(x + wide / 2, top + STRIP - height - 7, milliseconds(step.ms), "middle", "ddp-faint") : "";
@@ -148,7 +146,7 @@ export class Stage {
 }
 
 function key(x, y) {
-  return [[ADDS, "adds what arrives"], [COPIES, "replaces by what arrives"]].flatMap(([fill, name], index) => {
+  return [[COLOURS.adds, "adds what arrives"], [COLOURS.replaces, "replaces by what arrives"]].flatMap(([fill, name], index) => {
     const left = x + index * 126;
     return [`<rect x="${left}" y="${y - 5}" width="10" height="10" fill="${fill}"/>`, text(left + 15, y, name, "start", "ddp-faint")];
   });

@@ -1,6 +1,6 @@
 // Norms of the gradients over the watched steps, by rank and averaged; below them the noise scale.
 
-import { RANK_COLOURS } from "./collective_picture.js";
+import { COLOURS, RANK_COLOURS } from "../generated.js";
 import { SCALE_LEFT, SCALE_RIGHT, paintScale, roundMarks } from "./canvas.js";
 import { count, significant } from "./theme.js";
 
@@ -27,7 +27,7 @@ export function paintNorms({ pen, width, theme }, { steps, ranks }, shown, choos
   const most = Math.min(known.at(-1) ?? 1, 1.6 * (known[Math.floor(0.95 * (known.length - 1))] ?? 1)) || 1;
   const level = (value) => top + STRIP * (1 - Math.min(value, most) / most);
   paintScale(pen, theme, width, roundMarks(most, 2).map((mark) => [level(mark), significant(mark)]), "noise", top, STRIP);
-  line(pen, steps.map((one, index) => [x(index), one.noise]), level, "#cc79a7", 1.75, -1);
+  line(pen, steps.map((one, index) => [x(index), one.noise]), level, COLOURS.noise, 1.75, -1);
   axis(pen, theme, steps, x, top + STRIP);
   const each = steps.length > 1 ? x(1) - x(0) : 20;
   return steps.map((one, index) => {
@@ -83,7 +83,7 @@ function line(pen, points, y, colour, thick, row) {
 
 // A step whose gradients were not finite.
 function flag(pen, x, kind) {
-  pen.fillStyle = "#d55e00";
+  pen.fillStyle = COLOURS.bad;
   pen.beginPath();
   pen.moveTo(x - 5, TOP - 1);
   pen.lineTo(x + 5, TOP - 1);

@@ -1,11 +1,11 @@
 // When each gradient of a bucket was accumulated, on each rank: one row for each parameter, in the order of readiness.
 
+import { RANK_COLOURS } from "../generated.js";
 import { ChartCanvas, median, roundMarks } from "./canvas.js";
 import { milliseconds } from "./theme.js";
 
-// Okabe-Ito; the shapes tell the ranks apart without colour.
-const RANK_LOOKS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#7f7f7f"];
-const MOST_SHAPES = RANK_LOOKS.length;
+// The shapes tell the ranks apart without colour.
+const MOST_SHAPES = RANK_COLOURS.length;
 const [LEFT, RIGHT, ROW, AXIS] = [150, 14, 15, 34];
 const MOST_ROWS = 40;
 
@@ -85,7 +85,7 @@ function paintShape(pen, index, x, y) {
     corners.forEach(([dx, dy]) => pen.lineTo(x + dx, y + dy));
     pen.closePath();
   }
-  pen.fillStyle = pen.strokeStyle = RANK_LOOKS[index];
+  pen.fillStyle = pen.strokeStyle = RANK_COLOURS[index];
   pen.lineWidth = 1.6;
   if (index < 4) pen.fill();
   else pen.stroke();

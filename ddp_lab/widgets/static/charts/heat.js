@@ -1,6 +1,7 @@
 // A grid of cells, the stronger its colour the larger its value; columns narrower than a pixel are joined to their maximum.
 
-export const HEAT = "#d55e00";
+import { COLOURS } from "../generated.js";
+
 const LEFT = 62;
 
 // grid: {title, rowNames, columns, value(row, column), columnName(column), axis, unit}; returns the regions
@@ -33,7 +34,7 @@ export function paintHeat({ pen, width, theme }, top, rowHeight, grid, lines, ac
       pen.fillStyle = theme.grid;
       pen.globalAlpha = 0.35;
       pen.fillRect(x, y, cell - gap, rowHeight - gap);
-      pen.fillStyle = HEAT;
+      pen.fillStyle = COLOURS.heat;
       pen.globalAlpha = share;
       pen.fillRect(x, y, cell - gap, rowHeight - gap);
       pen.globalAlpha = 1;

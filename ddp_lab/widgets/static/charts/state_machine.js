@@ -1,6 +1,7 @@
 // The reducer of each rank as a state machine: its buckets in pending, ready, launched, reduced; where it pauses; who
 // waits for whom.
 
+import { COLOURS } from "../generated.js";
 import { bucketColour } from "../views/buckets.js";
 
 export const STATES = ["pending", "ready", "launched", "reduced"];
@@ -9,8 +10,6 @@ const HEAD = 40;
 const TITLE = 22;
 const PAD = 6;
 const ARROWS = 54;
-const STOP = "#d55e00";
-const WAIT = "#e69f00";
 
 // Sizes of the tiles so that they fit into a column; buckets: at most so many of one rank.
 function tileSize(buckets, column) {
@@ -81,7 +80,7 @@ function paintStages(pen, theme, column, top, bottom) {
 function paintRow(pen, theme, { tile, column, right }, { rank, y, height }) {
   const width = column * STATES.length;
   const paused = rank.kind === "paused";
-  pen.strokeStyle = paused ? STOP : theme.grid;
+  pen.strokeStyle = paused ? COLOURS.bad : theme.grid;
   pen.lineWidth = paused ? 2 : 1;
   pen.strokeRect(1, y, width - 2, height);
   if (paused) paintPause(pen, 8, y + 5, 12);
@@ -130,7 +129,7 @@ function paintTile(pen, theme, rank, { bucket, state, arrived, of, here, paused 
     paintText(pen, text, theme.ink, at, tile, share, 1);
   }
   if (!here) return;
-  pen.strokeStyle = paused ? STOP : WAIT;
+  pen.strokeStyle = paused ? COLOURS.bad : COLOURS.waiting;
   pen.lineWidth = 3;
   pen.strokeRect(at.x - 1, at.y - 1, tile.width + 2, tile.height + 2);
 }
@@ -148,7 +147,7 @@ function paintText(pen, text, ink, at, tile, from, to) {
 }
 
 function paintPause(pen, x, y, size) {
-  pen.fillStyle = STOP;
+  pen.fillStyle = COLOURS.bad;
   pen.fillRect(x, y, size * 0.36, size + 2);
   pen.fillRect(x + size * 0.64, y, size * 0.36, size + 2);
 }
@@ -160,7 +159,7 @@ function paintWait(pen, layout, row, other, width, index) {
   const x = layout.column * STATES.length;
   const [from, end] = [row.y + TITLE / 2 + 2, to.y + TITLE / 2 + (row.y < to.y ? -4 : 8)];
   const out = Math.min(x + 18 + 9 * index, width - 4);
-  pen.strokeStyle = pen.fillStyle = WAIT;
+  pen.strokeStyle = pen.fillStyle = COLOURS.waiting;
   pen.lineWidth = 2.5;
   pen.beginPath();
   pen.moveTo(x + 1, from);

@@ -1,21 +1,6 @@
-// Colours (Okabe-Ito), patterns, number formats and small DOM helpers.
+// Colours as the page has them, patterns, number formats and small DOM helpers.
 
-export const PARTS = [
-  { name: "filling", title: "first gradient ready → bucket ready", colour: "#56b4e9", pattern: null },
-  { name: "queued", title: "ready → launched: buckets are launched in their order", colour: "#f0e442", pattern: "dots" },
-  { name: "waiting", title: "launched → launched on the last rank", colour: "#e69f00", pattern: "hatch", letter: "w" },
-  { name: "reducing", title: "launched on the last rank → reduced", colour: "#009e73", pattern: null },
-  { name: "exposed", title: "communication after the backward's last computation: nothing hides it", colour: "#d55e00", pattern: "line" },
-];
-
-// What a step consists of, as it is stacked.
-export const PHASES = [
-  { key: "other", name: "other", title: "optimizer, input data and the rest: from the end of the step before, without the phases above it", colour: "#9aa1a9" },
-  { key: "forward", name: "forward", title: "the last forward before the backward", colour: "#0072b2" },
-  { key: "alone", name: "backward alone", title: "backward's computation while no collective is under way", colour: "#56b4e9" },
-  { key: "hidden", name: "hidden communication", title: "backward's computation while collectives are under way behind it", colour: "#009e73" },
-  { key: "exposed", name: "exposed communication", title: "communication after the backward's computation: nothing hides it", colour: "#d55e00" },
-];
+import { COLOURS, PARTS } from "../generated.js";
 
 export function readTheme(root) {
   const style = getComputedStyle(root);
@@ -27,7 +12,7 @@ export function readTheme(root) {
     grid: read("--ddp-grid", "#ddd"),
     band: read("--ddp-band", "#bbb"),
     panel: read("--ddp-panel", "#f3f3f3"),
-    accent: read("--ddp-accent", "#0072b2"),
+    accent: read("--ddp-accent", COLOURS.forward),
     font: style.fontFamily || "sans-serif",
     dark: isLight(style.color),
   };

@@ -1,11 +1,9 @@
 // Paints a layout on a canvas: no state, no events.
 
+import { COLOURS, PARTS } from "../generated.js";
 import { AXIS_HEIGHT, HEADER_HEIGHT, LABEL_WIDTH, PART, RIGHT_MARGIN } from "../steps/lanes.js";
 import { outsideSpans } from "../steps/marks.js";
-import { PARTS, milliseconds } from "./theme.js";
-
-const FORWARD = "#0072b2";
-const FAULT = "#d55e00";
+import { milliseconds } from "./theme.js";
 
 const MIN_BAR = 0.8;
 
@@ -137,7 +135,7 @@ function paintOutside(pen, record, layout, band, view) {
     const [x, right] = [layout.scale.x(begin - zero), layout.scale.x(end - zero)];
     if (right - x < 0.5) continue;
     pen.globalAlpha = kind === "forward" ? 0.45 : 0.3;
-    pen.fillStyle = kind === "forward" ? FORWARD : theme.band;
+    pen.fillStyle = kind === "forward" ? COLOURS.forward : theme.band;
     pen.fillRect(x, band.y + 3, right - x, HEADER_HEIGHT - 5);
     pen.globalAlpha = 1;
     if (kind !== "forward") {
@@ -173,7 +171,7 @@ function paintProgramMarks(pen, record, layout, band, view) {
 function paintFaults(pen, record, layout, band, view) {
   const names = view.marks.faultsIn(record, band.row);
   if (!names.length) return;
-  pen.fillStyle = FAULT;
+  pen.fillStyle = COLOURS.bad;
   pen.fillRect(0, band.y, 3, layout.group - 2);
   pen.textBaseline = "middle";
   pen.textAlign = "right";

@@ -1,5 +1,6 @@
 // Times of steps before and after a change, side by side, and how sure their difference is.
 
+import { RANK_COLOURS } from "../generated.js";
 import { ChartCanvas, median, roundMarks } from "../charts/canvas.js";
 import { Twin } from "../charts/tables.js";
 import { element, milliseconds, setText } from "../charts/theme.js";
@@ -7,7 +8,7 @@ import { element, milliseconds, setText } from "../charts/theme.js";
 const LEFT = 64;
 const ROW = 54;
 const AXIS = 34;
-const SIDES = [{ name: "before", colour: "#0072b2" }, { name: "after", colour: "#e69f00" }];
+const SIDES = [{ name: "before", colour: RANK_COLOURS[0] }, { name: "after", colour: RANK_COLOURS[1] }];
 
 export class BeforeAfterChart {
   // actions: {redraw(), say(text)}

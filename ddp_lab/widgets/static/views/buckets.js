@@ -1,5 +1,6 @@
 // Buckets: which parameters travel together, as a map of the model; sizes, order of readiness, what is unused.
 
+import { RAMP } from "../generated.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
 import { mapCells } from "../charts/model_map.js";
 import { EDGE, EDGES } from "../steps/lanes.js";
@@ -9,9 +10,7 @@ import { bytes, count, element, milliseconds, setText } from "../charts/theme.js
 
 const ROW = 34;
 const STRIP = 24;
-// Cividis: reads the same with every kind of colour vision; the buckets' order is its order.
-const RAMP = [[0, 32, 76], [33, 61, 107], [85, 91, 108], [123, 122, 119], [165, 156, 116], [211, 192, 100], [255, 233, 69]];
-// On dark paper its dark end would look like a hole: this one begins where it is seen, and is as ordered.
+// RAMP reads the same with every kind of colour vision; the buckets' order is its order. On dark paper its dark end would look like a hole: this one begins where it is seen, and is as ordered.
 const RAMP_ON_DARK = [[84, 121, 184], [108, 132, 170], [126, 140, 152], [146, 148, 138], [172, 164, 120], [213, 194, 100], [255, 233, 69]];
 const TABLE = ["bucket", "size", "parameters", "ready at ms", "reduced at ms", "dtype", "device", "holds"];
 

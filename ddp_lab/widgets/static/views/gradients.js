@@ -1,7 +1,7 @@
 // Gradients: norms before and after averaging, by rank and bucket; noise; where NaN came from; are the replicas equal?
 
 import { ChartCanvas, median } from "../charts/canvas.js";
-import { RANK_COLOURS } from "../charts/collective_picture.js";
+import { RANK_COLOURS } from "../generated.js";
 import { Asker, NeedsCluster, StatusLine, button, field, number, read } from "../app/control_status.js";
 import { CHART_HEIGHT, paintNorms } from "../charts/gradient_chart.js";
 import { paintHeat } from "../charts/heat.js";

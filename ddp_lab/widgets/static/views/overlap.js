@@ -3,7 +3,8 @@
 import { ChartCanvas, SCALE_LEFT, SCALE_RIGHT, median, paintScale, roundMarks } from "../charts/canvas.js";
 import { binned, judged } from "../steps/many_steps.js";
 import { Twin } from "../charts/tables.js";
-import { PHASES, element, milliseconds, setText } from "../charts/theme.js";
+import { PHASES } from "../generated.js";
+import { element, milliseconds, setText } from "../charts/theme.js";
 
 const TOP = 10;
 const [PLOT, GAP, STRIP, AXIS] = [210, 26, 64, 34];

@@ -5,7 +5,8 @@ import { paintHeat } from "../charts/heat.js";
 import { waitOf } from "../steps/lanes.js";
 import { asking } from "../app/life.js";
 import { Twin } from "../charts/tables.js";
-import { PARTS, bytes, count, element, milliseconds, setRows, setText, significant } from "../charts/theme.js";
+import { PARTS } from "../generated.js";
+import { bytes, count, element, milliseconds, setRows, setText, significant } from "../charts/theme.js";
 
 const COLUMNS = [
   ["bucket", "number of the bucket; click for its parameters"],
