@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..timeline.timeline import Timeline
 from ..views.gradients import gradient_facts
 from ..views.paint import scene_svg
-from ..views.paint.svg import step_svg
 from ..views.scene import Scene
 from ..views.scenes import gradients_scene, overlap_scene, stragglers_scene, sync_scene
-from ..views.timeline_figure import find_step
+from ..views.timeline_scene import find_step, timeline_scene
 from ..views.view_data import breakdown_of, sync_of, waiting_of
 from .data import ReportData
 
@@ -48,13 +47,14 @@ def _step(timeline: Timeline, found: ReportData) -> Figure:
         frame, _ = find_step(timeline, None, found.reducer)
     except ValueError as error:  # the other figures come from tables that reach further back
         return Figure("Every bucket of a step", f"Not drawn: {error}.", "")
-    return Figure(
-        title=f"Every bucket of step {frame.step}",
-        caption="A row for each bucket on each rank. Filling: its gradients come; queued: it waits for its turn; "
-        "waiting: launched, but not on every rank; reducing: under way; exposed (thin line): after the rank’s own "
-        "computation, so that it costs time.",
-        picture=step_svg(frame, ""),
-        style="step",
+    caption = (
+        "A row for each bucket on each rank. Filling: its gradients come; queued: it waits for its turn; waiting: "
+        "launched, but not on every rank; reducing: under way; exposed (thin line): after the rank’s own computation "
+        "(dotted), so that it costs time."
+    )
+    scene = timeline_scene(frame)
+    return replace(
+        _of(scene, f"Every bucket of step {frame.step}", f"{caption} {scene.summary}".rstrip(" .") + "."), style="step"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..analysis import findings
@@ -13,13 +13,14 @@ from .gradients import gradient_facts
 from .model_map import Cell, map_cells
 from .paint.figure import GREY, style, to_plotly
 from .paint.palette import COLOURS, bucket_colour, plotly_text
-from .timeline_figure import timeline_figure
+from .timeline_scene import find_step, timeline_scene
 from .view_data import unused
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 __all__ = ["buckets_figure", "figure", "findings_figure", "overlap_figure", "stragglers_figure", "sync_figure"]
+__all__ += ["timeline_figure"]
 
 
 def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Figure:
@@ -47,6 +48,39 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
     if view not in known:
         raise ValueError(f"view={view!r}: choose from {', '.join(known)}")
     return known[view](timeline, **options)
+
+
+def timeline_figure(
+    timeline: Timeline,
+    step: int | None = None,
+    *,
+    reducer: int | None = None,
+    ranks: Sequence[int] | None = None,
+    whole: bool = False,
+    width: int | None = None,
+) -> go.Figure:
+    """Returns the bucket timeline of one step: a row for each rank and bucket, milliseconds from left to right.
+
+    Args:
+        timeline: where the events are.
+        step: which step; None for the newest that is complete.
+        reducer: which model; None for the most recently active.
+        ranks: which ranks; None for all.
+        whole: from the end of the step before: with each rank's forward, and what lies between the steps.
+        width: pixels; None for the width of the page.
+
+    Raises:
+        ValueError: there is no such step, with the steps there are.
+    """
+    frame, assignment = find_step(timeline, step, reducer)
+    rows = [row for row, rank in enumerate(frame.ranks) if ranks is None or rank in ranks]
+    if not rows:
+        raise ValueError(f"none of the ranks {list(ranks or ())} took part; ranks: {frame.ranks}")
+    marks = timeline.marks() if whole else None
+    scene = timeline_scene(frame, assignment.get("module"), rows=rows, marks=marks, assignment=assignment)
+    made = to_plotly(scene, max(280, min(1_400, 170 + 18 * len(scene.panels[0].y.lanes))))
+    made.update_layout(width=width)
+    return made
 
 
 def overlap_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: int = 200) -> go.Figure:

@@ -15,8 +15,9 @@ from .gradients import gradient_facts
 from .model_map import map_cells
 from .paint.palette import COLOURS, bucket_colour
 from .paint.scene_svg import WIDTH, framed, sheet
-from .paint.svg import empty_svg, step_svg
+from .paint.svg import empty_svg
 from .step_frames import StepFrame
+from .timeline_scene import timeline_scene
 from .view_data import unused
 
 __all__ = ["picture"]
@@ -33,10 +34,8 @@ def picture(view: str, timeline: Timeline, frame: StepFrame, assignment: dict[st
         frame: the step that is shown.
         assignment: description of its buckets, None if it is not known.
     """
-    module = (assignment or {}).get("module")
-    if view == "timeline":
-        return step_svg(frame, f"{module}, " if module else "")
     made: dict[str, Callable[[], str]] = {
+        "timeline": lambda: framed(timeline_scene(frame, (assignment or {}).get("module"))),
         "sync": lambda: framed(scenes.sync_scene(view_data.sync(timeline, frame.reducer))),
         "overlap": lambda: framed(scenes.overlap_scene(view_data.breakdown(timeline, frame.reducer))),
         "stragglers": lambda: framed(scenes.stragglers_scene(view_data.waiting(timeline, frame.reducer))),

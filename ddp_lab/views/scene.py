@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Axis", "Bars", "Cells", "Line", "Mark", "Numbers", "Panel", "Rule", "Scene", "Table", "Values"]
+__all__ = ["Axis", "Bars", "Cells", "Line", "Mark", "Numbers", "Panel", "Rule", "Scene", "Spans", "Table", "Values"]
 
 Values = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
@@ -24,11 +24,15 @@ class Axis:
     Attributes:
         label: what it shows, with its unit.
         lanes: names of the places 0, 1, ... along it; none: numbers.
+        headings: which lanes stand above those of a group.
+        low: where its numbers begin.
         top: where its numbers end, what is larger is cut; None: where the largest mark ends.
     """
 
     label: str = ""
     lanes: Sequence[str] = ()
+    headings: Sequence[int] = ()
+    low: float = 0.0
     top: float | None = None
 
 
@@ -48,6 +52,28 @@ class Bars:
     role: str
     at: Numbers
     size: Values
+    texts: Sequence[str] = ()
+    tips: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Bars of one kind from one number of the x axis to another.
+
+    Attributes:
+        name: in the legend; "": not there, the texts say it.
+        lane, begin, end: shape ``[spans]``.
+        thin: a line at the lower edge of the lane, above what else is there.
+        texts: written into those that have room; none: none.
+        tips: what each is, in lines; none: none.
+    """
+
+    name: str
+    role: str
+    lane: Numbers
+    begin: Values
+    end: Values
+    thin: bool = False
     texts: Sequence[str] = ()
     tips: Sequence[str] = ()
 
@@ -73,14 +99,15 @@ class Cells:
 
 @dataclass(frozen=True)
 class Rule:
-    """A line across the panel at one place of its x axis, with a word."""
+    """A line across the panel, or its lanes from one to another, at one place of the x axis, with a word."""
 
     role: str
-    x: int
+    x: float
     text: str
+    lanes: tuple[int, int] = (0, 0)
 
 
-Mark = Bars | Line | Cells | Rule
+Mark = Bars | Spans | Line | Cells | Rule
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from ddp_lab.timeline.comparison import compare
 from ddp_lab.timeline.runs import read_run
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views import pictures
-from ddp_lab.views.timeline_figure import find_step
+from ddp_lab.views.timeline_scene import find_step
 from tests import journals
 from tests.leftovers import wait_until
 from tests.security import hostile

@@ -16,7 +16,7 @@ from ddp_lab.output.board import OutputBoard
 from ddp_lab.output.display import kernel_shell
 from ddp_lab.timeline.comparison import compare
 from ddp_lab.views import figures, pictures
-from ddp_lab.views.timeline_figure import find_step
+from ddp_lab.views.timeline_scene import find_step
 from ddp_lab.widgets.saved_picture import SavedPicture
 from tests.cluster.conftest import Lab
 from tests.security.markup import FLAG, NAME, TEXT, assert_text_alone, training

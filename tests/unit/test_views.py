@@ -18,9 +18,8 @@ from ddp_lab.views import pictures, view_data
 from ddp_lab.views.figures import figure
 from ddp_lab.views.model_map import map_cells
 from ddp_lab.views.step_frames import END, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrames
-from ddp_lab.views.timeline_figure import find_step
+from ddp_lab.views.timeline_scene import find_step, phases
 from ddp_lab.views.view_data import readiness
-from ddp_lab.views.whole_step import phases
 from ddp_lab.widgets.overhead import Overhead
 from ddp_lab.widgets.slow_facts import SlowFacts, bucket_gradients
 from tests.training_events import Training, append

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..scene import Axis, Bars, Cells, Line, Panel, Rule, Scene
-from .palette import COLOURS, plotly_text
+from ..scene import Axis, Bars, Cells, Line, Mark, Panel, Rule, Scene, Spans
+from .palette import COLOURS, PATTERNS, TITLES, plotly_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -42,22 +42,27 @@ def to_plotly(scene: Scene, height: int) -> go.Figure:
         if any(isinstance(mark, Bars) and mark.texts for mark in panel.marks):
             below["range"] = [0, 1.2 * _longest(panel)]
         made.update_layout({f"yaxis{name[1:]}": scale, "xaxis": below})
-        if not panel.y.lanes:
+        if panel.y.headings:
+            _lay_out_lanes(made, panel)
+        elif not panel.y.lanes:
             made.update_layout(
                 {f"yaxis{name[1:]}.rangemode": "tozero", "xaxis.dtick": 1 if _span(panel) <= 20 else None}
             )
         upper = lower - _GAP
     style(made, scene.title, height)
     if scene.summary:
-        made.layout.title.text += f"<br><sup>{_lines(scene.summary, 140)}</sup>"
-    made.update_layout(barmode="stack", bargap=0.1 if _bars(scene) <= 60 else 0)
+        made.update_layout(title={"subtitle": {"text": _lines(scene.summary, 140), "font": {"size": 11}}})
+        made.update_layout(margin={"t": 130}, height=height + 25)
+    layered = any(panel.y.headings for panel in scene.panels)
+    made.update_layout(barmode="overlay" if layered else "stack", bargap=0.1 if _bars(scene) <= 60 else 0)
     return made
 
 
 def style(made: go.Figure, title: str, height: int) -> None:
     """Sets a look that reads on light and dark pages."""
     made.update_layout(
-        title={"text": plotly_text(title), "font": {"size": 15}},
+        # Above the legend, whose lines are more where there is less width.
+        title={"text": plotly_text(title), "font": {"size": 15}, "y": 1, "yanchor": "top", "pad": {"t": 12}},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": GREY},
@@ -70,7 +75,7 @@ def style(made: go.Figure, title: str, height: int) -> None:
             "traceorder": "normal",
         },
         height=height,
-        margin={"l": 70, "r": 30, "t": 90, "b": 50},
+        margin={"l": 70, "r": 30, "t": 105, "b": 50},
         hoverlabel={"align": "left"},
     )
 
@@ -111,9 +116,11 @@ def _lines(text: str, width: int) -> str:
     return "<br>".join(plotly_text(line) for line in textwrap.wrap(text, width))
 
 
-def _add(made: go.Figure, panel: Panel, mark: Bars | Line | Cells | Rule, axis: str) -> None:
+def _add(made: go.Figure, panel: Panel, mark: Mark, axis: str) -> None:
     if isinstance(mark, Bars):
         _add_bars(made, panel, mark, axis)
+    elif isinstance(mark, Spans):
+        _add_spans(made, panel, mark)
     elif isinstance(mark, Line):
         look = {"color": COLOURS[mark.role], "width": mark.width}
         about = f"%{{x}}: {plotly_text(mark.name)} %{{y:.3g}}<extra></extra>"
@@ -124,7 +131,7 @@ def _add(made: go.Figure, panel: Panel, mark: Bars | Line | Cells | Rule, axis: 
         made.add_heatmap(
             z=mark.values, y=list(panel.y.lanes), x=list(range(mark.values.shape[1])), hovertemplate=about, **scale
         )
-    else:
+    elif not panel.y.headings:
         line = {"color": COLOURS[mark.role]}
         made.add_vline(x=mark.x, line=line, annotation_text=plotly_text(mark.text))
 
@@ -147,4 +154,63 @@ def _add_bars(made: go.Figure, panel: Panel, mark: Bars, axis: str) -> None:
         hovertemplate=about,
         **{place: at, size: np.asarray(mark.size)},
         **more,
+    )
+
+
+def _paths(axis: Axis) -> list[str]:
+    """Names of lanes with those of their headings: plotly takes equal names for one lane."""
+    made, above = [], ""
+    for index, name in enumerate(axis.lanes):
+        above = name if index in axis.headings else above
+        made.append(name if index in axis.headings else f"{above} · {name}")
+    return made
+
+
+def _tip(text: str) -> str:
+    """Lines of text, the first of several as a heading."""
+    first, *others = [plotly_text(line) for line in text.split("\n")]
+    return "<br>".join([f"<b>{first}</b>", *others]) if others else first
+
+
+def _add_spans(made: go.Figure, panel: Panel, mark: Spans) -> None:
+    names, shapes = _paths(panel.y), {"dots": ".", "hatch": "/"}
+    title = TITLES.get(mark.role)
+    made.add_bar(
+        name=f"{mark.name}: {title}" if title else mark.name,
+        showlegend=bool(mark.name),  # others bear their names
+        orientation="h",
+        y=[names[lane] for lane in mark.lane],
+        base=mark.begin.tolist(),
+        x=(mark.end - mark.begin).tolist(),
+        text=[plotly_text(one) for one in mark.texts] or None,
+        textposition="inside",
+        insidetextanchor="start",
+        customdata=[_tip(one) for one in mark.tips] or None,
+        hovertemplate="%{customdata}<extra></extra>",
+        width=0.22 if mark.thin else 0.86,
+        offset=0.2 if mark.thin else -0.43,
+        marker={
+            # Not numbers on a colour scale: of those plotly 7.1 writes a console message per bar.
+            "color": COLOURS[mark.role],
+            "line": {"width": 0 if mark.name else 1, "color": GREY},
+            "pattern": {"shape": shapes.get(PATTERNS.get(mark.role, ""), ""), "fgcolor": "black", "size": 5},
+        },
+    )
+
+
+def _lay_out_lanes(made: go.Figure, panel: Panel) -> None:
+    """Sets axes of lanes in groups, and draws the rules across them."""
+    names = _paths(panel.y)
+    rules = [mark for mark in panel.marks if isinstance(mark, Rule)]
+    made.add_scatter(
+        x=[x for rule in rules for x in (rule.x, rule.x, None)],
+        y=[y for rule in rules for y in (names[rule.lanes[0]], names[rule.lanes[1]], None)],
+        mode="lines",
+        line={"color": GREY, "width": 1.5, "dash": "dot"},
+        name=rules[0].text if rules else "",
+        hovertemplate="after %{x:.2f} ms<extra></extra>",
+    )
+    made.update_layout(
+        xaxis={"rangemode": "normal" if panel.x.low < 0 else "tozero", "range": None},
+        yaxis={"categoryorder": "array", "categoryarray": names, "autorange": "reversed"},
     )

@@ -47,6 +47,10 @@ COLOURS = {
     "adds": "#0072b2",
     "replaces": "#009e73",
     "noise": "#cc79a7",
+    "phase-other": "rgba(154, 161, 169, 0.35)",
+    "phase-forward": "#6fa8d6",
+    "phase-backward": "#c8c8c8",
+    "phase-finalize": "rgba(0, 0, 0, 0)",
     "line": "#808080",  # reads on light and dark pages
 }
 PATTERNS = {"queued": "dots", "waiting": "hatch", "exposed": "line"}
@@ -65,6 +69,7 @@ TITLES = {
 # The same as rules of a style sheet: selector -> what it sets.
 ROLE_RULES = {
     **{f".role-{role}": f"fill:{colour};background:{colour}" for role, colour in COLOURS.items()},
+    ".role-phase-finalize": "fill:none;stroke:#aaa",
     **{f".role-{role}-line": f"stroke:{colour};fill:none" for role, colour in COLOURS.items()},
 }
 RAMP = (

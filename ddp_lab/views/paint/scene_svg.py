@@ -7,16 +7,18 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from typing import Any
 
 import numpy as np
 
-from ..scene import Axis, Bars, Cells, Line, Numbers, Panel, Rule, Scene, Values
-from .palette import COLOURS, ROLE_RULES
-from .svg import empty_svg
+from ..scene import Axis, Bars, Cells, Line, Numbers, Panel, Rule, Scene, Spans, Values
+from .palette import COLOURS, PATTERNS, ROLE_RULES
+from .svg import PATTERNS_SVG, empty_svg
 
-__all__ = ["framed", "legend", "picture", "round_marks", "sheet"]
+__all__ = ["framed", "legend", "picture", "round_between", "sheet"]
 
 WIDTH, _RIGHT, _TOP = 920, 14, 12
+_LANES_LEFT, _HEADING, _GAP, _MOST_HEIGHT = 76, 18, 6, 900  # of lanes of time
 _UPRIGHT = 260  # pixels of a scene whose bars stand
 _ROOM_FOR_TEXTS = 130
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
@@ -48,8 +50,8 @@ class _Plot:
         """The lower edge."""
         return self.top + self.height
 
-    def x(self, value: float) -> float:
-        """Of a value on an axis that goes to the right."""
+    def x(self, value: Any) -> Any:
+        """Of a value, or several, on an axis that goes to the right."""
         return self.left + self.width * value / self.most
 
     def y(self, value: float) -> float:
@@ -59,7 +61,8 @@ class _Plot:
 
 def picture(scene: Scene) -> str:
     """Returns a scene with something to show as SVG without colours of its own."""
-    body: list[str] = []
+    patterned = any(isinstance(mark, Spans) for panel in scene.panels for mark in panel.marks)
+    body: list[str] = [PATTERNS_SVG] if patterned else []
     width, bottom = 240.0, 0.0
     for number, panel in enumerate(scene.panels, 1):
         marks, right, bottom = _paint(panel, bottom, number == len(scene.panels))
@@ -78,20 +81,22 @@ def framed(scene: Scene) -> str:
     return sheet(picture(scene), scene.title, _named(scene), scene.summary)
 
 
-def sheet(inner: str, title: str, legend: Sequence[Bars | Line] = (), summary: str = "") -> str:
+def sheet(inner: str, title: str, legend: Sequence[Bars | Spans | Line] = (), summary: str = "") -> str:
     """Puts SVG that takes its colours from classes on a white sheet with a title, words, a legend and the colours."""
-    box = inner[inner.index('viewBox="') + 13 :].split('"', 1)[0].split()
+    size = inner[inner.index('viewBox="') + 13 :].split('"', 1)[0].split()
     lines = textwrap.wrap(summary, 140)[:2]
     top = 30 + 16 * len(lines) + (20 if legend else 0)
-    placed = f"<svg x='8' y='{top}' width='{box[0]}' height='{box[1]}' viewBox=\"0 0 {box[0]} {box[1]}\">"
+    placed = f"<svg x='8' y='{top}' width='{size[0]}' height='{size[1]}' viewBox=\"0 0 {size[0]} {size[1]}\">"
     placed += inner[inner.index(">") + 1 :]
     words = [_text(8, 36 + 16 * number, line, "faint") for number, line in enumerate(lines)]
     x = 10.0
     for mark in legend:
-        words.append(f"<rect class='role-{mark.role}' x='{x:.0f}' y='{top - 20}' width='14' height='10'/>")
+        high = 4 if isinstance(mark, Spans) and mark.thin else 10
+        box = f"x='{x:.0f}' y='{top - 10 - high}' width='14' height='{high}'"
+        words.append(f"<rect class='role-{mark.role}' {box}{_pattern(mark)}/>")
         words.append(_text(x + 19, top - 11, mark.name, "faint"))
         x += 40 + 6.3 * len(mark.name)
-    width, height = max(int(box[0]), round(7.6 * len(title)), round(x)) + 16, int(box[1]) + top + 8
+    width, height = max(int(size[0]), round(7.6 * len(title)), round(x)) + 16, int(size[1]) + top + 8
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' class='ddp-picture' width='{width}' height='{height}' "
         f"viewBox='0 0 {width} {height}' role='img' aria-label='{escape(f'{title}. {summary}', quote=True)}' {_FONT}>"
@@ -107,18 +112,25 @@ def legend(scene: Scene) -> str:
     return f'<ul class="legend">{entries}</ul>' if entries else ""
 
 
-def round_marks(top: float, count: int = 5) -> list[float]:
+def _round_marks(top: float, count: int = 5) -> list[float]:
     """Returns 0 and round numbers up to `top`."""
     if top <= 0:
         return [0.0]
-    power = 10.0 ** math.floor(math.log10(top / count))
-    unit = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= top / count * 0.999)
+    unit = _unit(top / count)
     return [mark * unit for mark in range(math.floor(top / unit + 1e-9) + 1)]
 
 
-def _named(scene: Scene) -> list[Bars | Line]:
+def _unit(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is as large."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999)
+
+
+def _named(scene: Scene) -> list[Bars | Spans | Line]:
     """The marks of the legend: of a single one the title is enough."""
-    found = [mark for panel in scene.panels for mark in panel.marks if isinstance(mark, Bars | Line)]
+    found = [
+        mark for panel in scene.panels for mark in panel.marks if isinstance(mark, Bars | Spans | Line) and mark.name
+    ]
     return found if len(found) > 1 else []
 
 
@@ -130,6 +142,8 @@ def _paint(panel: Panel, top: float, last: bool) -> tuple[list[str], float, floa
     """Returns a panel's SVG, its right edge and its lower one; the last panel has the x axis."""
     if isinstance(panel.marks[0], Cells):
         return _paint_cells(panel, panel.marks[0], top)
+    if isinstance(panel.marks[0], Spans):
+        return _paint_spans(panel, top)
     return _paint_lanes(panel, top) if panel.y.lanes else _paint_steps(panel, top, last)
 
 
@@ -158,7 +172,7 @@ def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float
         left, top + _TOP, WIDTH - left - _RIGHT, max(_UPRIGHT * panel.share - 20, 64), panel.y.top or highest or 1.0
     )
     body = []
-    for mark in round_marks(plot.most, 5 if panel.share > 0.5 else 2):
+    for mark in _round_marks(plot.most, 5 if panel.share > 0.5 else 2):
         body.append(f'<path class="grid" d="M{left} {plot.y(mark):.1f}H{WIDTH - _RIGHT}"/>')
         body.append(_text(left - 6, plot.y(mark) + 4, f"{mark:g}", "faint", "end"))
     edges = plot.left + plot.width * np.arange(len(steps) + 1) / len(steps)
@@ -216,7 +230,7 @@ def _paint_lanes(panel: Panel, top: float) -> tuple[list[str], float, float]:
     most = panel.x.top or max(float(end.max(initial=0.0)) for *_, end in stack) or 1.0
     plot = _Plot(left, top + _TOP, WIDTH - left - _RIGHT - _ROOM_FOR_TEXTS, line * len(names), most)
     body = []
-    for mark in round_marks(most):
+    for mark in _round_marks(most):
         body.append(f'<path class="grid" d="M{plot.x(mark):.1f} {plot.top}V{plot.bottom}"/>')
         body.append(_text(plot.x(mark), plot.bottom + 16, f"{mark:g}", "faint", "middle"))
     body += [_text(left - 8, plot.top + (row + 0.5) * line + 3, name, "", "end") for row, name in enumerate(names)]
@@ -259,3 +273,81 @@ def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], flo
         body.append(_text(left + (column + 0.5) * cell - 1, bottom + 14, panel.x.lanes[column], "faint", "middle"))
     body.append(_text((left + right) / 2, bottom + 30, panel.x.label, "faint", "middle"))
     return body, right + _RIGHT, bottom + 38
+
+
+def _paint_spans(panel: Panel, top: float) -> tuple[list[str], float, float]:
+    """Bars from one time to another, on lanes that shrink where they are many; one path for all of a kind."""
+    lanes, heads = panel.y.lanes, np.isin(np.arange(len(panel.y.lanes)), panel.y.headings)
+    room = 606 - heads.sum() * (_HEADING + _GAP)
+    line = int(min(max(room // max((~heads).sum(), 1), 3), 16))
+    bottoms = np.cumsum(np.where(heads, _HEADING + _GAP, line)) - _GAP
+    bottoms = bottoms[bottoms <= _MOST_HEIGHT]
+    tops = top + bottoms - np.where(heads, _HEADING, line)[: len(bottoms)]
+    low, most = panel.x.low, float(panel.x.top or 1.0)
+    plot = _Plot(_LANES_LEFT, top, WIDTH - _LANES_LEFT - _RIGHT, float(bottoms[-1]) + _GAP, most - low)
+    marks = round_between(low, most, 9)
+    body = [f'<path class="grid" d="{"".join(f"M{plot.x(at - low):.1f} {top}V{plot.bottom}" for at, _ in marks)}"/>']
+    body += _lane_names(lanes[: len(tops)], heads[: len(tops)], tops, line)
+    for spans in (mark for mark in panel.marks if isinstance(mark, Spans)):
+        body += _paint_span(spans, plot, low, tops, np.where(heads, _HEADING, line))
+    for rule in (mark for mark in panel.marks if isinstance(mark, Rule)):
+        first, last = rule.lanes
+        if last < len(tops):
+            path = f"M{plot.x(rule.x - low):.1f} {tops[first]:g}V{tops[last] + line:g}"
+            body.append(f'<path class="role-{rule.role}-line" stroke-dasharray="1 3" d="{path}"/>')
+    body.append(f'<path class="axis" d="M{plot.left} {plot.bottom:.0f}H{WIDTH - _RIGHT}"/>')
+    body += [_text(plot.x(at - low), plot.bottom + 15, text, "faint", "middle") for at, text in marks]
+    body.append(_text(plot.left + plot.width / 2, plot.bottom + 31, panel.x.label, "faint", "middle"))
+    bottom = plot.bottom + 38
+    if len(tops) < len(lanes):
+        ranks = [lanes[index] for index in panel.y.headings]
+        cut = ranks[int(heads[: len(tops) + 1].sum()) - 1]
+        body.append(_text(plot.left, bottom + 12, f"cut: {cut} to {ranks[-1]} are not drawn"))
+        bottom += 18
+    return body, WIDTH, bottom
+
+
+def _lane_names(names: Sequence[str], heads: Any, tops: Any, line: int) -> Iterator[str]:
+    """Names of headings, and as many of the others as there is room for."""
+    every, count = -(-13 // line), 0
+    for name, head, y in zip(names, heads, tops, strict=True):
+        count = 0 if head else count + 1
+        if head:
+            yield f'<text x="4" y="{y + 13:g}" style="font-weight:600">{escape(name)}</text>'
+        elif (count - 1) % every == 0:
+            label = name if line >= 12 else name.split()[-1]
+            yield _text(_LANES_LEFT - 6, y + line / 2 + 4, label, "faint", "end")
+
+
+def _pattern(mark: Bars | Spans | Line) -> str:
+    """The attribute that fills spans with their role's pattern, if it has one."""
+    pattern = PATTERNS.get(mark.role) if isinstance(mark, Spans) else None
+    return f" style='fill:url(#{pattern})'" if pattern in ("dots", "hatch") else ""
+
+
+def _paint_span(spans: Spans, plot: _Plot, low: float, tops: Any, heights: Any) -> Iterator[str]:
+    """One path for all bars, and the texts that have room in them."""
+    chosen = spans.lane < len(tops)
+    lane, begin, end = spans.lane[chosen], spans.begin[chosen], spans.end[chosen]
+    if not len(lane):
+        return
+    x = plot.x(np.clip(begin - low, 0, plot.most))
+    width = np.maximum(plot.x(np.clip(end - low, 0, plot.most)) - x, 0.8)
+    height = heights[lane] - np.where(heights[lane] >= 5, 1, 0)
+    thin = np.maximum(1, heights[lane] // 5) if spans.thin else height
+    boxes = zip(x.tolist(), (tops[lane] + height - thin).tolist(), width.tolist(), thin.tolist(), strict=True)
+    path = "".join(f"M{left:.1f} {y:g}h{wide:.1f}v{high:g}h-{wide:.1f}z" for left, y, wide, high in boxes)
+    yield f'<path class="role-{spans.role}" d="{path}"{_pattern(spans)}/>'
+    for text, left, wide, y in zip(
+        np.array(spans.texts)[chosen] if spans.texts else (), x, width, tops[lane], strict=False
+    ):
+        if 6.4 * len(text) + 8 < wide:
+            yield _text(left + 4, y + 13, text)
+
+
+def round_between(low: float, high: float, count: int) -> list[tuple[float, str]]:
+    """Round numbers between two, about so many, with as many digits as they need."""
+    unit = _unit((high - low) / count)
+    digits = max(0, -math.floor(math.log10(unit) + 1e-9))
+    numbers = range(math.ceil(low / unit - 1e-9), math.floor(high / unit + 1e-9) + 1)
+    return [(number * unit, f"{number * unit:.{digits}f}") for number in numbers]

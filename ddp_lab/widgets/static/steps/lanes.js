@@ -1,4 +1,4 @@
-// Where every bar of a step's timeline lies: timeline_layout.py for the browser, function by function.
+// Where every bar of a step's timeline lies: what timeline_scene.py says, in pixels.
 
 export const LABEL_WIDTH = 76;
 export const RIGHT_MARGIN = 14;

@@ -1,0 +1,186 @@
+"""The bucket timeline of one step as a scene: when each bucket of each rank was what."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..analysis.step_metrics import EDGES
+from ..timeline.timeline import Timeline
+from .paint.palette import PARTS
+from .scene import Axis, Panel, Rule, Scene, Spans
+from .step_frames import BEGIN, END, FINALIZE, FORWARD_BEGIN, FORWARD_END, PREVIOUS_END, StepFrame, StepFrames
+
+__all__ = ["Phase", "find_step", "phases", "timeline_scene"]
+
+Marks = Sequence[tuple[int, int, str]]  # of `Timeline.marks`: rank, host time in ns, name
+_KINDS = ("other", "forward", "backward", "finalize")
+
+
+def find_step(timeline: Timeline, step: int | None, reducer: int | None) -> tuple[StepFrame, dict[str, Any]]:
+    """Returns the step (None: the newest that is complete) and the description of its buckets.
+
+    Raises:
+        ValueError: there is no such step.
+    """
+    frames, info = StepFrames(timeline), timeline.model(reducer)
+    chosen = -1 if info is None else info.reducer
+    frame = frames.latest(chosen) if step is None else frames.frame(chosen, step)
+    if frame is None:
+        held = timeline.held_steps(chosen)
+        known = f"steps {held[0]} to {held[-1]}" if len(held) else "none: no step has been recorded"
+        raise ValueError(f"no events of step {step} of reducer {reducer}; there are {known}")
+    try:
+        return frame, timeline.assignment(chosen, frame.generation)
+    except ValueError:
+        return frame, {}
+
+
+def timeline_scene(
+    frame: StepFrame,
+    module: str | None = None,
+    *,
+    rows: Sequence[int] | None = None,
+    marks: Marks | None = None,
+    assignment: dict[str, Any] | None = None,
+) -> Scene:
+    """Returns for each rank a lane for its backward, and below it one for each bucket.
+
+    Args:
+        frame: the step.
+        module: name of the model's class.
+        rows: which of its ranks; None for all.
+        marks: what the program did is named by them, from the end of the step before; None: from the backward on.
+        assignment: description of the buckets: bars say what is behind them; None: they do not.
+    """
+    chosen = list(range(len(frame.ranks)) if rows is None else rows)
+    buckets = frame.shape[1]
+    heads = np.arange(len(chosen)) * (buckets + 1)
+    lanes = [
+        name for row in chosen for name in (f"rank {frame.ranks[row]}", *(f"bucket {one}" for one in range(buckets)))
+    ]
+    edges, extent = frame.milliseconds(frame.edges_ns())[chosen], frame.extent_ms()[chosen]
+    known = extent[~np.isnan(extent)]
+    latest = float(known.max()) if len(known) else 1.0
+    found = [(int(head), one) for head, row in zip(heads, chosen, strict=True) for one in phases(frame, row, marks)]
+    tips = None if assignment is None else _tips(frame, chosen, edges, latest, assignment)
+    spans = [*_parts(edges, latest, heads, tips), *_phase_spans(found, lanes)]
+    bounds = frame.milliseconds(frame.bounds_ns)[chosen]
+    ends = [
+        Rule("line", float(at), "end of the rank's backward computation", (int(head), int(head) + buckets))
+        for head, at in zip(heads, bounds[:, FINALIZE], strict=True)
+        if at == at
+    ]
+    first = min([0.0, *known.tolist(), *(one.begin for _, one in found)])
+    x = Axis("milliseconds since the first rank's backward began", low=first, top=1.02 * max(latest, 1e-3))
+    share = frame.overlap().hidden_share
+    return Scene(
+        f"Bucket timeline of {module}: step {frame.step}" if module else f"Bucket timeline: step {frame.step}",
+        (Panel(x, Axis("", lanes, headings=heads.tolist()), (*spans, *ends)),),
+        summary="" if math.isnan(share) else f"{share:.0%} of the communication hidden",
+    )
+
+
+def _parts(edges: Any, latest: float, heads: Any, tips: list[list[str]] | None) -> Iterator[Spans]:
+    """Yields the parts of the buckets' time; `edges` of shape ``[ranks, buckets, 6]``; what is open ends `latest`."""
+    for index, part in enumerate(PARTS):
+        first, last = (EDGES.index("exposed_from"), EDGES.index("reduced")) if part == "exposed" else (index, index + 1)
+        begin, end = edges[..., first], edges[..., last]
+        end = np.where(np.isnan(end), latest, end)
+        # What took no time waited for nobody; but a single gradient fills its bucket at once.
+        row, bucket = np.nonzero((end > begin) | (~np.isnan(begin) & (index < PARTS.index("waiting"))))
+        about = [] if tips is None else [tips[a][b] for a, b in zip(row, bucket, strict=True)]
+        lane = heads[row] + 1 + bucket
+        yield Spans(part, part, lane, begin[row, bucket], end[row, bucket], thin=part == "exposed", tips=about)
+
+
+def _tips(
+    frame: StepFrame, rows: Sequence[int], edges: Any, latest: float, assignment: dict[str, Any]
+) -> list[list[str]]:
+    """Returns what is said of each bucket on each rank."""
+    sizes = {entry["bucket"]: len(entry["parameters"]) for entry in assignment.get("buckets", ())}
+    last, reached = frame.last_rank(frame.sync()), np.where(np.isnan(edges), latest, edges)
+    made = []
+    for index, row in enumerate(rows):
+        of_rank = []
+        for bucket in range(frame.shape[1]):
+            at = reached[index, bucket]
+            lengths = [*np.diff(at[:5]), at[4] - at[5]]
+            lines = [
+                f"step {frame.step}, rank {frame.ranks[row]}, bucket {bucket}",
+                f"{frame.bucket_bytes[bucket] / 2**20:.2f} MiB, {sizes.get(bucket, '?')} parameters",
+                *(f"{part} {ms:.2f} ms" for part, ms in zip(PARTS, lengths, strict=True) if ms > 0),
+            ]
+            of_rank.append(
+                "\n".join([*lines, *([f"last to launch: rank {last[bucket]}"] if last[bucket] >= 0 else [])])
+            )
+        made.append(of_rank)
+    return made
+
+
+def _phase_spans(found: Sequence[tuple[int, Phase]], lanes: Sequence[str]) -> Iterator[Spans]:
+    for kind in _KINDS:
+        chosen = [(int(lane), one) for lane, one in found if one.kind == kind]
+        if chosen:
+            texts = [f"{one.name} {one.end - one.begin:.2f} ms" for _, one in chosen]
+            yield Spans(
+                "",
+                f"phase-{kind}",
+                np.array([lane for lane, _ in chosen]),
+                np.array([one.begin for _, one in chosen]),
+                np.array([one.end for _, one in chosen]),
+                texts=texts,
+                tips=[f"{lanes[lane]}: {text}" for (lane, _), text in zip(chosen, texts, strict=True)],
+            )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: milliseconds of the step's common axis; `kind`: other, forward, backward or finalize."""
+
+    name: str
+    kind: str
+    begin: float
+    end: float
+
+
+def phases(frame: StepFrame, row: int, marks: Marks | None = ()) -> list[Phase]:
+    """Returns the phases of one rank, from the end of the step before to the end of the backward.
+
+    Args:
+        frame: the step.
+        row: which of its ranks.
+        marks: outside the model a mark names what follows it, until the next mark or phase; None: from the backward on.
+    """
+    bounds, outside = frame.milliseconds(frame.bounds_ns)[row], frame.milliseconds(frame.outside_ns)[row]
+    begin, finalize, end = float(bounds[BEGIN]), float(bounds[FINALIZE]), float(bounds[END])
+    found: list[Phase] = []
+    if marks is not None:
+        own = sorted(((at - frame.origin_ns) / 1e6, name) for rank, at, name in marks if rank == frame.ranks[row])
+        forward = not math.isnan(outside[FORWARD_BEGIN]) and not math.isnan(outside[FORWARD_END])
+        first = float(outside[FORWARD_BEGIN]) if forward else begin
+        found = _named(own, float(outside[PREVIOUS_END]), first, "optimizer, rest")
+        if forward:
+            found.append(Phase("forward", "forward", first, float(outside[FORWARD_END])))
+            found += _named(own, float(outside[FORWARD_END]), begin, "loss, rest")
+    if not math.isnan(begin):
+        now = float(np.nanmax(frame.extent_ms()[:, 1]))
+        done = next((at for at in (finalize, end, now) if at == at), begin)
+        found += [
+            Phase("backward", "backward", begin, done),
+            Phase("finalize", "finalize", done, now if end != end else end),
+        ]
+    return [one for one in found if one.end > one.begin]
+
+
+def _named(marks: Sequence[tuple[float, str]], begin: float, end: float, first: str) -> list[Phase]:
+    """The time from `begin` to `end` in pieces that the marks in between name; empty if one of both is NaN."""
+    if math.isnan(begin) or math.isnan(end):
+        return []
+    points = [(begin, first), *((at, name) for at, name in marks if begin <= at < end), (end, "")]
+    return [Phase(name, "other", at, until) for (at, name), (until, _) in itertools.pairwise(points)]
