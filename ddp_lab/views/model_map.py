@@ -1,14 +1,11 @@
-"""The model as nested cells from left to right, as wide as they are large, each in its bucket: a pure function.
-
-`model_map.js` is the same function for the browser; `tests/browser/test_layout_parity.py` holds the two together.
-"""
+"""The model as nested cells from left to right, as wide as they are large, each in its bucket: a pure function."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Cell", "map_cells"]
+__all__ = ["Cell", "cell_rows", "map_cells"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,20 @@ def map_cells(assignment: dict[str, Any], *, equal: bool = False) -> tuple[list[
 
     place(top, 0, 0.0, 1 / max(top.weight, 1))
     return cells, depth
+
+
+def cell_rows(assignment: dict[str, Any]) -> list[list[Any]]:
+    """Returns the cells as `model_map.js` takes them.
+
+    Returns:
+        Rows of name, path, parameter, bucket, depth, begin and end by bytes, begin and end with equal parameters.
+    """
+    (cells, _), (equal, _) = map_cells(assignment), map_cells(assignment, equal=True)
+    return [
+        [one.name, one.path, one.parameter, one.bucket, one.depth]
+        + [round(at, 7) for at in (one.begin, one.end, other.begin, other.end)]
+        for one, other in zip(cells, equal, strict=True)
+    ]
 
 
 def _tree(assignment: dict[str, Any], equal: bool) -> _Node:

@@ -16,6 +16,7 @@ import traitlets
 from ..errors import DdpLabError
 from ..timeline.timeline import Timeline
 from ..views import collective_picture, pictures, scenes
+from ..views.model_map import cell_rows
 from ..views.paint import scene_svg
 from ..views.paint.svg import empty_svg
 from ..views.step_frames import StepFrames
@@ -377,12 +378,10 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         known = sorted(
             (one.reducer, generation) for one in self._timeline.reducers() for generation in one.generations[-3:]
         )
-        described = {
-            f"{reducer}:{generation}": self._feed.assignment(reducer, generation) for reducer, generation in known
-        }
         if known != self._generations:
             self._generations = known
-            self.assignments = described
+            described = {f"{of}:{generation}": self._feed.assignment(of, generation) for of, generation in known}
+            self.assignments = {key: {**one, "cells": cell_rows(one)} for key, one in described.items() if one}
         link = self._link() if self._link is not None else None
         if link is not None and (link, known) != self._linked:
             self._linked = (link, known)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ddp_lab.protocol.events import DTYPE, Batch, Kind
 from ddp_lab.simulation.link_model import LinkModel
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views import view_data
-from ddp_lab.views.model_map import map_cells
+from ddp_lab.views.model_map import cell_rows, map_cells
 from ddp_lab.views.paint.palette import PHASES
 from ddp_lab.widgets import bundle
 from ddp_lab.widgets.controls.collectives import CollectiveStage, no_ranks
@@ -492,20 +491,27 @@ def _deep() -> dict[str, Any]:
 @pytest.mark.parametrize("name", _ASSIGNMENTS)
 @pytest.mark.parametrize("equal", [False, True])
 def test_the_map_is_laid_out_as_the_svg(page: Page, name: str, equal: bool) -> None:
-    """model_map.js makes the cells that model_map.py makes."""
+    """model_map.js shows the cells of model_map.py, and of a module alone those inside it, over the whole width."""
     assignment = _ASSIGNMENTS[name]()
-    text = (Path(bundle.__file__).parent / "static/charts/model_map.js").read_text()
-    run = """async ([text, assignment, equal]) => {
-      const {mapCells} = await import(URL.createObjectURL(new Blob([text], {type: "text/javascript"})));
-      return JSON.stringify(mapCells(assignment, {equal}));
-    }"""
-    got = json.loads(page.evaluate(run, [text, assignment, equal]))
     cells, depth = map_cells(assignment, equal=equal)
-    assert got["depth"] == depth
-    assert [one["path"] for one in got["cells"]] == [one.path for one in cells]
-    for one, other in zip(got["cells"], cells, strict=True):
+    module = next(one for one in reversed(cells) if one.parameter < 0)
+    run = """async ([text, assignment, equal, root]) => {
+      const {mapCells} = await import(URL.createObjectURL(new Blob([text], {type: "text/javascript"})));
+      return JSON.stringify([mapCells(assignment, {equal}), mapCells(assignment, {equal, root})]);
+    }"""
+    told = {"cells": cell_rows(assignment)}
+    whole, alone = json.loads(page.evaluate(run, [bundle.module_text("charts/model_map.js"), told, equal, module.path]))
+    assert whole["depth"] == depth
+    assert [one["path"] for one in whole["cells"]] == [one.path for one in cells]
+    for one, other in zip(whole["cells"], cells, strict=True):
         for key, value in vars(other).items():
-            assert one[key] == (pytest.approx(value) if isinstance(value, float) else value), (key, other)
+            assert one[key] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value), (key, other)
+    top, *inside = alone["cells"]
+    assert (top["path"], top["depth"], top["begin"], top["end"]) == (module.path, 0, 0, pytest.approx(1))
+    assert {one["parameter"] for one in inside} == {
+        one.parameter for one in cells if one.path.startswith(f"{module.path}.".lstrip(".")) and one is not module
+    }
+    assert all(one["depth"] + one["rows"] == alone["depth"] for one in inside if one["parameter"] >= 0)
 
 
 def test_narrow_bars_are_joined(page: Page) -> None:
