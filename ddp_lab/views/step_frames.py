@@ -151,22 +151,6 @@ class StepFrame:
         """Bytes of its arrays."""
         return sum(one.nbytes for one in (self.bounds_ns, self.outside_ns, self.times_ns, self.device_ns))
 
-    def take(self, index: int, view: TableView, row: int) -> None:
-        """Takes what a rank's table holds of the step.
-
-        Args:
-            index: which of `ranks`.
-            view, row: where its times are.
-        """
-        self.bounds_ns[index] = view.steps[row, _BOUNDS]
-        self.outside_ns[index, :PREVIOUS_END] = view.steps[row, _FORWARD]
-        self.outside_ns[index, PREVIOUS_END] = view.previous_end[row]
-        held = view.buckets[row, : self.shape[1]]
-        self.times_ns[index, : len(held)] = held[:, _TIMES]
-        self.device_ns[index, : len(held)] = held[:, _DEVICE]
-        self.bucket_bytes[: len(held)] = np.where(held[:, _BYTES] > 0, held[:, _BYTES], self.bucket_bytes[: len(held)])
-        self.abandoned |= bool(view.steps[row, _ABANDONED])
-
 
 class StepFrames:
     """The newest steps of every reducer of a timeline, bounded in number and bytes.
@@ -248,17 +232,30 @@ class StepFrames:
             assignment = self._timeline.assignment(reducer, generation)
         except ValueError:
             assignment = {}
-        described = assignment.get("buckets", ())
-        buckets = len(described)
-        for one, row in rows.values():
-            used = np.flatnonzero(one.buckets[row].any(axis=-1))
-            buckets = max(buckets, int(used.max(initial=-1)) + 1)
-        sizes = np.full(buckets, -1, np.int64)
-        for entry in described:
-            sizes[entry["bucket"]] = entry["bytes"]
-        made = StepFrame.empty(reducer, step, generation, sorted({*assignment.get("group_ranks", ()), *rows}), sizes)
-        for index, rank in enumerate(made.ranks):
+        described, ranks = assignment.get("buckets", ()), sorted({*assignment.get("group_ranks", ()), *rows})
+        width = max([len(described), *(one.buckets.shape[1] for one in views)])
+        steps, before = np.zeros((len(ranks), len(STEP_FIELDS)), np.int64), np.zeros((len(ranks), 1), np.int64)
+        times = np.zeros((len(ranks), width, len(BUCKET_FIELDS)), np.int64)
+        for index, rank in enumerate(ranks):
             if rank in rows:
                 one, row = rows[rank]
-                made.take(index, one, row)
-        return made
+                steps[index], before[index] = one.steps[row], one.previous_end[row]
+                times[index, : one.buckets.shape[1]] = one.buckets[row]
+        used = np.flatnonzero(times.any(axis=(0, 2)))
+        times = times[:, : max(len(described), int(used.max(initial=-1)) + 1)]
+        sizes = np.full(times.shape[1], -1, np.int64)
+        for entry in described:
+            sizes[entry["bucket"]] = entry["bytes"]
+        launched = times[:, :, _BYTES].max(axis=0, initial=0)
+        return StepFrame(
+            reducer,
+            step,
+            generation,
+            ranks,
+            bucket_bytes=np.where(launched > 0, launched, sizes),
+            bounds_ns=steps[:, _BOUNDS],
+            outside_ns=np.concatenate([steps[:, _FORWARD], before], axis=1),
+            times_ns=times[:, :, _TIMES],
+            device_ns=times[:, :, _DEVICE],
+            abandoned=bool(steps[:, _ABANDONED].any()),
+        )
