@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from ..analysis.collective_runs import CollectiveStep, Holds
 from ..control.collectives import ShownCollective
 from .paint.palette import COLOURS, rank_role
+from .paint.scene_svg import sheet, text
 from .paint.svg import empty_svg
 
 __all__ = ["NOTHING", "picture"]
 
 NOTHING = "No collective has been run yet: lab.show_collective() runs one on the ranks."
 _WIDTH = 920
-_FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
-_TOP, _PAD, _HEAD, _FOOT = 72, 14, 34, 8
+_TOP, _PAD, _HEAD, _FOOT = 24, 14, 34, 8
 
 
 def picture(shown: ShownCollective | None) -> str:
@@ -28,7 +26,7 @@ def picture(shown: ShownCollective | None) -> str:
     height = _HEAD + ranks * row + _FOOT
     count = len(shown.steps) + 1
     title, _, cost = str(shown).partition(": ")
-    body = [_text(_PAD, 20, title, size=13, weight=600), _text(_PAD, 38, cost), *_legend(ranks)]
+    body = _legend(ranks)
     for number in range(count):
         x = _PAD + number % per_row * (panel + _PAD)
         y = _TOP + number // per_row * height
@@ -36,30 +34,26 @@ def picture(shown: ShownCollective | None) -> str:
         inner = _panel(shown, number, step, cell, row)
         body.append(f"<g transform='translate({x} {y})'>{inner}</g>")
     total = _TOP + -(-count // per_row) * height + 6
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{_WIDTH}' height='{total}' viewBox='0 0 {_WIDTH} {total}' "
-        f"role='img' aria-label='{escape(str(shown), quote=True)}' {_FONT}>"
-        f"<rect width='100%' height='100%' rx='4' fill='#fff'/>{''.join(body)}</svg>"
-    )
+    return sheet(f'<svg viewBox="0 0 {_WIDTH} {total}">{"".join(body)}</svg>', title, summary=cost)
 
 
 def _legend(ranks: int) -> list[str]:
-    body, x = [_text(_PAD, 58, "contributions:", fill="#59636e")], _PAD + 84
+    body, x = [text(_PAD, 12, "contributions:", "faint")], _PAD + 92
     for rank in range(ranks):
-        body.append(f"<rect x='{x}' y='49' width='10' height='10' fill='{_colour(rank)}'/>")
-        body.append(_text(x + 14, 58, f"rank {rank}" if ranks <= 8 else str(rank), fill="#59636e"))
+        body.append(f"<rect x='{x}' y='3' width='10' height='10' fill='{_colour(rank)}'/>")
+        body.append(text(x + 14, 12, f"rank {rank}" if ranks <= 8 else str(rank), "faint"))
         x += 62 if ranks <= 8 else 34
-    return [*body, f"<circle cx='{x + 8}' cy='54' r='2.6'/>", _text(x + 15, 58, "arrived in this step", fill="#59636e")]
+    return [*body, f"<circle cx='{x + 8}' cy='8' r='2.6'/>", text(x + 15, 12, "arrived in this step", "faint")]
 
 
 def _panel(shown: ShownCollective, number: int, step: CollectiveStep | None, cell: int, row: int) -> str:
     title = "begin" if step is None else f"{number}: {'adds' if step.adds else 'replaces'}, {step.ms:.2f} ms"
     holds = shown.begin if step is None else step.holds
     arrived = {} if step is None else {(one.target, part): one.source for one in step.transfers for part in one.places}
-    body = [_text(16, 10, title, weight=600)]
+    body = [text(16, 10, title, "bold")]
     for rank in range(shown.ranks):
         x = 16 + rank * (cell + 3)
-        body.append(_text(x + cell / 2, 26, str(rank), fill="#59636e", anchor="middle"))
+        body.append(text(x + cell / 2, 26, str(rank), "faint", "middle"))
         for part in range(shown.ranks):
             y = _HEAD - 4 + part * row
             body.append(_cell(holds, shown.begin, rank, part, x, y, cell, row - 3))
@@ -69,7 +63,7 @@ def _panel(shown: ShownCollective, number: int, step: CollectiveStep | None, cel
                     f"<circle cx='{x + cell}' cy='{y + row / 2 - 1:.1f}' r='2.6'><title>{about}</title></circle>"
                 )
     for part in range(shown.ranks):
-        body.append(_text(10, _HEAD + 6 + part * row, str(part), fill="#59636e", anchor="end"))
+        body.append(text(10, _HEAD + 6 + part * row, str(part), "faint", "end"))
     return "".join(body)
 
 
@@ -96,9 +90,3 @@ def _cell(holds: Holds, begin: Holds, rank: int, part: int, x: float, y: float, 
 
 def _colour(rank: int) -> str:
     return COLOURS[rank_role(rank)]
-
-
-def _text(x: float, y: float, text: str, **style: object) -> str:
-    look = {"size": 11, "weight": 400, "fill": "#1f2328", "anchor": "start", **style}
-    font = f"font-size='{look['size']}' font-weight='{look['weight']}' fill='{look['fill']}'"
-    return f"<text x='{x:.1f}' y='{y:.1f}' {font} text-anchor='{look['anchor']}'>{escape(text)}</text>"

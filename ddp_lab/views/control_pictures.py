@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from ..faults import mark_kind
 from ..timeline.timeline import Timeline
 from .paint.palette import COLOURS, bucket_colour
+from .paint.scene_svg import sheet, text
 from .paint.svg import empty_svg
 
 __all__ = ["rehearsal_svg", "step_svg"]
 
 _WIDTH = 860
-_FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif' font-size='12'"
 _STATES = ("pending", "ready", "launched", "reduced")
 _COLUMN = _WIDTH / len(_STATES)
 _TILE, _ACROSS = 38, 5
 _STOP, _WAIT = COLOURS["bad"], COLOURS["waiting"]
-_BOLD = "font-weight='600'"
 _MOST = 40  # rows of a list
 
 
@@ -31,11 +29,11 @@ def step_svg(stepping: dict[str, Any] | None) -> str:
     """
     if not stepping:
         return empty_svg("Step through: no backward has paused. Set breakpoints with lab.dashboard('step').")
-    body, y = [], 62.0
+    body, y = [], 32.0
     for index, name in enumerate(_STATES):
         x = index * _COLUMN
-        body.append(f"<rect x='{x + 2:.0f}' y='34' width='{_COLUMN - 4:.0f}' height='20' fill='#eceff1'/>")
-        body.append(_text(x + _COLUMN / 2, 48, name, f"text-anchor='middle' {_BOLD}"))
+        body.append(f"<rect x='{x + 2:.0f}' y='4' width='{_COLUMN - 4:.0f}' height='20' fill='#eceff1'/>")
+        body.append(text(x + _COLUMN / 2, 18, name, "bold", "middle"))
     for rank in stepping["ranks"]:
         places = [_STATES.index(one[0]) for one in rank["buckets"]]
         most = max((places.count(index) for index in range(len(_STATES))), default=0)
@@ -46,19 +44,19 @@ def step_svg(stepping: dict[str, Any] | None) -> str:
             f"stroke='{_STOP if paused else '#c4c4c4'}' stroke-width='{2 if paused else 1}'/>"
         )
         words = f"rank {rank['rank']}, step {rank['step']}: {rank['text']}"
-        body.append(_text(8, y + 17, words, _BOLD if paused else ""))
+        body.append(text(8, y + 17, words, "bold" if paused else ""))
         body += _tiles(rank, places, y + 26, _STOP if paused else _WAIT)
         y += height + 6
     title = "Step through: where each rank stood at the last pause"
-    return _document(y + 4, title, body)
+    return _sheet(y + 4, title, body)
 
 
 def _tiles(rank: dict[str, Any], places: Sequence[int], top: float, here: str) -> list[str]:
     made, count = [], [0] * len(_STATES)
-    for bucket, (one, place) in enumerate(zip(rank["buckets"], places, strict=True)):
-        x = place * _COLUMN + 8 + (count[place] % _ACROSS) * (_TILE + 3)
-        y = top + (count[place] // _ACROSS) * 26
-        count[place] += 1
+    for bucket, (one, state) in enumerate(zip(rank["buckets"], places, strict=True)):
+        x = state * _COLUMN + 8 + (count[state] % _ACROSS) * (_TILE + 3)
+        y = top + (count[state] // _ACROSS) * 26
+        count[state] += 1
         fill, ink = bucket_colour(bucket, len(places))
         share = one[1] / max(one[2], 1) if one[0] == "pending" else 1.0
         edge = f"stroke='{here}' stroke-width='3'" if rank["bucket"] == bucket else "stroke='#808080'"
@@ -68,7 +66,8 @@ def _tiles(rank: dict[str, Any], places: Sequence[int], top: float, here: str) -
             f"<title>bucket {bucket}: {one[0]}, {one[1]} of {one[2]} gradients</title></rect>"
         )
         ink = ink if share > 0.5 else "#1f2328"
-        made.append(_text(x + _TILE / 2, y + 15, str(bucket), f"text-anchor='middle' style='fill:{ink}'"))
+        place = f"x='{x + _TILE / 2:.1f}' y='{y + 15:.1f}'"
+        made.append(f"<text {place} text-anchor='middle' style='fill:{ink}'>{bucket}</text>")
     return made
 
 
@@ -87,20 +86,11 @@ def rehearsal_svg(timeline: Timeline, active: Sequence[dict[str, Any]]) -> str:
     lines += [(f"{(ns - first) / 1e9:8.1f} s   rank {rank}: {name}", False) for ns, rank, name in sorted(marks)]
     shown = lines[-_MOST:]
     body = [
-        _text(12, 50 + 18 * index, ("⚠ " if now else "") + text, f"fill='{_STOP}' {_BOLD}" if now else "")
-        for index, (text, now) in enumerate(shown)
+        text(12, 20 + 18 * index, f"⚠ {line}" if now else line, "bold role-bad" if now else "")
+        for index, (line, now) in enumerate(shown)
     ]
-    return _document(50 + 18 * len(shown), "Rehearsal: faults on purpose, in seconds since the first", body)
+    return _sheet(20 + 18 * len(shown), "Rehearsal: faults on purpose, in seconds since the first", body)
 
 
-def _text(x: float, y: float, text: str, more: str = "") -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' {more}>{escape(text)}</text>"
-
-
-def _document(height: float, title: str, body: Sequence[str]) -> str:
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' class='ddp-picture' width='{_WIDTH}' height='{height:.0f}' "
-        f"viewBox='0 0 {_WIDTH} {height:.0f}' role='img' aria-label='{escape(title)}' {_FONT} fill='#1f2328'>"
-        f"<rect width='100%' height='100%' rx='4' fill='#fff'/>"
-        f"{_text(8, 20, title, _BOLD)}{''.join(body)}</svg>"
-    )
+def _sheet(height: float, title: str, body: Sequence[str]) -> str:
+    return sheet(f'<svg viewBox="0 0 {_WIDTH} {height:.0f}">{"".join(body)}</svg>', title)

@@ -13,10 +13,10 @@ from .palette import COLOURS, PATTERNS, TITLES, plotly_text
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["GREY", "to_plotly"]
+__all__ = ["GREY", "style", "to_plotly"]
 
 GREY = "#808080"
-AXIS = {"gridcolor": "rgba(128, 128, 128, 0.3)", "zerolinecolor": "rgba(128, 128, 128, 0.3)", "linecolor": GREY}
+_AXIS = {"gridcolor": "rgba(128, 128, 128, 0.3)", "zerolinecolor": "rgba(128, 128, 128, 0.3)", "linecolor": GREY}
 _GAP = 0.1  # between two panels
 
 
@@ -101,7 +101,7 @@ def _longest(panel: Panel) -> float:
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
-    made: dict[str, Any] = {**AXIS, "title": plotly_text(axis.label)}
+    made: dict[str, Any] = {**_AXIS, "title": plotly_text(axis.label)}
     if axis.lanes and axis.label:  # numbers of buckets
         made["dtick"] = max(1, len(axis.lanes) // 20)
     elif axis.lanes:

@@ -15,7 +15,7 @@ from ..scene import Axis, Bars, Cells, Line, Numbers, Panel, Rule, Scene, Spans,
 from .palette import COLOURS, PATTERNS, ROLE_RULES
 from .svg import PATTERNS_SVG, empty_svg
 
-__all__ = ["framed", "legend", "picture", "round_between", "sheet"]
+__all__ = ["framed", "legend", "picture", "round_between", "sheet", "text"]
 
 WIDTH, _RIGHT, _TOP = 920, 14, 12
 _LANES_LEFT, _HEADING, _GAP, _MOST_HEIGHT = 76, 18, 6, 900  # of lanes of time
@@ -25,6 +25,7 @@ _FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
 _RULES = {
     "text": "fill:#1f2328;font-size:12px",
     "text.faint": "fill:#59636e",
+    "text.bold": "font-weight:600",
     "text.on-heat": "fill:#fff",
     ".grid": "stroke:#e6e8ea;fill:none",
     ".axis": "stroke:#59636e;fill:none",
@@ -88,13 +89,13 @@ def sheet(inner: str, title: str, legend: Sequence[Bars | Spans | Line] = (), su
     top = 30 + 16 * len(lines) + (20 if legend else 0)
     placed = f"<svg x='8' y='{top}' width='{size[0]}' height='{size[1]}' viewBox=\"0 0 {size[0]} {size[1]}\">"
     placed += inner[inner.index(">") + 1 :]
-    words = [_text(8, 36 + 16 * number, line, "faint") for number, line in enumerate(lines)]
+    words = [text(8, 36 + 16 * number, line, "faint") for number, line in enumerate(lines)]
     x = 10.0
     for mark in legend:
         high = 4 if isinstance(mark, Spans) and mark.thin else 10
         box = f"x='{x:.0f}' y='{top - 10 - high}' width='14' height='{high}'"
         words.append(f"<rect class='role-{mark.role}' {box}{_pattern(mark)}/>")
-        words.append(_text(x + 19, top - 11, mark.name, "faint"))
+        words.append(text(x + 19, top - 11, mark.name, "faint"))
         x += 40 + 6.3 * len(mark.name)
     width, height = max(int(size[0]), round(7.6 * len(title)), round(x)) + 16, int(size[1]) + top + 8
     return (
@@ -134,8 +135,8 @@ def _named(scene: Scene) -> list[Bars | Spans | Line]:
     return found if len(found) > 1 else []
 
 
-def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(text)}</text>'
+def text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def _paint(panel: Panel, top: float, last: bool) -> tuple[list[str], float, float]:
@@ -174,7 +175,7 @@ def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float
     body = []
     for mark in _round_marks(plot.most, 5 if panel.share > 0.5 else 2):
         body.append(f'<path class="grid" d="M{left} {plot.y(mark):.1f}H{WIDTH - _RIGHT}"/>')
-        body.append(_text(left - 6, plot.y(mark) + 4, f"{mark:g}", "faint", "end"))
+        body.append(text(left - 6, plot.y(mark) + 4, f"{mark:g}", "faint", "end"))
     edges = plot.left + plot.width * np.arange(len(steps) + 1) / len(steps)
     for one, begin, end in stack:
         over = "".join(f"L{a:.1f} {plot.y(v):.1f}H{b:.1f}" for a, b, v in zip(edges, edges[1:], end, strict=False))
@@ -188,14 +189,14 @@ def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float
     for rule in (mark for mark in panel.marks if isinstance(mark, Rule)):
         x = middles[np.searchsorted(steps, rule.x)]
         body.append(f'<path class="role-{rule.role}-line" stroke-width="2" d="M{x:.1f} {plot.top}V{plot.bottom}"/>')
-        body.append(_text(x, plot.top - 2, rule.text, "", "middle"))
+        body.append(text(x, plot.top - 2, rule.text, "", "middle"))
     middle = plot.top + plot.height / 2
     turned = f'transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle"'
     body.append(f'<path class="axis" d="M{left} {plot.bottom}H{WIDTH - _RIGHT}"/>')
     body.append(f'<text class="faint" {turned}>{escape(panel.y.label)}</text>')
     if plot.most < highest:
         unit = panel.y.label.split()[0]
-        body.append(_text(WIDTH - _RIGHT, plot.top - 3, f"longest: {highest:.0f} {unit}", "faint", "end"))
+        body.append(text(WIDTH - _RIGHT, plot.top - 3, f"longest: {highest:.0f} {unit}", "faint", "end"))
     if last:
         body += _step_numbers(steps, plot, panel.x)
     return body, WIDTH, plot.bottom + (40 if last else 8)
@@ -203,10 +204,10 @@ def _paint_steps(panel: Panel, top: float, last: bool) -> tuple[list[str], float
 
 def _step_numbers(steps: Numbers, plot: _Plot, axis: Axis) -> Iterator[str]:
     """Numbers below an axis of steps, and its name."""
-    for share, anchor in ((0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end")):
-        index = min(int(share * len(steps)), len(steps) - 1)
-        yield _text(plot.left + plot.width * share, plot.bottom + 16, str(int(steps[index])), "faint", anchor)
-    yield _text(plot.left + plot.width / 2, plot.bottom + 34, axis.label, "faint", "middle")
+    for index in sorted({min(quarter * len(steps) // 4, len(steps) - 1) for quarter in range(5)}):
+        middle = plot.left + plot.width * (index + 0.5) / len(steps)
+        yield text(middle, plot.bottom + 16, str(int(steps[index])), "faint", "middle")
+    yield text(plot.left + plot.width / 2, plot.bottom + 34, axis.label, "faint", "middle")
 
 
 def _path(x: Values, values: Values, y: Callable[[float], float]) -> str:
@@ -232,8 +233,8 @@ def _paint_lanes(panel: Panel, top: float) -> tuple[list[str], float, float]:
     body = []
     for mark in _round_marks(most):
         body.append(f'<path class="grid" d="M{plot.x(mark):.1f} {plot.top}V{plot.bottom}"/>')
-        body.append(_text(plot.x(mark), plot.bottom + 16, f"{mark:g}", "faint", "middle"))
-    body += [_text(left - 8, plot.top + (row + 0.5) * line + 3, name, "", "end") for row, name in enumerate(names)]
+        body.append(text(plot.x(mark), plot.bottom + 16, f"{mark:g}", "faint", "middle"))
+    body += [text(left - 8, plot.top + (row + 0.5) * line + 3, name, "", "end") for row, name in enumerate(names)]
     for one, begins, ends in stack:
         for index, (row, begin, end) in enumerate(zip(one.at, begins, ends, strict=True)):
             y, width = plot.top + row * line, plot.x(end) - plot.x(begin)
@@ -243,8 +244,8 @@ def _paint_lanes(panel: Panel, top: float) -> tuple[list[str], float, float]:
                 f'height="{line - 4}"><title>{escape(tip)}</title></rect>'
             )
             if one.texts:
-                body.append(_text(plot.x(end) + 6, y + line / 2 + 3, one.texts[index], "faint"))
-    body.append(_text(left + plot.width / 2, plot.bottom + 34, panel.x.label, "faint", "middle"))
+                body.append(text(plot.x(end) + 6, y + line / 2 + 3, one.texts[index], "faint"))
+    body.append(text(left + plot.width / 2, plot.bottom + 34, panel.x.label, "faint", "middle"))
     return body, WIDTH, plot.bottom + 40
 
 
@@ -257,7 +258,7 @@ def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], flo
     body = []
     for row in range(rows):
         y = top + 4 + row * line
-        body.append(_text(left - 8, y + 17, names[row], "", "end"))
+        body.append(text(left - 8, y + 17, names[row], "", "end"))
         for column, value in enumerate(cells.values[row].tolist()):
             x, share = left + column * cell, value / largest
             tip = f"{names[row]}, {panel.x.label} {panel.x.lanes[column]}: {value:.2f} {cells.unit}"
@@ -266,12 +267,12 @@ def _paint_cells(panel: Panel, cells: Cells, top: float) -> tuple[list[str], flo
                 f'style="fill-opacity:{share:.3f}"><title>{escape(tip)}</title></rect>'
             )
             if cell >= 34:
-                text, style = f"{value:.2f}" if value < 10 else f"{value:.0f}", "on-heat" if share > 0.55 else ""
-                body.append(_text(x + cell / 2 - 1, y + 17, text, style, "middle"))
+                words, style = f"{value:.2f}" if value < 10 else f"{value:.0f}", "on-heat" if share > 0.55 else ""
+                body.append(text(x + cell / 2 - 1, y + 17, words, style, "middle"))
     bottom, right = top + 4 + rows * line, left + columns * cell
     for column in range(0, columns, max(1, math.ceil(26 / cell))):
-        body.append(_text(left + (column + 0.5) * cell - 1, bottom + 14, panel.x.lanes[column], "faint", "middle"))
-    body.append(_text((left + right) / 2, bottom + 30, panel.x.label, "faint", "middle"))
+        body.append(text(left + (column + 0.5) * cell - 1, bottom + 14, panel.x.lanes[column], "faint", "middle"))
+    body.append(text((left + right) / 2, bottom + 30, panel.x.label, "faint", "middle"))
     return body, right + _RIGHT, bottom + 38
 
 
@@ -296,13 +297,13 @@ def _paint_spans(panel: Panel, top: float) -> tuple[list[str], float, float]:
             path = f"M{plot.x(rule.x - low):.1f} {tops[first]:g}V{tops[last] + line:g}"
             body.append(f'<path class="role-{rule.role}-line" stroke-dasharray="1 3" d="{path}"/>')
     body.append(f'<path class="axis" d="M{plot.left} {plot.bottom:.0f}H{WIDTH - _RIGHT}"/>')
-    body += [_text(plot.x(at - low), plot.bottom + 15, text, "faint", "middle") for at, text in marks]
-    body.append(_text(plot.left + plot.width / 2, plot.bottom + 31, panel.x.label, "faint", "middle"))
+    body += [text(plot.x(at - low), plot.bottom + 15, words, "faint", "middle") for at, words in marks]
+    body.append(text(plot.left + plot.width / 2, plot.bottom + 31, panel.x.label, "faint", "middle"))
     bottom = plot.bottom + 38
     if len(tops) < len(lanes):
         ranks = [lanes[index] for index in panel.y.headings]
         cut = ranks[int(heads[: len(tops) + 1].sum()) - 1]
-        body.append(_text(plot.left, bottom + 12, f"cut: {cut} to {ranks[-1]} are not drawn"))
+        body.append(text(plot.left, bottom + 12, f"cut: {cut} to {ranks[-1]} are not drawn"))
         bottom += 18
     return body, WIDTH, bottom
 
@@ -313,10 +314,10 @@ def _lane_names(names: Sequence[str], heads: Any, tops: Any, line: int) -> Itera
     for name, head, y in zip(names, heads, tops, strict=True):
         count = 0 if head else count + 1
         if head:
-            yield f'<text x="4" y="{y + 13:g}" style="font-weight:600">{escape(name)}</text>'
+            yield text(4, y + 13, name, "bold")
         elif (count - 1) % every == 0:
             label = name if line >= 12 else name.split()[-1]
-            yield _text(_LANES_LEFT - 6, y + line / 2 + 4, label, "faint", "end")
+            yield text(_LANES_LEFT - 6, y + line / 2 + 4, label, "faint", "end")
 
 
 def _pattern(mark: Bars | Spans | Line) -> str:
@@ -338,11 +339,11 @@ def _paint_span(spans: Spans, plot: _Plot, low: float, tops: Any, heights: Any) 
     boxes = zip(x.tolist(), (tops[lane] + height - thin).tolist(), width.tolist(), thin.tolist(), strict=True)
     path = "".join(f"M{left:.1f} {y:g}h{wide:.1f}v{high:g}h-{wide:.1f}z" for left, y, wide, high in boxes)
     yield f'<path class="role-{spans.role}" d="{path}"{_pattern(spans)}/>'
-    for text, left, wide, y in zip(
+    for words, left, wide, y in zip(
         np.array(spans.texts)[chosen] if spans.texts else (), x, width, tops[lane], strict=False
     ):
-        if 6.4 * len(text) + 8 < wide:
-            yield _text(left + 4, y + 13, text)
+        if 6.4 * len(words) + 8 < wide:
+            yield text(left + 4, y + 13, words)
 
 
 def round_between(low: float, high: float, count: int) -> list[tuple[float, str]]:
