@@ -29,7 +29,7 @@ __all__ = ["SlowFacts", "bucket_gradients", "late_places", "late_text"]
 _SHARE, _LEAST_SECONDS = 50, 1.0
 _STEPS = 100
 _VIEWS = {"findings", "stragglers", "buckets", "gradients"}
-_BEGIN, _END = STEP_FIELDS.index("backward_begin"), STEP_FIELDS.index("backward_end")
+_BEGIN = STEP_FIELDS.index("backward_begin")
 
 
 class SlowFacts:
@@ -174,26 +174,16 @@ def bucket_gradients(timeline: Timeline, reducer: int, step: int, bucket: int) -
         ``type``, ``reducer``, ``step``, ``bucket``, ``generation``; ``ranks``; ``ms``: a list for each rank of ms since
         its backward began, in the order of the bucket's buffer, None where there was none.
     """
-    last = max((one.last_step for one in timeline.reducers() if one.reducer == reducer), default=-1)
-    ranks: list[int] = []
+    held = [one for one in timeline.views_of(reducer, np.array([step])) if len(one.step)]
+    generation = int(held[0].generation[0]) if held else 0
+    members = _members(timeline, reducer, generation, bucket)
     times: list[list[float | None]] = []
-    generation = 0
-    members: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-    for one in timeline.views(reducer, max(1, last - step + 1)):
-        rows = np.flatnonzero(one.step == step)
-        if not len(rows):
-            continue
-        row = rows[0]
-        if not ranks:
-            generation = int(one.generation[row])
-            members = _members(timeline, reducer, generation, bucket)
-        most = one.gradients.shape[1]
-        at = np.where(members < most, one.gradients[row, np.minimum(members, most - 1)], 0)
-        begin = one.steps[row, _BEGIN]
-        ranks.append(one.rank)
+    for one in held:
+        most, begin = one.gradients.shape[1], one.steps[0, _BEGIN]
+        at = np.where(members < most, one.gradients[0, np.minimum(members, most - 1)], 0)
         times.append([round(float(ns - begin) / 1e6, 4) if ns > 0 else None for ns in at.tolist()])
-    found = {"type": "gradients", "reducer": reducer, "step": step, "bucket": bucket}
-    return {**found, "generation": generation, "ranks": ranks, "ms": times}
+    found = {"type": "gradients", "reducer": reducer, "step": step, "bucket": bucket, "generation": generation}
+    return {**found, "ranks": [one.rank for one in held], "ms": times}
 
 
 def _members(timeline: Timeline, reducer: int, generation: int, bucket: int) -> npt.NDArray[np.int64]:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from ..analysis.step_metrics import bus_factor
 from ..faults import mark_kind
 from ..protocol.events import Kind
 from ..simulation.bytes_on_wire import carried
@@ -146,7 +147,7 @@ class StepFeed:
         large, sizes = 1e9, carried(assignment)
         return {
             "ns": [None] * len(assignment["buckets"]) if sizes is None else link.time_ns(sizes, ranks).tolist(),
-            "limit": 2 * (ranks - 1) / ranks * large / float(link.time_ns(large, ranks)),
+            "limit": bus_factor(ranks) * large / float(link.time_ns(large, ranks)),
             "from": f"{link.algorithm} of {ranks} ranks, fitted to {link.fit.points} sizes"
             if link.fit
             else link.algorithm,
