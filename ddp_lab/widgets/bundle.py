@@ -15,6 +15,7 @@ import posixpath
 import re
 from graphlib import TopologicalSorter
 
+from ..analysis.step_metrics import EDGES
 from ..views.paint import palette
 from .step_messages import BLOCKS
 
@@ -24,6 +25,7 @@ _LOOKS = {role: {"title": title, "colour": palette.COLOURS[role]} for role, titl
 _GENERATED = {
     "BLOCKS": BLOCKS,
     "COLOURS": palette.COLOURS,
+    "EDGE_NAMES": EDGES,
     "PARTS": [
         {"name": name, "pattern": palette.PATTERNS.get(name), "letter": palette.LETTERS.get(name, ""), **_LOOKS[name]}
         for name in palette.PARTS

@@ -1,1 +1,1 @@
-"""Painting pictures: axes, bars and lines as SVG, and the one palette."""
+"""Painting scenes, as SVG and as plotly figures, in the one palette."""

@@ -1,5 +1,7 @@
 // Where every bar of a step's timeline lies: what timeline_scene.py says, in pixels.
 
+import { EDGE_NAMES, PARTS } from "../generated.js";
+
 export const LABEL_WIDTH = 76;
 export const RIGHT_MARGIN = 14;
 export const AXIS_HEIGHT = 34;
@@ -8,10 +10,11 @@ export const GROUP_GAP = 6;
 export const ROW_HEIGHTS = [3, 20];
 const TICK_SPACING = 84;
 
-export const PART = { FILLING: 0, QUEUED: 1, WAITING: 2, REDUCING: 3, EXPOSED: 4 };
+const numbered = (names) => Object.fromEntries(names.map((name, index) => [name.toUpperCase(), index]));
+export const PART = numbered(PARTS.map((one) => one.name));
 // Where the parts meet: each of the first four lies between two neighbours.
-export const EDGE = { FIRST_READY: 0, READY: 1, LAUNCHED: 2, ALL_LAUNCHED: 3, REDUCED: 4, EXPOSED_FROM: 5 };
-export const EDGES = 6;
+export const EDGE = numbered(EDGE_NAMES);
+export const EDGES = EDGE_NAMES.length;
 
 const or = (value, otherwise) => (Number.isNaN(value) ? otherwise : value);
 
