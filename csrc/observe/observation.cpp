@@ -240,8 +240,7 @@ std::optional<SeenLaunch> Observation::launch_next() {
 // then runs after. Where a nested backward (of a checkpoint) brings the last gradient, torch waits at that one's end.
 void Observation::enter_task() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (task == -1 || std::find(tasks_.begin(), tasks_.end(), task) != tasks_.end()) return;
-  tasks_.push_back(task);
+  if (task == -1 || !tasks_.enter(task)) return;
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), task, arm = arm_] {
     if (const auto observation = self.lock()) observation->end_of_task(task, arm);
   });
@@ -250,7 +249,7 @@ void Observation::enter_task() {
 void Observation::end_of_task(int task, std::uint64_t arm) {
   const Lock lock(mutex_);
   if (!armed_ || arm != arm_) return;
-  const bool whole = identity_.static_graph && expected_.empty() && launches_.size() == 0 && task == tasks_.front();
+  const bool whole = identity_.static_graph && expected_.empty() && launches_.size() == 0 && tasks_.is_root(task);
   if (launches_.size() < buckets_.size() && !whole) return;
   recorder().record(event(Kind::kFinalizeBegin));
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), arm] {

@@ -19,6 +19,7 @@
 #include "record/event.h"
 #include "reduce/autograd_node.h"
 #include "reduce/device_spans.h"
+#include "reduce/graph_tasks.h"
 #include "reduce/inspection.h"
 
 namespace ddp_lab {
@@ -104,7 +105,7 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
   std::vector<std::uint32_t> expected_;
   std::vector<std::uint32_t> arrivals_;
   std::vector<SeenLaunch> launches_;  // of this backward
-  std::vector<int> tasks_;            // autograd's graph tasks that have brought gradients
+  GraphTasks tasks_;                  // listed until the next forward
   std::uint64_t arm_ = 0;
   std::int64_t step_ = 0;
   std::int64_t backward_begin_ = 0;

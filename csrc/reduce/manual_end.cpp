@@ -44,8 +44,6 @@ void Reducer::end_manually() {
   if (!in_flight_ || finalizing_) fail(messages::nothing_to_end(where()));
   if (!schedule_.all_launched()) fail(messages::ended_early(where(), options_.names, schedule_.missing()));
   tasks_.clear();
-  last_task_ = root_task_ = kNoTask;
-  root_by_output_ = false;
   finalize(lock);
 }
 

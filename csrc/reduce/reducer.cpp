@@ -88,8 +88,8 @@ void Reducer::start_backward(bool rearmed) {
   backward_begin_ = 0;
   buckets_reduced_ = 0;
   divisor_ = 0;
-  last_task_ = root_task_ = kNoTask;
-  root_by_output_ = graph_changed_ = looked_for_error_ = false;
+  tasks_.choose_root();
+  graph_changed_ = looked_for_error_ = false;
   schedule_.arm();
   unused_.clear();
   order_.clear();

@@ -30,6 +30,7 @@
 #include "reduce/device_spans.h"
 #include "reduce/gradient_access.h"
 #include "reduce/gradient_watch.h"
+#include "reduce/graph_tasks.h"
 #include "reduce/inspection.h"
 #include "reduce/messages.h"
 #include "reduce/shared_error.h"
@@ -210,7 +211,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
  private:
   static constexpr std::int64_t kNoInspection = std::numeric_limits<std::int64_t>::max();
-  static constexpr int kNoTask = -1;
 
   // When the gradients of a backward are copied into their buckets.
   enum class Mode : std::uint8_t {
@@ -260,7 +260,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void look_for_error(const at::Tensor& reduced);
   std::string error_elsewhere() const;
   void enter_task(bool by_output);
-  void drop_failed_tasks();
   void end_of_task(int task, std::uint64_t arm);
   void begin_backward(std::int64_t now);
   bool flushes() const;
@@ -326,13 +325,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> optimized_;  // by parameter, or empty
   int divisor_ = 0;              // 0: not yet known
 
-  struct Task {
-    int id;
-    std::weak_ptr<void> alive;  // as long as autograd holds the task
-  };
-  std::vector<Task> tasks_;  // autograd's graph tasks that have brought gradients and have not reached their end
-  int last_task_ = kNoTask;
-  int root_task_ = kNoTask;  // see [Note: the end of a backward]
+  GraphTasks tasks_;
   std::uint64_t arm_ = 0;
   std::uint64_t epoch_ = 0;     // grows when what forwards have returned no longer counts
   std::uint64_t given_up_ = 0;  // the arm of which abandon() was called
@@ -355,7 +348,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool stopped_ = false;   // a thread pauses, and holds the place of the backward without the mutex
   bool rebuilt_ = false;
   bool shadow_ = false;
-  bool root_by_output_ = false;
   bool same_unused_ = true;
   bool walked_ = false;
   bool searched_ = true;  // the last forward returned tensors that could be searched

@@ -77,59 +77,22 @@ void Reducer::begin_backward(std::int64_t now) {
   }
 }
 
-// [Note: the end of a backward]
-// Autograd says when a graph task is over by running the callbacks queued in it, and runs none if the task
-// failed. So one is queued in every task that brings gradients (a reentrant backward is a task of its own):
-// a task that is still listed at the next forward was ended by an exception, and one that is not, with
-// buckets missing, ended without reaching all parameters. Gradients may arrive over several backwards.
-//
-// The root is the task in which a gradient of forward's outputs was seen, or else the first that brought a gradient:
-// nested ones end before it. At its end what has not arrived will not: that is how backwards end that may leave
-// parameters out, see flushes().
-//
-// [Note: a backward after one that failed]
-// Autograd destroys a task that failed, and its callbacks with it: then what such a callback holds is gone. So a new
-// backward can tell that the one before it failed, with no forward in between that would have discarded it. If no
-// gradient had arrived the new one takes its place: nothing was sent, and the others wait for the first bucket, or have
-// failed alike. If gradients had arrived, buckets may have been launched, and nobody on this rank knows whether the
-// others have failed at the same place, have failed elsewhere, or wait for the remaining buckets of the broken one.
-// Collectives that are launched now could meet those and average gradients of two backwards, so it is an error.
 void Reducer::enter_task(bool by_output) {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (task != last_task_) drop_failed_tasks();
-  if (root_task_ == kNoTask || (by_output && !root_by_output_)) {
-    root_task_ = task;
-    root_by_output_ = by_output;
+  if (tasks_.failed(task)) {
+    if (in_flight_) fail(messages::after_failure(where()));
+    tasks_.clear();
+    backward_begin_ = 0;
   }
-  if (task == last_task_) return;
-  last_task_ = task;
-  if (std::any_of(tasks_.begin(), tasks_.end(), [&](const Task& known) { return known.id == task; })) return;
-  const auto alive = std::make_shared<int>(task);
-  tasks_.push_back({task, alive});
+  if (!tasks_.enter(task, by_output)) return;
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [self = shared_from_this(), alive, arm = arm_] { self->end_of_task(*alive, arm); });
-}
-
-void Reducer::drop_failed_tasks() {
-  const auto failed = [](const Task& task) { return task.alive.expired(); };
-  if (tasks_.empty() || !std::all_of(tasks_.begin(), tasks_.end(), failed)) return;
-  if (in_flight_) fail(messages::after_failure(where()));
-  tasks_.clear();
-  last_task_ = root_task_ = kNoTask;
-  root_by_output_ = false;
-  backward_begin_ = 0;
+      [self = shared_from_this(), alive = tasks_.hold_last(), task, arm = arm_] { self->end_of_task(task, arm); });
 }
 
 void Reducer::end_of_task(int task, std::uint64_t arm) {
   Lock lock = enter();
   TORCH_CHECK(arm != given_up_, messages::given_up({step_ - 1, group_->getRank(), options_.module}));
-  if (arm != arm_) return;
-  std::erase_if(tasks_, [&](const Task& known) { return known.id == task; });
-  last_task_ = kNoTask;
-  if (task != root_task_) return;
-  root_task_ = kNoTask;
-  root_by_output_ = false;
-  if (!in_flight_ || finalizing_) return;
+  if (arm != arm_ || !tasks_.leave(task) || !in_flight_ || finalizing_) return;
   if (flushes()) flush();
   if (!schedule_.all_launched()) return;
   if (manual_) return await_end();
@@ -249,8 +212,6 @@ void Reducer::abandon_backward() {
   tasks_.clear();
   futures_.clear();
   remaining_ranks_.reset();
-  last_task_ = root_task_ = kNoTask;
-  root_by_output_ = false;
   ++arm_;
   ++epoch_;
 }

@@ -16,6 +16,7 @@ BUILT = ROOT / "build" / "tests"
 # What each program is linked with, besides its own file; standard library only.
 SOURCES = {
     "test_events": [],
+    "test_graph_tasks": [],
     "test_recorder": [ROOT / "csrc/record/recorder.cpp", ROOT / "csrc/record/cost.cpp"],
     "test_replay": [ROOT / "csrc/reduce/bucket_schedule.cpp", ROOT / "csrc/reduce/replay.cpp"],
     "test_schedule": [ROOT / "csrc/reduce/bucket_schedule.cpp"],
@@ -24,6 +25,7 @@ SOURCES = {
 HEADERS = [
     *sorted(ROOT.glob("csrc/record/*.h")),
     ROOT / "csrc/reduce/bucket_schedule.h",
+    ROOT / "csrc/reduce/graph_tasks.h",
     ROOT / "csrc/reduce/replay.h",
     ROOT / "csrc/reduce/static_graph.h",
     HERE / "check.h",
