@@ -33,7 +33,7 @@ py::dict stage(const Reducer& reducer) {
     found = reducer.stage();
   }
   py::list buckets;
-  for (const Reducer::Times& of : found.buckets) {
+  for (const BucketReport& of : found.buckets) {
     buckets.append(py::make_tuple(of.first_ready, of.ready, of.launched, of.reduced));
   }
   py::dict made;

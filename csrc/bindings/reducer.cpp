@@ -65,13 +65,13 @@ std::shared_ptr<Reducer> make_reducer(std::vector<at::Tensor> parameters, std::v
 
 // (backward_begin, first_ready, ready, launched, reduced, backward_end) of each bucket, in ns.
 py::list bucket_times(const Reducer& reducer) {
-  std::vector<Reducer::Times> times;
+  std::vector<BucketReport> times;
   {
     const py::gil_scoped_release no_gil;
     times = reducer.times();
   }
   py::list list;
-  for (const Reducer::Times& of : times) {
+  for (const BucketReport& of : times) {
     list.append(py::make_tuple(of.backward_begin, of.first_ready, of.ready, of.launched, of.reduced, of.backward_end));
   }
   return list;
@@ -89,7 +89,7 @@ py::dict report(const Reducer& reducer) {
   made["num_buckets_reduced"] = found.buckets_reduced;
   made["ready_order_last"] = found.ready_order;
   made["error"] = found.error;
-  const Reducer::StepTimes& times = found.times;
+  const StepTimes& times = found.times;
   made["forward_begin"] = times.forward_begin;
   made["forward_end"] = times.forward_end;
   made["backward_begin"] = times.backward_begin;

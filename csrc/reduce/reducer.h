@@ -35,6 +35,7 @@
 #include "reduce/messages.h"
 #include "reduce/shared_error.h"
 #include "reduce/static_graph.h"
+#include "reduce/step_report.h"
 #include "reduce/unused_parameters.h"
 
 namespace ddp_lab {
@@ -74,17 +75,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     Lock lock;  // goes first: to let the last reference to a tensor go may need the GIL
   };
 
-  // Of one bucket in the last backward that finished: host time in ns, 0 if there was none.
-  struct Times {
-    std::int64_t backward_begin = 0, first_ready = 0, ready = 0, launched = 0, reduced = 0, backward_end = 0;
-  };
-
-  // Of the last synchronised step: host times in ns, 0 if there was none.
-  struct StepTimes {
-    std::int64_t forward_begin = 0, forward_end = 0, backward_begin = 0, backward_compute_end = 0;
-    std::int64_t communication_begin = 0, communication_end = 0;
-  };
-
   struct Report {
     std::int64_t iteration = 0;  // forwards outside no_sync that have begun
     std::size_t unused_bytes = 0, buckets_reduced = 0;
@@ -98,7 +88,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::int64_t step = 0;
     std::uint16_t generation = 0;
     bool in_flight = false, finalizing = false;
-    std::vector<Times> buckets;        // 0 for what has not happened
+    std::vector<BucketReport> buckets;
     std::vector<std::size_t> missing;  // parameters whose gradient has not arrived, in bucket order
     std::optional<Breakpoints::Pause> pause;
   };
@@ -121,7 +111,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_grad_ready(std::size_t parameter, const at::Tensor& arrived = {});
 
   // Parameters in the order in which their gradients became ready in the last finished backward.
-  std::vector<std::size_t> ready_order() const;
+  std::vector<std::size_t> ready_order() const { return last_.order(); }
   bool rebuild_due() const;
   void rebuild(const Assignment& assignment);
 
@@ -188,9 +178,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_step(std::int64_t step);
   std::uint16_t generation() const;
   void set_generation(std::uint16_t generation);
-  std::vector<Times> times() const;
+  // Of the buckets in the last backward that finished.
+  std::vector<BucketReport> times() const { return last_.buckets(); }
   Report report() const;
-  void set_error(std::string text);
+  void set_error(std::string text) { last_.set_error(std::move(text)); }
   // With find_unused_parameters: whether each forward has left the same parameters unused.
   bool graph_was_static() const;
   at::Tensor used_map();
@@ -309,7 +300,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const std::shared_ptr<Notices> notices_ = std::make_shared<Notices>();
   std::vector<Place> places_;  // by parameter
   GradientAccess access_;      // of the hook that ran last in this backward
-  std::vector<Times> times_;
 
   std::unique_ptr<GraphWalk> walk_;  // find_unused_parameters
   std::vector<std::size_t> unused_;  // by parameter index, ascending: counts as arrived when the backward begins
@@ -317,8 +307,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   UsedMap used_;
   std::unique_ptr<StaticGraph> static_;  // static_graph
   std::vector<std::size_t> firings_;     // Mode::kWhole: parameters as their gradients arrived
-  std::vector<std::size_t> order_;       // of readiness, in this backward
-  std::vector<std::size_t> last_order_;  // in the last one that finished
+  std::vector<std::size_t> order_;       // of readiness
 
   c10::intrusive_ptr<c10d::Work> remaining_ranks_;
   std::vector<FuturePointer> futures_;
@@ -357,8 +346,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool warned_of_no_sync_ = false;
   bool looked_for_error_ = false;
   bool warned_of_grad_ = false;
-  std::string error_;
-  StepTimes now_times_, last_times_;
+  StepTimes now_times_;
+  LastStep last_;
   std::atomic<std::int64_t> inspect_from_{kNoInspection};
 };
 

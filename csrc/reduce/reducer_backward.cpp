@@ -158,14 +158,12 @@ std::string Reducer::error_elsewhere() const {
 void Reducer::finish_backward() {
   finalizing_ = in_flight_ = armed_ = busy_ = awaiting_ = false;
   const Event end = event(Kind::kBackwardEnd, now_ns());
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    schedule_.mark_reduced(b);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) schedule_.mark_reduced(b);
+  last_.write(now_times_, order_, [&](std::size_t b) -> BucketReport {
     const BucketTimes& times = *buckets_[b]->times;
-    times_[b] = {backward_begin_, times.first_ready, times.ready, times.launched, times.reduced, end.host_ns};
-  }
+    return {backward_begin_, times.first_ready, times.ready, times.launched, times.reduced, end.host_ns};
+  });
   recorder().record(end);
-  last_order_.swap(order_);
-  last_times_ = now_times_;
   used_.reset();
   remaining_ranks_.reset();
   futures_.clear();
@@ -181,7 +179,7 @@ void Reducer::tell_watch(Lock& lock) {
   const std::int64_t step = step_ - 1;
   if (!watch_ || !watch_->due(step)) return;
   const std::shared_ptr<GradientWatch> watch = watch_;
-  const GradientWatch::Found found = watch->collect(last_order_);
+  const GradientWatch::Found found = watch->collect(last_.order());
   lock.unlock();
   const std::string text = watch->tell(step, found);
   lock.lock();

@@ -58,9 +58,10 @@ void Reducer::synchronize() {
 
 void Reducer::mark_all_ready() {
   const Lock lock(mutex_);
-  if (rebuilt_ || !last_order_.empty()) return;
-  last_order_.resize(parameters_.size());
-  std::iota(last_order_.begin(), last_order_.end(), std::size_t{0});
+  if (rebuilt_ || last_.ready() != 0) return;
+  std::vector<std::size_t> order(parameters_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  last_.set_order(std::move(order));
 }
 
 void Reducer::set_forward_pass_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial_world_size) {

@@ -143,7 +143,7 @@ void Reducer::assign(const Assignment& assignment) {
   places_ = std::move(places);
   schedule_ = std::move(schedule);
   launched_.assign(buckets_.size(), Launched{});
-  times_.assign(buckets_.size(), Times{});
+  last_.assign(buckets_.size());
 }
 
 void Reducer::set_gradient_dtype(at::ScalarType dtype) {
@@ -185,7 +185,7 @@ bool Reducer::rebuild_due() const {
   const Lock lock(mutex_);
   // Parameters that come and go have no order of readiness.
   const bool ordered = !options_.find_unused_parameters || static_;
-  return ordered && !rebuilt_ && !in_flight_ && last_order_.size() == parameters_.size();
+  return ordered && !rebuilt_ && !in_flight_ && last_.ready() == parameters_.size();
 }
 
 void Reducer::rebuild(const Assignment& assignment) {
@@ -207,7 +207,7 @@ void Reducer::update_process_group(GroupPointer group, std::int32_t index, const
   if (hook_) hook_->set_group(group_);
   group_index_ = index;
   rebuilt_ = false;
-  last_order_.clear();
+  last_.set_order({});
   assign(assignment);
   ++generation_;
 }

@@ -17,11 +17,6 @@ std::vector<at::Tensor> gradients_of(const Bucket& bucket) {
 
 }  // namespace
 
-std::vector<std::size_t> Reducer::ready_order() const {
-  const Lock lock(mutex_);
-  return last_order_;
-}
-
 bool Reducer::in_flight() const {
   const Lock lock(mutex_);
   return in_flight_;
@@ -81,11 +76,6 @@ void Reducer::set_generation(std::uint16_t generation) {
   generation_ = generation;
 }
 
-std::vector<Reducer::Times> Reducer::times() const {
-  const Lock lock(mutex_);
-  return times_;
-}
-
 Reducer::Report Reducer::report() const {
   const Lock lock(mutex_);
   Report made;
@@ -93,17 +83,12 @@ Reducer::Report Reducer::report() const {
   const std::vector<std::size_t> unused = static_ ? static_->unused() : last_unused_;
   for (const std::size_t parameter : unused) made.unused_bytes += parameters_[parameter].nbytes();
   made.buckets_reduced = buckets_reduced_;
-  for (const std::size_t parameter : last_order_) {
+  for (const std::size_t parameter : last_.order()) {
     if (std::find(unused.begin(), unused.end(), parameter) == unused.end()) made.ready_order.push_back(parameter);
   }
-  made.error = error_;
-  made.times = last_times_;
+  made.error = last_.error();
+  made.times = last_.times();
   return made;
-}
-
-void Reducer::set_error(std::string text) {
-  const Lock lock(mutex_);
-  error_ = std::move(text);
 }
 
 void Reducer::fail(const std::string& message) {
