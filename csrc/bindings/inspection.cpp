@@ -23,7 +23,7 @@ std::shared_ptr<py::object> hold(py::object object) {
           }};
 }
 
-py::list to_list(const Reducer::Inspections& inspections) {
+py::list to_list(const Inspections& inspections) {
   py::list list;
   for (const Inspection& found : inspections) list.append(py::make_tuple(found.norm, found.checksum));
   return list;
@@ -31,7 +31,7 @@ py::list to_list(const Reducer::Inspections& inspections) {
 
 // [(norm, checksum)] of each bucket, or None during a backward. The thread that trains alone.
 py::object inspect_gradients(const Reducer& reducer) {
-  std::optional<Reducer::Inspections> found;
+  std::optional<Inspections> found;
   {
     const py::gil_scoped_release no_gil;
     found = reducer.inspect_gradients();
@@ -41,13 +41,15 @@ py::object inspect_gradients(const Reducer& reducer) {
 
 // (step, [(norm, checksum)]) of what the last backward has averaged, or None. Any thread.
 py::object inspect_averages(const Reducer& reducer) {
-  std::optional<Reducer::Inspected> found;
+  std::int64_t step = 0;
+  std::optional<Inspections> found;
   if (std::optional<Reducer::Averages> averages = reducer.averages()) {
     const py::gil_scoped_release no_gil;
-    found = reducer.inspect(*averages);
+    step = averages->step;
+    found = inspect_unchanged(averages->buckets);
     averages.reset();
   }
-  return found ? py::object(py::make_tuple(found->step, to_list(found->buckets))) : py::none();
+  return found ? py::object(py::make_tuple(step, to_list(*found))) : py::none();
 }
 
 void set_inspection_callback(Reducer& reducer, py::object callback) {
@@ -79,8 +81,8 @@ void watch_gradients(Reducer& reducer, std::int64_t every, py::object callback) 
 
 }  // namespace
 
-std::function<void(std::int64_t, const std::vector<Inspection>&)> inspection_callback(py::object callback) {
-  return [held = hold(std::move(callback))](std::int64_t step, const std::vector<Inspection>& found) {
+Inspector::Callback inspection_callback(py::object callback) {
+  return [held = hold(std::move(callback))](std::int64_t step, const Inspections& found) {
     const py::gil_scoped_acquire gil;
     (*held)(step, to_list(found));
   };

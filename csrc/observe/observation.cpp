@@ -278,23 +278,22 @@ std::uint16_t Observation::generation() const {
   return generation_;
 }
 
-void Observation::set_inspection_callback(std::function<void(std::int64_t, const Inspections&)> callback) {
+void Observation::set_inspection_callback(Inspector::Callback callback) {
   const Lock lock(mutex_);
-  inspection_callback_ = std::move(callback);
+  inspector_.set_callback(std::move(callback));
 }
 
 // On a thread of the backward: no other may look at gradients, see [Note: inspecting gradients].
 void Observation::inspect_if_asked(Lock& lock) {
   const std::int64_t step = step_ - 1;
-  if (step < inspect_from_ || !inspection_callback_) return;
-  inspect_from_ = kNoInspection;
+  const Inspector::Callback callback = inspector_.take(step);
+  if (!callback) return;
   Inspections found;
   for (const Bucket& bucket : buckets_) {
     std::vector<at::Tensor> gradients;
     for (const std::size_t parameter : bucket.parameters) gradients.push_back(parameters_[parameter].grad());
     found.push_back(inspect(gradients));
   }
-  const auto callback = inspection_callback_;
   lock.unlock();  // it takes the GIL, whose holder may want the lock
   callback(step, found);
 }

@@ -4,10 +4,7 @@
 // known from the order in which autograd calls back. Nothing that torch computes or communicates is changed.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <functional>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,7 +24,6 @@ namespace ddp_lab {
 class Observation final : public LaunchListener, public std::enable_shared_from_this<Observation> {
  public:
   using Assignment = std::vector<std::vector<std::size_t>>;
-  using Inspections = std::vector<Inspection>;
 
   struct Identity {
     std::int32_t reducer_id = -1;
@@ -62,14 +58,12 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
 
   std::int64_t step() const;
   std::uint16_t generation() const;
-  // At the end of the first backward from step `from` on, `callback(step, inspections)` is called there.
-  void request_inspection(std::int64_t from) noexcept { inspect_from_ = from; }
-  bool inspection_pending() const noexcept { return inspect_from_ != kNoInspection; }
-  void set_inspection_callback(std::function<void(std::int64_t, const Inspections&)> callback);
+  void request_inspection(std::int64_t from) noexcept { inspector_.request(from); }
+  bool inspection_pending() const noexcept { return inspector_.pending(); }
+  void set_inspection_callback(Inspector::Callback callback);
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  static constexpr std::int64_t kNoInspection = std::numeric_limits<std::int64_t>::max();
 
   struct Bucket {
     std::vector<std::size_t> parameters;
@@ -111,8 +105,7 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
   std::int64_t backward_begin_ = 0;
   std::uint16_t generation_ = 0;
   bool armed_ = false;  // the next backward is synchronised
-  std::function<void(std::int64_t, const Inspections&)> inspection_callback_;
-  std::atomic<std::int64_t> inspect_from_{kNoInspection};
+  Inspector inspector_;
 };
 
 }  // namespace ddp_lab

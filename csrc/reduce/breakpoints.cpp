@@ -102,4 +102,29 @@ void Breakpoints::update() {
   any_ = some(points_) || some(once_) || current_.has_value();
 }
 
+PauseGate::Lock PauseGate::enter() {
+  Lock lock(mutex_);
+  while (stopped_) resumed_.wait(lock);
+  return lock;
+}
+
+void PauseGate::stop(const Breakpoints::Pause& at, bool locked) {
+  if (!breakpoints_.wants(at.point, at.index)) return;
+  if (!locked) return breakpoints_.pause(at, check_);
+  struct Outside {
+    PauseGate& self;
+    explicit Outside(PauseGate& gate) : self(gate) {
+      self.stopped_ = true;
+      self.mutex_.unlock();
+    }
+    ~Outside() {
+      self.mutex_.lock();
+      self.stopped_ = false;
+      self.resumed_.notify_all();
+    }
+  };
+  const Outside outside(*this);
+  breakpoints_.pause(at, check_);
+}
+
 }  // namespace ddp_lab

@@ -8,7 +8,7 @@
 // A pause may last as long as the user thinks, and must not stop anything else. The thread waits without the GIL and
 // without the reducer's mutex, so that other threads can ask where the backward stands (Reducer::stage). It holds the
 // place of the backward all the same: gradients that another thread of autograd brings meanwhile wait at the door
-// (Reducer::enter), or they could launch a later bucket before the one that is about to be launched.
+// (PauseGate::enter), or they could launch a later bucket before the one that is about to be launched.
 // It ends in one of four ways: `go_on`; `end`, when this rank is to stop (interrupt, freed, given up): the backward
 // then fails with an exception; a signal: what `check` throws; the breakpoints are taken away (`clear`). The other
 // ranks wait in their collectives meanwhile, whose timeouts are raised for that: see
@@ -75,6 +75,41 @@ class Breakpoints {
   std::optional<Pause> current_;
   bool over_ = false;
   std::string ended_;  // why; empty: not
+};
+
+// Where the threads of a backward pause, wait for one that pauses, or lose a gradient.
+// Guarded by the reducer's mutex, but for the breakpoints, which have their own.
+class PauseGate {
+ public:
+  using Mutex = std::recursive_mutex;  // a comm hook may ask the model about its buckets
+  using Lock = std::unique_lock<Mutex>;
+
+  explicit PauseGate(Mutex& mutex) : mutex_(mutex) {}
+
+  Breakpoints& breakpoints() noexcept { return breakpoints_; }
+  std::optional<Breakpoints::Pause> current() const { return breakpoints_.current(); }
+  void set_check(std::function<void()> check) { check_ = std::move(check); }
+
+  // The mutex, once no other thread pauses in the middle of a backward.
+  Lock enter();
+  // Pauses if it is wanted there. `locked`: the caller holds the mutex, once.
+  void stop(const Breakpoints::Pause& at, bool locked);
+
+  void drop_next(std::size_t parameter) { dropped_ = parameter; }
+  // True once: the gradient that has arrived is not to be heard of.
+  bool drops(std::size_t parameter) {
+    if (dropped_ != parameter) return false;
+    dropped_.reset();
+    return true;
+  }
+
+ private:
+  Mutex& mutex_;
+  Breakpoints breakpoints_;
+  std::function<void()> check_ = [] {};
+  std::condition_variable_any resumed_;
+  std::optional<std::size_t> dropped_;
+  bool stopped_ = false;  // a thread pauses, and holds the place of the backward without the mutex
 };
 
 }  // namespace ddp_lab

@@ -3,8 +3,10 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 namespace ddp_lab {
 namespace {
@@ -63,6 +65,23 @@ Inspection inspect(const std::vector<at::Tensor>& gradients) {
     add(found, squares, sparse.values());
   }
   found.norm = std::sqrt(squares);
+  return found;
+}
+
+std::optional<Inspections> inspect_unchanged(const std::vector<std::vector<at::Tensor>>& buckets) {
+  std::vector<std::int64_t> versions;
+  const auto version_of = [](const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor._version()); };
+  for (const auto& tensors : buckets) {
+    std::transform(tensors.begin(), tensors.end(), std::back_inserter(versions), version_of);
+  }
+  Inspections found;
+  for (const auto& tensors : buckets) found.push_back(inspect(tensors));
+  auto version = versions.begin();
+  for (const auto& tensors : buckets) {
+    for (const at::Tensor& tensor : tensors) {
+      if (*version++ != version_of(tensor)) return std::nullopt;
+    }
+  }
   return found;
 }
 

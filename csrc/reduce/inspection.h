@@ -3,7 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace ddp_lab {
@@ -12,6 +17,7 @@ struct Inspection {
   double norm = 0;             // Euclidean, over all gradients of the bucket
   std::uint64_t checksum = 0;  // of the gradients' bits in logical order: differs if one bit does (almost surely)
 };
+using Inspections = std::vector<Inspection>;  // by bucket
 
 // [Note: inspecting gradients]
 // The thread that trains may look at `.grad`. No other thread may, not even with the GIL: `p.grad = None` first gives
@@ -28,7 +34,33 @@ struct Inspection {
 // device.
 Inspection inspect(const std::vector<at::Tensor>& gradients);
 
+// By bucket; nothing if one was written to meanwhile.
+std::optional<Inspections> inspect_unchanged(const std::vector<std::vector<at::Tensor>>& buckets);
+
 // The same checksum of one dense tensor of any dtype.
 std::uint64_t checksum_of(const at::Tensor& tensor);
+
+// What is to be inspected at the end of a backward. Guarded by its owner's mutex, but for the request (any thread).
+class Inspector {
+ public:
+  using Callback = std::function<void(std::int64_t step, const Inspections&)>;
+
+  void set_callback(Callback callback) { callback_ = std::move(callback); }
+  // The callback is to be called at the end of the first backward from step `from` on.
+  void request(std::int64_t from) noexcept { from_ = from; }
+  bool pending() const noexcept { return from_ != kNone; }
+  // At the end of the backward of `step`: what is to be called there, or null. That was the request's answer.
+  Callback take(std::int64_t step) {
+    if (step < from_ || !callback_) return nullptr;
+    from_ = kNone;
+    return callback_;
+  }
+
+ private:
+  static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+
+  Callback callback_;
+  std::atomic<std::int64_t> from_{kNone};
+};
 
 }  // namespace ddp_lab

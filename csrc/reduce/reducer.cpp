@@ -118,11 +118,8 @@ void Reducer::find_unused(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::on_grad_ready(std::size_t parameter, const at::Tensor& arrived) {
   const std::int64_t now = now_ns();
-  const Lock lock = enter();
-  if (armed_ && dropped_ == static_cast<std::int64_t>(parameter)) {
-    dropped_ = -1;
-    return;
-  }
+  const Lock lock = gate_.enter();
+  if (armed_ && gate_.drops(parameter)) return;
   try {
     if (!take_notice(parameter, now)) return;
     if (!take_in_place(parameter, arrived)) copy_in(parameter);
@@ -200,7 +197,7 @@ void Reducer::check_gradient(std::size_t parameter, const at::Tensor& gradient) 
 }
 
 bool Reducer::take_in_place(std::size_t parameter, const at::Tensor& arrived) {
-  if (!piecewise_ || hook_ || watches() || breakpoints_.any() || access_.in_context()) return false;
+  if (!piecewise_ || hook_ || watches() || gate_.breakpoints().any() || access_.in_context()) return false;
   const Place& place = places_[parameter];
   const at::Tensor& gradient = parameters_[parameter].grad();
   return buckets_[place.bucket]->take_in_place(place.slot, gradient, arrived, options_.gradient_as_bucket_view);

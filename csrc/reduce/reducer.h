@@ -8,14 +8,10 @@
 // reducer_live.cpp (pauses, and what else happens while training runs), reducer_state.cpp (questions and settings).
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -59,14 +55,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   // assignment[b]: the parameters of bucket b, as indices in the order of registration.
   using Assignment = std::vector<std::vector<std::size_t>>;
-  using Inspections = std::vector<Inspection>;
-  struct Inspected {
-    std::int64_t step = 0;
-    Inspections buckets;
-  };
-
-  using Mutex = std::recursive_mutex;  // a comm hook may ask the model about its buckets
-  using Lock = std::unique_lock<Mutex>;
+  using Mutex = PauseGate::Mutex;
+  using Lock = PauseGate::Lock;
 
   // What the last backward has averaged, by bucket and slot; keeps the next one from writing to it.
   struct Averages {
@@ -146,7 +136,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool in_flight() const;  // a gradient has arrived, and the backward has not been finalized
 
   // See [Note: pausing a backward]. `check` is called now and then during a pause, and may throw.
-  Breakpoints& breakpoints() noexcept { return breakpoints_; }
+  Breakpoints& breakpoints() noexcept { return gate_.breakpoints(); }
   void set_pause_check(std::function<void()> check);
   Stage stage() const;
   // In the next synchronised backward the reducer does not hear of this gradient: see [Note: a rehearsal].
@@ -191,18 +181,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::optional<Inspections> inspect_gradients() const;
   // What the last synchronised backward has averaged, if it is still there. Any thread that has the GIL.
   std::optional<Averages> averages() const;
-  // Without the GIL. Nothing if they were written to meanwhile.
-  std::optional<Inspected> inspect(const Averages& averages) const;
-  // At the end of the first backward from step `from` on, `callback(step, inspections)` is called there.
-  void request_inspection(std::int64_t from) noexcept { inspect_from_ = from; }
-  bool inspection_pending() const noexcept { return inspect_from_ != kNoInspection; }
-  void set_inspection_callback(std::function<void(std::int64_t, const Inspections&)> callback);
+  void request_inspection(std::int64_t from) noexcept { inspector_.request(from); }
+  bool inspection_pending() const noexcept { return inspector_.pending(); }
+  void set_inspection_callback(Inspector::Callback callback);
   // See [Note: watching gradients]; null: no longer. Not during a backward.
   void set_gradient_watch(std::shared_ptr<GradientWatch> watch);
 
  private:
-  static constexpr std::int64_t kNoInspection = std::numeric_limits<std::int64_t>::max();
-
   // When the gradients of a backward are copied into their buckets.
   enum class Mode : std::uint8_t {
     kEager,    // each as soon as it arrives
@@ -265,10 +250,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // reducer_live.cpp
   void reached(Point point, std::size_t index, bool locked = true) {
-    if (breakpoints_.any()) stop(point, index, locked);
+    if (gate_.breakpoints().any()) stop(point, index, locked);
   }
   void stop(Point point, std::size_t index, bool locked);
-  Lock enter();
 
   int divisor();
   bool skips(std::size_t bucket) const;
@@ -282,17 +266,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   PiecewiseBackend* piecewise_ = nullptr;  // the group's, if it is one
   std::int32_t group_index_;
   HookPointer hook_;
-  std::function<void(std::int64_t, const Inspections&)> inspection_callback_;
   std::shared_ptr<GradientWatch> watch_;
-
-  Breakpoints breakpoints_;
-  std::function<void()> pause_check_ = [] {};
-  std::condition_variable_any resumed_;
 
   std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
   std::vector<std::pair<c10::Device, std::unique_ptr<DeviceSpans>>> spans_;
 
   mutable Mutex mutex_;
+  PauseGate gate_{mutex_};
+  Inspector inspector_;
   BucketSchedule schedule_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<Launched> launched_;
@@ -320,7 +301,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::uint64_t given_up_ = 0;  // the arm of which abandon() was called
   std::int64_t step_ = 0;
   std::int64_t finished_ = 0;
-  std::int64_t dropped_ = -1;  // the parameter whose next gradient is not heard of
   std::int64_t iteration_ = 0;
   std::int64_t joined_iteration_ = 0;  // the last one that ranks without inputs shadow
   std::int64_t backward_begin_ = 0;
@@ -334,7 +314,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool manual_ = false;    // see [Note: a backward that the caller ends]
   bool awaiting_ = false;  // the backward is over, and end_manually() has not been called
   bool busy_ = false;      // between the begin of a forward and the end of its backward
-  bool stopped_ = false;   // a thread pauses, and holds the place of the backward without the mutex
   bool rebuilt_ = false;
   bool shadow_ = false;
   bool same_unused_ = true;
@@ -348,7 +327,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool warned_of_grad_ = false;
   StepTimes now_times_;
   LastStep last_;
-  std::atomic<std::int64_t> inspect_from_{kNoInspection};
 };
 
 }  // namespace ddp_lab

@@ -29,7 +29,7 @@ bool accumulates(const Captures& captures) {
 // avg(avg(g1) + g2) = avg(g1 + g2). Inside no_sync() nothing is armed anew, since the user has asked for it; inside
 // join() it is refused, because ranks that have run out of inputs take part in one backward for each forward.
 void Reducer::on_output_gradient(std::uint64_t epoch) {
-  const Lock lock = enter();
+  const Lock lock = gate_.enter();
   if (hooks_.empty() || epoch != epoch_ || finalizing_ || !gradients_wanted()) return;
   if (awaiting_) fail(messages::not_ended(where()));
   if (!armed_) {
@@ -90,7 +90,7 @@ void Reducer::enter_task(bool by_output) {
 }
 
 void Reducer::end_of_task(int task, std::uint64_t arm) {
-  Lock lock = enter();
+  Lock lock = gate_.enter();
   TORCH_CHECK(arm != given_up_, messages::given_up({step_ - 1, group_->getRank(), options_.module}));
   if (arm != arm_ || !tasks_.leave(task) || !in_flight_ || finalizing_) return;
   if (flushes()) flush();
@@ -169,9 +169,7 @@ void Reducer::finish_backward() {
   futures_.clear();
   ++finished_;
   const std::int64_t step = step_++;
-  if (step < inspect_from_ || !inspection_callback_) return;
-  inspect_from_ = kNoInspection;
-  inspection_callback_(step, inspect_at_end(step));
+  if (const Inspector::Callback callback = inspector_.take(step)) callback(step, inspect_at_end(step));
 }
 
 // See [Note: watching gradients].
@@ -187,7 +185,7 @@ void Reducer::tell_watch(Lock& lock) {
 }
 
 void Reducer::abandon() {
-  breakpoints_.end("the backward was given up (abandon_backward) while it paused at a breakpoint");
+  gate_.breakpoints().end("the backward was given up (abandon_backward) while it paused at a breakpoint");
   const Lock lock(mutex_);
   if (finalizing_) return;  // the thread that waits does it, as soon as its wait fails
   if (in_flight_) given_up_ = arm_;

@@ -1,6 +1,5 @@
 // Reducer's rare calls: what happens between backwards, not in them.
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "record/recorder.h"
@@ -106,7 +105,7 @@ at::Tensor Reducer::used_map() {
   return used_.tensor();
 }
 
-std::optional<Reducer::Inspections> Reducer::inspect_gradients() const {
+std::optional<Inspections> Reducer::inspect_gradients() const {
   const Lock lock(mutex_);
   if (in_flight_) return std::nullopt;
   Inspections found;
@@ -128,24 +127,7 @@ std::optional<Reducer::Averages> Reducer::averages() const {
   return found;
 }
 
-std::optional<Reducer::Inspected> Reducer::inspect(const Averages& averages) const {
-  std::vector<std::int64_t> versions;
-  Inspected found{averages.step, {}};
-  const auto version_of = [](const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor._version()); };
-  for (const auto& tensors : averages.buckets) {
-    std::transform(tensors.begin(), tensors.end(), std::back_inserter(versions), version_of);
-  }
-  for (const auto& tensors : averages.buckets) found.buckets.push_back(ddp_lab::inspect(tensors));
-  auto version = versions.begin();
-  for (const auto& tensors : averages.buckets) {
-    for (const at::Tensor& tensor : tensors) {
-      if (*version++ != version_of(tensor)) return std::nullopt;  // it was written to meanwhile
-    }
-  }
-  return found;
-}
-
-Reducer::Inspections Reducer::inspect_at_end(std::int64_t step) const {
+Inspections Reducer::inspect_at_end(std::int64_t step) const {
   Inspections found;
   for (const auto& bucket : buckets_) {
     const std::vector<at::Tensor> averages = bucket->averages(step);
@@ -154,9 +136,9 @@ Reducer::Inspections Reducer::inspect_at_end(std::int64_t step) const {
   return found;
 }
 
-void Reducer::set_inspection_callback(std::function<void(std::int64_t, const Inspections&)> callback) {
+void Reducer::set_inspection_callback(Inspector::Callback callback) {
   const Lock lock(mutex_);
-  inspection_callback_ = std::move(callback);
+  inspector_.set_callback(std::move(callback));
 }
 
 void Reducer::set_gradient_watch(std::shared_ptr<GradientWatch> watch) {
