@@ -25,8 +25,8 @@ void set_observation_callback(Observation& observation, py::object callback) {
 
 std::shared_ptr<Observation> make(const std::shared_ptr<c10d::Reducer>& reducer, std::vector<at::Tensor> parameters,
                                   std::int32_t reducer_id, std::int32_t process_group_index, bool static_graph) {
-  return std::make_shared<Observation>(reducer, std::move(parameters),
-                                       Observation::Identity{reducer_id, process_group_index, static_graph});
+  return std::make_shared<Observation>(reducer, std::move(parameters), EventOrigin{reducer_id, process_group_index},
+                                       static_graph);
 }
 
 }  // namespace

@@ -50,8 +50,6 @@ std::shared_ptr<Reducer> make_reducer(std::vector<at::Tensor> parameters, std::v
                                       std::string module) {
   ReducerOptions options;
   options.names = std::move(names);
-  options.reducer_id = reducer_id;
-  options.process_group_index = process_group_index;
   options.gradient_as_bucket_view = gradient_as_bucket_view;
   options.find_unused_parameters = find_unused_parameters;
   options.static_graph = static_graph;
@@ -60,7 +58,8 @@ std::shared_ptr<Reducer> make_reducer(std::vector<at::Tensor> parameters, std::v
   options.lazy_bucket_allocation = lazy_bucket_allocation;
   options.expect_sparse = std::move(expect_sparse);
   options.module = std::move(module);
-  return std::make_shared<Reducer>(std::move(parameters), assignment, hold(std::move(group)), std::move(options));
+  return std::make_shared<Reducer>(std::move(parameters), assignment, hold(std::move(group)),
+                                   EventOrigin{reducer_id, process_group_index}, std::move(options));
 }
 
 // (backward_begin, first_ready, ready, launched, reduced, backward_end) of each bucket, in ns.

@@ -22,8 +22,8 @@ std::vector<at::Tensor> Observation::parameters_of(const c10d::Reducer& reducer)
 }
 
 Observation::Observation(const std::shared_ptr<c10d::Reducer>& reducer, std::vector<at::Tensor> parameters,
-                         Identity identity)
-    : reducer_(reducer), parameters_(std::move(parameters)), identity_(identity) {
+                         EventOrigin origin, bool static_graph)
+    : reducer_(reducer), parameters_(std::move(parameters)), origin_(origin), static_graph_(static_graph) {
   arrivals_.resize(parameters_.size());
 }
 
@@ -90,7 +90,7 @@ Observation::Assignment Observation::read_buckets(bool rebuilt) {
     buckets_.push_back(std::move(bucket));
   }
   if (rebuilt) {
-    ++generation_;
+    ++origin_.generation;
     recorder().record(event(Kind::kRebuilt));
   }
   return assignment;
@@ -98,8 +98,8 @@ Observation::Assignment Observation::read_buckets(bool rebuilt) {
 
 void Observation::update(std::int32_t process_group_index, bool static_graph) {
   const Lock lock(mutex_);
-  identity_.process_group_index = process_group_index;
-  identity_.static_graph = static_graph;
+  origin_.process_group = process_group_index;
+  static_graph_ = static_graph;
 }
 
 void Observation::begin_forward(bool sync) {
@@ -110,7 +110,7 @@ void Observation::begin_forward(bool sync) {
     if (sync && armed_ && backward_begin_ != 0) {  // it was ended by an exception
       recorder().record(event(Kind::kAbandoned));
       for (const auto& [device, spans] : spans_) spans->forget();
-      ++step_;
+      ++origin_.step;
       armed_ = false;
       ++arm_;
     }
@@ -175,7 +175,7 @@ void Observation::on_gradient(std::size_t parameter) {
   recorder().record(fact);
   Bucket& bucket = buckets_[index];
   bucket.last_arrival = now;
-  if (bucket.missing > 0 && --bucket.missing == 0 && !(identity_.static_graph && expected_.empty())) {
+  if (bucket.missing > 0 && --bucket.missing == 0 && !(static_graph_ && expected_.empty())) {
     note_ready(index, now_ns());
   }
 }
@@ -219,7 +219,7 @@ std::optional<SeenLaunch> Observation::launch_next() {
   const std::int64_t now = now_ns();
   // Some of its parameters are unused, which torch finds out when the backward begins: the last of the others, or that,
   // has completed it. In the first backward of a static graph it is complete only now.
-  const bool whole = identity_.static_graph && expected_.empty();
+  const bool whole = static_graph_ && expected_.empty();
   note_ready(index, whole ? now : std::max(backward_begin_, bucket.last_arrival));
   SeenLaunch launch;
   launch.fact = event(Kind::kBucketLaunched, now);
@@ -249,7 +249,7 @@ void Observation::enter_task() {
 void Observation::end_of_task(int task, std::uint64_t arm) {
   const Lock lock(mutex_);
   if (!armed_ || arm != arm_) return;
-  const bool whole = identity_.static_graph && expected_.empty() && launches_.size() == 0 && tasks_.is_root(task);
+  const bool whole = static_graph_ && expected_.empty() && launches_.size() == 0 && tasks_.is_root(task);
   if (launches_.size() < buckets_.size() && !whole) return;
   recorder().record(event(Kind::kFinalizeBegin));
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), arm] {
@@ -261,21 +261,21 @@ void Observation::end_of_backward(std::uint64_t arm) {
   Lock lock(mutex_);
   if (!armed_ || arm != arm_ || launches_.size() < buckets_.size()) return;
   armed_ = false;
-  if (identity_.static_graph && expected_.empty()) expected_ = arrivals_;
+  if (static_graph_ && expected_.empty()) expected_ = arrivals_;
   for (const SeenLaunch& launch : launches_) note_reduced(launch);
   recorder().record(event(Kind::kBackwardEnd));
-  ++step_;
+  ++origin_.step;
   inspect_if_asked(lock);
 }
 
 std::int64_t Observation::step() const {
   const Lock lock(mutex_);
-  return step_;
+  return origin_.step;
 }
 
 std::uint16_t Observation::generation() const {
   const Lock lock(mutex_);
-  return generation_;
+  return origin_.generation;
 }
 
 void Observation::set_inspection_callback(Inspector::Callback callback) {
@@ -285,7 +285,7 @@ void Observation::set_inspection_callback(Inspector::Callback callback) {
 
 // On a thread of the backward: no other may look at gradients, see [Note: inspecting gradients].
 void Observation::inspect_if_asked(Lock& lock) {
-  const std::int64_t step = step_ - 1;
+  const std::int64_t step = origin_.step - 1;
   const Inspector::Callback callback = inspector_.take(step);
   if (!callback) return;
   Inspections found;
@@ -296,17 +296,6 @@ void Observation::inspect_if_asked(Lock& lock) {
   }
   lock.unlock();  // it takes the GIL, whose holder may want the lock
   callback(step, found);
-}
-
-Event Observation::event(Kind kind, std::int64_t host_ns) const {
-  Event made;
-  made.kind = kind;
-  made.host_ns = host_ns;
-  made.reducer = identity_.reducer_id;
-  made.process_group = identity_.process_group_index;
-  made.generation = generation_;
-  made.step = step_;
-  return made;
 }
 
 }  // namespace ddp_lab

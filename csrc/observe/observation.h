@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "observe/launches.h"
-#include "record/event.h"
+#include "record/event_origin.h"
 #include "reduce/autograd_node.h"
 #include "reduce/device_spans.h"
 #include "reduce/graph_tasks.h"
@@ -25,17 +25,12 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
  public:
   using Assignment = std::vector<std::vector<std::size_t>>;
 
-  struct Identity {
-    std::int32_t reducer_id = -1;
-    std::int32_t process_group_index = -1;
-    bool static_graph = false;
-  };
-
   // The trained parameters that torch's reducer has put into buckets, in bucket order.
   static std::vector<at::Tensor> parameters_of(const c10d::Reducer& reducer);
 
   // `parameters`: those of parameters_of, in the order of registration.
-  Observation(const std::shared_ptr<c10d::Reducer>& reducer, std::vector<at::Tensor> parameters, Identity identity);
+  Observation(const std::shared_ptr<c10d::Reducer>& reducer, std::vector<at::Tensor> parameters, EventOrigin origin,
+              bool static_graph);
   ~Observation() override;
   Observation(const Observation&) = delete;
   Observation& operator=(const Observation&) = delete;
@@ -84,11 +79,12 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
   void inspect_if_asked(Lock& lock);
   void note_ready(std::size_t bucket, std::int64_t now);
   std::optional<SeenLaunch> launch_next();
-  Event event(Kind kind, std::int64_t host_ns = 0) const;
+  Event event(Kind kind, std::int64_t host_ns = 0) const { return origin_.event(kind, host_ns); }
 
   const std::weak_ptr<c10d::Reducer> reducer_;  // its model's
   const std::vector<at::Tensor> parameters_;
-  Identity identity_;
+  EventOrigin origin_;
+  bool static_graph_;
   std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
   std::vector<std::pair<c10::Device, std::unique_ptr<DeviceSpans>>> spans_;
 
@@ -101,9 +97,7 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
   std::vector<SeenLaunch> launches_;  // of this backward
   GraphTasks tasks_;                  // listed until the next forward
   std::uint64_t arm_ = 0;
-  std::int64_t step_ = 0;
   std::int64_t backward_begin_ = 0;
-  std::uint16_t generation_ = 0;
   bool armed_ = false;  // the next backward is synchronised
   Inspector inspector_;
 };

@@ -40,7 +40,7 @@ void Reducer::end_manually() {
   Lock lock(mutex_);
   if (!manual_) fail(messages::not_manual());
   if (given_up_ != 0 && given_up_ + 1 == arm_)
-    fail(messages::given_up({step_ - 1, group_->getRank(), options_.module}));
+    fail(messages::given_up({origin_.step - 1, group_->getRank(), options_.module}));
   if (!in_flight_ || finalizing_) fail(messages::nothing_to_end(where()));
   if (!schedule_.all_launched()) fail(messages::ended_early(where(), options_.names, schedule_.missing()));
   tasks_.clear();

@@ -321,11 +321,11 @@ void Reducer::copy_out(std::size_t index) {
   if (skipped) return;
   look_for_error(bucket.first_part(reduced));
   if (watches()) watch_->after(index, reduced);
-  if (shadow_) return bucket.note_average(reduced, false, false, step_);
+  if (shadow_) return bucket.note_average(reduced, false, false, origin_.step);
   const bool elsewhere = bucket.in_place();
   bucket.copy_out(reduced, options_.gradient_as_bucket_view, access_,
                   [&](std::size_t slot) { return left_alone(bucket.slots()[slot].parameter); });
-  bucket.note_average(reduced, options_.gradient_as_bucket_view, elsewhere, step_);
+  bucket.note_average(reduced, options_.gradient_as_bucket_view, elsewhere, origin_.step);
   // The work itself is kept until the next launch. A backend's thread still holds it for a moment; if that were
   // the last reference, dropping it could need the GIL there, which ends a process that is just exiting.
   launched_[index].future.reset();

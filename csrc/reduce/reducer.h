@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "record/event.h"
+#include "record/event_origin.h"
 #include "reduce/autograd_node.h"
 #include "reduce/breakpoints.h"
 #include "reduce/bucket.h"
@@ -37,10 +37,8 @@
 namespace ddp_lab {
 
 struct ReducerOptions {
-  std::vector<std::string> names;         // qualified, in the order of registration
-  std::string module;                     // what messages call the user's module
-  std::int32_t reducer_id = -1;           // the same on all ranks
-  std::int32_t process_group_index = -1;  // of this rank
+  std::vector<std::string> names;  // qualified, in the order of registration
+  std::string module;              // what messages call the user's module
   bool gradient_as_bucket_view = false;
   bool find_unused_parameters = false;
   bool static_graph = false;
@@ -83,7 +81,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::optional<Breakpoints::Pause> pause;
   };
 
-  Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group, ReducerOptions options);
+  Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group, EventOrigin origin,
+          ReducerOptions options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -218,7 +217,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void start_used_map_after_hooks();
   void copy_out(std::size_t bucket);
   bool unused_anywhere(std::size_t parameter);
-  bool watches() const { return watch_ && watch_->due(step_); }
+  bool watches() const { return watch_ && watch_->due(origin_.step); }
   bool errors_are_shared() const;
   bool left_alone(std::size_t parameter);
 
@@ -231,7 +230,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_backward.cpp
   void on_output_gradient(std::uint64_t epoch);
   bool gradients_wanted();
-  messages::Where where() const { return {step_, group_->getRank(), options_.module}; }
+  messages::Where where() const { return {origin_.step, group_->getRank(), options_.module}; }
   [[noreturn]] void fail_unfinished();
   void look_for_error(const at::Tensor& reduced);
   std::string error_elsewhere() const;
@@ -258,13 +257,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool skips(std::size_t bucket) const;
   DeviceSpans* spans_of(const Bucket& bucket);
   [[noreturn]] void fail(const std::string& message);
-  Event event(Kind kind, std::int64_t host_ns = 0) const;
+  Event event(Kind kind, std::int64_t host_ns = 0) const { return origin_.event(kind, host_ns); }
 
   const std::vector<at::Tensor> parameters_;
   ReducerOptions options_;
   GroupPointer group_;
   PiecewiseBackend* piecewise_ = nullptr;  // the group's, if it is one
-  std::int32_t group_index_;
+  EventOrigin origin_;
   HookPointer hook_;
   std::shared_ptr<GradientWatch> watch_;
 
@@ -299,13 +298,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::uint64_t arm_ = 0;
   std::uint64_t epoch_ = 0;     // grows when what forwards have returned no longer counts
   std::uint64_t given_up_ = 0;  // the arm of which abandon() was called
-  std::int64_t step_ = 0;
   std::int64_t finished_ = 0;
   std::int64_t iteration_ = 0;
   std::int64_t joined_iteration_ = 0;  // the last one that ranks without inputs shadow
   std::int64_t backward_begin_ = 0;
   std::size_t buckets_reduced_ = 0;
-  std::uint16_t generation_ = 0;
   Mode mode_ = Mode::kEager;
   bool armed_ = false;
   bool rearmed_ = false;

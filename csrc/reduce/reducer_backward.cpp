@@ -91,7 +91,7 @@ void Reducer::enter_task(bool by_output) {
 
 void Reducer::end_of_task(int task, std::uint64_t arm) {
   Lock lock = gate_.enter();
-  TORCH_CHECK(arm != given_up_, messages::given_up({step_ - 1, group_->getRank(), options_.module}));
+  TORCH_CHECK(arm != given_up_, messages::given_up({origin_.step - 1, group_->getRank(), options_.module}));
   if (arm != arm_ || !tasks_.leave(task) || !in_flight_ || finalizing_) return;
   if (flushes()) flush();
   if (!schedule_.all_launched()) return;
@@ -138,7 +138,7 @@ void Reducer::fail_unfinished() {
       buckets_[b]->hold();
       unlaunched.push_back(buckets_[b]->buffer());
     }
-    SharedError(*group_, options_.reducer_id, step_).raise_everywhere(message, unlaunched);
+    SharedError(*group_, origin_.reducer, origin_.step).raise_everywhere(message, unlaunched);
   }
   abandon_backward();
   fail(message);
@@ -147,12 +147,12 @@ void Reducer::fail_unfinished() {
 void Reducer::look_for_error(const at::Tensor& reduced) {
   if (looked_for_error_ || hook_ || !SharedError::marks(reduced)) return;
   looked_for_error_ = true;
-  const std::string found = SharedError(*group_, options_.reducer_id, step_).found();
+  const std::string found = SharedError(*group_, origin_.reducer, origin_.step).found();
   if (!found.empty()) fail(found);
 }
 
 std::string Reducer::error_elsewhere() const {
-  return errors_are_shared() ? SharedError(*group_, options_.reducer_id, step_).found() : std::string();
+  return errors_are_shared() ? SharedError(*group_, origin_.reducer, origin_.step).found() : std::string();
 }
 
 void Reducer::finish_backward() {
@@ -168,13 +168,13 @@ void Reducer::finish_backward() {
   remaining_ranks_.reset();
   futures_.clear();
   ++finished_;
-  const std::int64_t step = step_++;
+  const std::int64_t step = origin_.step++;
   if (const Inspector::Callback callback = inspector_.take(step)) callback(step, inspect_at_end(step));
 }
 
 // See [Note: watching gradients].
 void Reducer::tell_watch(Lock& lock) {
-  const std::int64_t step = step_ - 1;
+  const std::int64_t step = origin_.step - 1;
   if (!watch_ || !watch_->due(step)) return;
   const std::shared_ptr<GradientWatch> watch = watch_;
   const GradientWatch::Found found = watch->collect(last_.order());
@@ -195,7 +195,7 @@ void Reducer::abandon() {
 void Reducer::abandon_backward() {
   if (in_flight_) {
     recorder().record(event(Kind::kAbandoned));
-    ++step_;
+    ++origin_.step;
     for (std::size_t b = 0; b < schedule_.launched(); ++b) {
       buckets_[b]->renew();
       launched_[b] = Launched{};

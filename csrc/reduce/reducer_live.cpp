@@ -6,8 +6,8 @@ namespace ddp_lab {
 
 void Reducer::stop(Point point, std::size_t index, bool locked) {
   const std::uint64_t arm = arm_;
-  gate_.stop({point, index, step_, now_ns()}, locked);
-  TORCH_CHECK(arm == arm_, messages::given_up({step_ - 1, group_->getRank(), options_.module}));
+  gate_.stop({point, index, origin_.step, now_ns()}, locked);
+  TORCH_CHECK(arm == arm_, messages::given_up({origin_.step - 1, group_->getRank(), options_.module}));
 }
 
 void Reducer::set_pause_check(std::function<void()> check) {
@@ -17,7 +17,7 @@ void Reducer::set_pause_check(std::function<void()> check) {
 
 Reducer::Stage Reducer::stage() const {
   const Lock lock(mutex_);
-  Stage made{step_, generation_, in_flight_, finalizing_, {}, {}, gate_.current()};
+  Stage made{origin_.step, origin_.generation, in_flight_, finalizing_, {}, {}, gate_.current()};
   for (const auto& bucket : buckets_) {
     const BucketTimes& times = *bucket->times;
     made.buckets.push_back({backward_begin_, times.first_ready, times.ready, times.launched, times.reduced, 0});

@@ -35,11 +35,11 @@ c10::intrusive_ptr<c10d::Backend> cpu_backend(c10d::ProcessGroup& group) {
 }  // namespace
 
 Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group,
-                 ReducerOptions options)
+                 EventOrigin origin, ReducerOptions options)
     : parameters_(std::move(parameters)),
       options_(std::move(options)),
       group_(std::move(group)),
-      group_index_(options_.process_group_index),
+      origin_(origin),
       schedule_(assignment),
       used_(parameters_.size(), parameters_.at(0).device()) {
   TORCH_CHECK(parameters_.size() == options_.names.size(), "every parameter needs a name");
@@ -193,7 +193,7 @@ void Reducer::rebuild(const Assignment& assignment) {
   TORCH_CHECK(!in_flight_, "buckets can't be assigned anew during a backward");
   assign(assignment);
   rebuilt_ = true;
-  ++generation_;
+  ++origin_.generation;
   recorder().record(event(Kind::kRebuilt));
 }
 
@@ -205,11 +205,11 @@ void Reducer::update_process_group(GroupPointer group, std::int32_t index, const
   std::swap(group_, group);
   piecewise_ = dynamic_cast<PiecewiseBackend*>(cpu_backend(*group_).get());
   if (hook_) hook_->set_group(group_);
-  group_index_ = index;
+  origin_.process_group = index;
   rebuilt_ = false;
   last_.set_order({});
   assign(assignment);
-  ++generation_;
+  ++origin_.generation;
 }
 
 void Reducer::set_comm_hook(HookPointer hook) {

@@ -57,22 +57,22 @@ FuturePointer Reducer::run_all_reduce(c10d::GradBucket& bucket) {
 
 std::int64_t Reducer::step() const {
   const Lock lock(mutex_);
-  return step_;
+  return origin_.step;
 }
 
 void Reducer::set_step(std::int64_t step) {
   const Lock lock(mutex_);
-  step_ = step;
+  origin_.step = step;
 }
 
 std::uint16_t Reducer::generation() const {
   const Lock lock(mutex_);
-  return generation_;
+  return origin_.generation;
 }
 
 void Reducer::set_generation(std::uint16_t generation) {
   const Lock lock(mutex_);
-  generation_ = generation;
+  origin_.generation = generation;
 }
 
 Reducer::Report Reducer::report() const {
@@ -118,7 +118,7 @@ std::optional<Reducer::Averages> Reducer::averages() const {
   found.lock = Lock(mutex_, std::try_to_lock);
   if (!found.lock.owns_lock()) return std::nullopt;
   const bool changing = busy_ && (options_.gradient_as_bucket_view || sums_pieces());
-  found.step = step_ - 1;
+  found.step = origin_.step - 1;
   if (in_flight_ || changing || found.step < 0) return std::nullopt;
   for (const auto& bucket : buckets_) {
     found.buckets.push_back(bucket->averages(found.step));
@@ -170,17 +170,6 @@ DeviceSpans* Reducer::spans_of(const Bucket& bucket) {
     if (device == bucket.device()) return spans.get();
   }
   return nullptr;
-}
-
-Event Reducer::event(Kind kind, std::int64_t host_ns) const {
-  Event made;
-  made.kind = kind;
-  made.host_ns = host_ns;
-  made.reducer = options_.reducer_id;
-  made.process_group = group_index_;
-  made.generation = generation_;
-  made.step = step_;
-  return made;
 }
 
 }  // namespace ddp_lab
