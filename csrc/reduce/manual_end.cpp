@@ -39,8 +39,7 @@ void Reducer::await_end() {
 void Reducer::end_manually() {
   Lock lock(mutex_);
   if (!manual_) fail(messages::not_manual());
-  if (given_up_ != 0 && given_up_ + 1 == arm_)
-    fail(messages::given_up({origin_.step - 1, group_->getRank(), options_.module}));
+  if (given_up_ != 0 && given_up_ + 1 == arm_) fail(messages::given_up(where_last()));
   if (!in_flight_ || finalizing_) fail(messages::nothing_to_end(where()));
   if (!schedule_.all_launched()) fail(messages::ended_early(where(), options_.names, schedule_.missing()));
   tasks_.clear();

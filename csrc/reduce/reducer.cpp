@@ -87,7 +87,7 @@ void Reducer::start_backward(bool rearmed) {
   mode_ = !static_ ? Mode::kEager : static_->known() && !rearmed ? Mode::kCounted : Mode::kWhole;
   backward_begin_ = 0;
   buckets_reduced_ = 0;
-  divisor_ = 0;
+  reduction_.begin();
   tasks_.choose_root();
   graph_changed_ = looked_for_error_ = false;
   schedule_.arm();
@@ -197,7 +197,8 @@ void Reducer::check_gradient(std::size_t parameter, const at::Tensor& gradient) 
 }
 
 bool Reducer::take_in_place(std::size_t parameter, const at::Tensor& arrived) {
-  if (!piecewise_ || hook_ || watches() || gate_.breakpoints().any() || access_.in_context()) return false;
+  if (!sums_pieces() || reduction_.hook() || watches() || gate_.breakpoints().any() || access_.in_context())
+    return false;
   const Place& place = places_[parameter];
   const at::Tensor& gradient = parameters_[parameter].grad();
   return buckets_[place.bucket]->take_in_place(place.slot, gradient, arrived, options_.gradient_as_bucket_view);
@@ -208,7 +209,7 @@ void Reducer::copy_in(std::size_t parameter) {
   const Place& place = places_[parameter];
   Bucket& bucket = *buckets_[place.bucket];
   access_.with(parameters_[parameter], [&](at::Tensor& gradient) {
-    return bucket.copy_in(place.slot, gradient, divisor(), options_.gradient_as_bucket_view);
+    return bucket.copy_in(place.slot, gradient, reduction_.divisor(), options_.gradient_as_bucket_view);
   });
 }
 
@@ -227,7 +228,7 @@ void Reducer::mark_ready(std::size_t parameter) {
     reached(Point::kBucketReady, place.bucket);
   }
   for (std::size_t b = range.begin; b < range.end; ++b) launch(b);
-  if (!range.empty() && schedule_.all_launched() && flushes() && !hook_) used_.start(*group_);
+  if (!range.empty() && schedule_.all_launched() && flushes() && !reduction_.hook()) used_.start(*reduction_.group());
 }
 
 void Reducer::launch(std::size_t index) {
@@ -243,17 +244,11 @@ void Reducer::launch(std::size_t index) {
     return;
   }
   ++buckets_reduced_;
-  bucket.flush(divisor());
-  if (watches() && !shadow_) watch_->before(index, bucket, divisor());
+  bucket.flush(reduction_.divisor());
+  if (watches() && !shadow_) watch_->before(index, bucket, reduction_.divisor());
   std::shared_ptr<DeviceSpans::Span> span;
   if (DeviceSpans* spans = spans_of(bucket)) span = spans->begin(fact);
-  if (hook_) {
-    launched_[index] = start_hook(*hook_, bucket, index, buckets_.size());
-  } else if (bucket.in_place()) {
-    launched_[index] = start_pieces(*piecewise_, bucket, divisor());
-  } else {
-    launched_[index] = start_all_reduce(*group_, bucket);
-  }
+  launched_[index] = reduction_.start(bucket, index, buckets_.size());
   // Runs where the collective completes, perhaps after this reducer is gone: it holds no pointer to it.
   launched_[index].future->addCallback(
       [fact, span, times = bucket.times](c10::ivalue::Future& future) {
@@ -274,10 +269,10 @@ void Reducer::finalize(Lock& lock) {
   // While this thread waits for the other ranks, others may look at the reducer.
   lock.unlock();
   try {
-    if (hook_ && flushes()) start_used_map_after_hooks();
+    if (reduction_.hook() && flushes()) start_used_map_after_hooks();
     for (std::size_t b = 0; b < buckets_.size(); ++b) copy_out(b);
     now_times_.communication_end = now_ns();
-    for (const FuturePointer& future : futures_) future->waitAndThrow();
+    reduction_.wait_for_futures();
     if (mode_ == Mode::kWhole && !rearmed_) {
       // A rank that joins before it had a backward learns from the others', taking each parameter to fire once.
       for (std::size_t p = 0; shadow_ && p < parameters_.size(); ++p) {
@@ -306,7 +301,7 @@ void Reducer::start_used_map_after_hooks() {
   for (const Launched& launched : launched_) {
     if (launched.future) launched.future->wait();
   }
-  used_.start(*group_);
+  used_.start(*reduction_.group());
 }
 
 void Reducer::copy_out(std::size_t index) {
@@ -315,7 +310,7 @@ void Reducer::copy_out(std::size_t index) {
   fact.bucket = static_cast<std::int32_t>(index);
   fact.bytes = bucket.bytes();
   const bool skipped = !launched_[index].future;
-  const at::Tensor reduced = skipped ? at::Tensor() : wait_for(launched_[index], hook_.get(), bucket, index);
+  const at::Tensor reduced = skipped ? at::Tensor() : reduction_.wait(launched_[index], bucket, index);
   note_reduced(*bucket.times, fact);
   reached(Point::kReduced, index, /*locked=*/false);
   if (skipped) return;

@@ -22,13 +22,13 @@
 #include "reduce/breakpoints.h"
 #include "reduce/bucket.h"
 #include "reduce/bucket_schedule.h"
-#include "reduce/comm_hook.h"
 #include "reduce/device_spans.h"
 #include "reduce/gradient_access.h"
 #include "reduce/gradient_watch.h"
 #include "reduce/graph_tasks.h"
 #include "reduce/inspection.h"
 #include "reduce/messages.h"
+#include "reduce/reduction.h"
 #include "reduce/shared_error.h"
 #include "reduce/static_graph.h"
 #include "reduce/step_report.h"
@@ -95,7 +95,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // The next backward synchronises gradients, if `sync`. `outputs`: the tensors that forward returned.
   void arm(const std::vector<at::Tensor>& outputs, bool sync = true);
   // Whether gradients may be reduced where they are, see [Note: reduced in place].
-  bool sums_pieces() const noexcept { return piecewise_ != nullptr; }
+  bool sums_pieces() const noexcept { return reduction_.sums_pieces(); }
   // What autograd calls when it has accumulated a gradient; `arrived`: what was accumulated.
   void on_grad_ready(std::size_t parameter, const at::Tensor& arrived = {});
 
@@ -230,7 +230,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_backward.cpp
   void on_output_gradient(std::uint64_t epoch);
   bool gradients_wanted();
-  messages::Where where() const { return {origin_.step, group_->getRank(), options_.module}; }
+  messages::Where where() const { return {origin_.step, reduction_.group()->getRank(), options_.module}; }
+  messages::Where where_last() const { return {origin_.step - 1, reduction_.group()->getRank(), options_.module}; }
+  SharedError shared_error() const { return {*reduction_.group(), origin_.reducer, origin_.step}; }
   [[noreturn]] void fail_unfinished();
   void look_for_error(const at::Tensor& reduced);
   std::string error_elsewhere() const;
@@ -253,7 +255,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   }
   void stop(Point point, std::size_t index, bool locked);
 
-  int divisor();
   bool skips(std::size_t bucket) const;
   DeviceSpans* spans_of(const Bucket& bucket);
   [[noreturn]] void fail(const std::string& message);
@@ -261,10 +262,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   const std::vector<at::Tensor> parameters_;
   ReducerOptions options_;
-  GroupPointer group_;
-  PiecewiseBackend* piecewise_ = nullptr;  // the group's, if it is one
+  Reduction reduction_;
   EventOrigin origin_;
-  HookPointer hook_;
   std::shared_ptr<GradientWatch> watch_;
 
   std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
@@ -289,10 +288,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::size_t> firings_;     // Mode::kWhole: parameters as their gradients arrived
   std::vector<std::size_t> order_;       // of readiness
 
-  c10::intrusive_ptr<c10d::Work> remaining_ranks_;
-  std::vector<FuturePointer> futures_;
   std::vector<bool> optimized_;  // by parameter, or empty
-  int divisor_ = 0;              // 0: not yet known
 
   GraphTasks tasks_;
   std::uint64_t arm_ = 0;

@@ -91,7 +91,7 @@ void Reducer::enter_task(bool by_output) {
 
 void Reducer::end_of_task(int task, std::uint64_t arm) {
   Lock lock = gate_.enter();
-  TORCH_CHECK(arm != given_up_, messages::given_up({origin_.step - 1, group_->getRank(), options_.module}));
+  TORCH_CHECK(arm != given_up_, messages::given_up(where_last()));
   if (arm != arm_ || !tasks_.leave(task) || !in_flight_ || finalizing_) return;
   if (flushes()) flush();
   if (!schedule_.all_launched()) return;
@@ -124,7 +124,7 @@ void Reducer::flush() {
 
 bool Reducer::errors_are_shared() const {
   const auto on_cpu = [](const auto& bucket) { return bucket->device().is_cpu(); };
-  return !hook_ && std::all_of(buckets_.begin(), buckets_.end(), on_cpu);
+  return !reduction_.hook() && std::all_of(buckets_.begin(), buckets_.end(), on_cpu);
 }
 
 // See [Note: the same error on every rank]
@@ -138,22 +138,20 @@ void Reducer::fail_unfinished() {
       buckets_[b]->hold();
       unlaunched.push_back(buckets_[b]->buffer());
     }
-    SharedError(*group_, origin_.reducer, origin_.step).raise_everywhere(message, unlaunched);
+    shared_error().raise_everywhere(message, unlaunched);
   }
   abandon_backward();
   fail(message);
 }
 
 void Reducer::look_for_error(const at::Tensor& reduced) {
-  if (looked_for_error_ || hook_ || !SharedError::marks(reduced)) return;
+  if (looked_for_error_ || reduction_.hook() || !SharedError::marks(reduced)) return;
   looked_for_error_ = true;
-  const std::string found = SharedError(*group_, origin_.reducer, origin_.step).found();
+  const std::string found = shared_error().found();
   if (!found.empty()) fail(found);
 }
 
-std::string Reducer::error_elsewhere() const {
-  return errors_are_shared() ? SharedError(*group_, origin_.reducer, origin_.step).found() : std::string();
-}
+std::string Reducer::error_elsewhere() const { return errors_are_shared() ? shared_error().found() : std::string(); }
 
 void Reducer::finish_backward() {
   finalizing_ = in_flight_ = armed_ = busy_ = awaiting_ = false;
@@ -165,8 +163,7 @@ void Reducer::finish_backward() {
   });
   recorder().record(end);
   used_.reset();
-  remaining_ranks_.reset();
-  futures_.clear();
+  reduction_.end();
   ++finished_;
   const std::int64_t step = origin_.step++;
   if (const Inspector::Callback callback = inspector_.take(step)) callback(step, inspect_at_end(step));
@@ -206,8 +203,7 @@ void Reducer::abandon_backward() {
   }
   armed_ = in_flight_ = busy_ = awaiting_ = graph_changed_ = false;
   tasks_.clear();
-  futures_.clear();
-  remaining_ranks_.reset();
+  reduction_.end();
   ++arm_;
   ++epoch_;
 }

@@ -66,20 +66,8 @@ void Reducer::mark_all_ready() {
 
 void Reducer::set_forward_pass_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial_world_size) {
   const Lock lock(mutex_);
-  remaining_ranks_ = divide_by_initial_world_size ? nullptr : std::move(work);
+  reduction_.set_remaining_ranks(divide_by_initial_world_size ? nullptr : std::move(work));
   joined_iteration_ = iteration_ + 1;
-}
-
-int Reducer::divisor() {
-  if (hook_) return 1;  // the hook averages
-  if (divisor_ != 0) return divisor_;
-  divisor_ = group_->getSize();
-  if (!remaining_ranks_) return divisor_;
-  if (!is_subclassed(*group_)) remaining_ranks_->wait();
-  const FuturePointer future = remaining_ranks_->getFuture();
-  future->waitAndThrow();
-  divisor_ = sum_in(future->value()).flatten()[0].item<int>();  // other elements are the caller's
-  return divisor_;
 }
 
 }  // namespace ddp_lab

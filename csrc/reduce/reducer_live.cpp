@@ -7,7 +7,7 @@ namespace ddp_lab {
 void Reducer::stop(Point point, std::size_t index, bool locked) {
   const std::uint64_t arm = arm_;
   gate_.stop({point, index, origin_.step, now_ns()}, locked);
-  TORCH_CHECK(arm == arm_, messages::given_up({origin_.step - 1, group_->getRank(), options_.module}));
+  TORCH_CHECK(arm == arm_, messages::given_up(where_last()));
 }
 
 void Reducer::set_pause_check(std::function<void()> check) {

@@ -11,39 +11,15 @@
 
 namespace ddp_lab {
 
-namespace {
-
-// [Note: buffers in the backend's memory]
-// A backend may have memory from which it reduces without copying ("shm" has); the buffers of CPU parameters go there.
-// They are made anew when the group is replaced. Buffers on demand stay ordinary memory: to fetch new pages in every
-// backward would cost more than the copies.
-MakeBuffer memory_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  if (!backend || !backend->supportsTensorAlloc(-1)) return nullptr;
-  return [backend](std::int64_t numel, const at::TensorOptions& options) {
-    return backend->allocateTensor(numel, options);
-  };
-}
-
-// Null if the group has none.
-c10::intrusive_ptr<c10d::Backend> cpu_backend(c10d::ProcessGroup& group) {
-  const std::vector<c10::Device> devices = group.getDeviceTypes();
-  const auto on_cpu = [](const c10::Device& device) { return device.is_cpu(); };
-  if (!std::any_of(devices.begin(), devices.end(), on_cpu)) return nullptr;
-  return group.getBackend(c10::DeviceType::CPU);
-}
-
-}  // namespace
-
 Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group,
                  EventOrigin origin, ReducerOptions options)
     : parameters_(std::move(parameters)),
       options_(std::move(options)),
-      group_(std::move(group)),
+      reduction_(std::move(group)),
       origin_(origin),
       schedule_(assignment),
       used_(parameters_.size(), parameters_.at(0).device()) {
   TORCH_CHECK(parameters_.size() == options_.names.size(), "every parameter needs a name");
-  piecewise_ = dynamic_cast<PiecewiseBackend*>(cpu_backend(*group_).get());
   places_.resize(parameters_.size());
   firings_.reserve(parameters_.size());
   assign(assignment);
@@ -94,7 +70,7 @@ std::unique_ptr<Bucket> Reducer::make_bucket(const std::vector<std::size_t>& ind
   options.lazy = options_.lazy_bucket_allocation;
   options.notices = notices_;
   const bool on_cpu = !indices.empty() && parameters_.at(indices.front()).is_cpu();
-  if (on_cpu && !options.lazy) options.make_buffer = memory_of(cpu_backend(*group_));
+  if (on_cpu && !options.lazy) options.make_buffer = reduction_.cpu_memory();
   std::vector<at::Tensor> variables;
   for (const std::size_t index : indices) {
     TORCH_CHECK(index < parameters_.size(), "there is no parameter ", index);
@@ -202,9 +178,7 @@ void Reducer::update_process_group(GroupPointer group, std::int32_t index, const
   TORCH_CHECK(!finalizing_, "the process group can't be replaced while a backward waits for it");
   abandon_backward();
   // The old group is let go outside the lock: its threads may take a while to end.
-  std::swap(group_, group);
-  piecewise_ = dynamic_cast<PiecewiseBackend*>(cpu_backend(*group_).get());
-  if (hook_) hook_->set_group(group_);
+  reduction_.swap_group(group);
   origin_.process_group = index;
   rebuilt_ = false;
   last_.set_order({});
@@ -214,21 +188,21 @@ void Reducer::update_process_group(GroupPointer group, std::int32_t index, const
 
 void Reducer::set_comm_hook(HookPointer hook) {
   const Lock lock(mutex_);
-  TORCH_CHECK(!hook_, "register_comm_hook or register_builtin_comm_hook can only be called once.");
+  TORCH_CHECK(!reduction_.hook(), "register_comm_hook or register_builtin_comm_hook can only be called once.");
   TORCH_CHECK(!in_flight_, "a comm hook can't be registered during a backward");
-  hook_ = std::move(hook);
+  reduction_.swap_hook(hook);
 }
 
 void Reducer::clear_comm_hook() {
   HookPointer old;  // let go outside the lock: that may need the GIL
   const Lock lock(mutex_);
   TORCH_CHECK(!in_flight_, "a comm hook can't be taken away during a backward");
-  old.swap(hook_);
+  reduction_.swap_hook(old);
 }
 
 void Reducer::set_builtin_hook(c10d::BuiltinCommHookType kind) {
   const Lock lock(mutex_);
-  set_comm_hook(make_builtin_hook(kind, group_));
+  set_comm_hook(make_builtin_hook(kind, reduction_.group()));
 }
 
 void Reducer::set_static_graph() {

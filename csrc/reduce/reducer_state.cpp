@@ -23,7 +23,7 @@ bool Reducer::in_flight() const {
 
 void Reducer::install_post_backward_futures(std::vector<FuturePointer> futures) {
   const Lock lock(mutex_);
-  futures_ = std::move(futures);
+  reduction_.set_futures(std::move(futures));
 }
 
 void Reducer::set_no_sync(bool inside) {
@@ -41,7 +41,7 @@ FuturePointer Reducer::run_comm_hook(std::unique_ptr<GradBucket> bucket) {
   CommHook* hook = nullptr;
   {
     const Lock lock(mutex_);
-    hook = hook_.get();  // replaced by the thread that trains alone
+    hook = reduction_.hook();  // replaced by the thread that trains alone
   }
   return hook ? hook->run(std::move(bucket)) : run_all_reduce(*bucket);
 }
@@ -50,7 +50,7 @@ FuturePointer Reducer::run_all_reduce(c10d::GradBucket& bucket) {
   GroupPointer group;
   {
     const Lock lock(mutex_);
-    group = group_;
+    group = reduction_.group();
   }
   return all_reduce(*group, bucket);
 }
