@@ -27,8 +27,7 @@ void Reducer::require_manual_end(bool required) {
 bool Reducer::ends_after_backward() const {
   const Lock lock(mutex_);
   if (!manual_) return false;
-  const bool ordered = !walk_ || static_;
-  return mode_ == Mode::kWhole || (ordered ? !rebuilt_ : !searched_);
+  return mode_ == Mode::kWhole || (use_.searches() ? !use_.searched() : !rebuilt_);
 }
 
 void Reducer::await_end() {

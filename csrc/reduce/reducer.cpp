@@ -1,7 +1,6 @@
 #include "reduce/reducer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -62,15 +61,12 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs, bool sync) {
   std::vector<std::size_t> of_earlier;
   if (again) of_earlier.swap(unused_);
   start_backward(false);
-  if (static_ && static_->known()) unused_ = static_->unused();
-  if (walk_ && !static_) {
-    find_unused(outputs);
-    if (again) {  // several forwards, and perhaps one backward of them all
-      std::vector<std::size_t> of_all;
-      std::set_intersection(unused_.begin(), unused_.end(), of_earlier.begin(), of_earlier.end(),
-                            std::back_inserter(of_all));
-      unused_.swap(of_all);
-    }
+  use_.find_unused(outputs, unused_);
+  if (again && use_.searches()) {  // several forwards, and perhaps one backward of them all
+    std::vector<std::size_t> of_all;
+    std::set_intersection(unused_.begin(), unused_.end(), of_earlier.begin(), of_earlier.end(),
+                          std::back_inserter(of_all));
+    unused_.swap(of_all);
   }
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
@@ -84,7 +80,8 @@ void Reducer::start_backward(bool rearmed) {
   armed_ = true;
   rearmed_ = rearmed;
   ++arm_;
-  mode_ = !static_ ? Mode::kEager : static_->known() && !rearmed ? Mode::kCounted : Mode::kWhole;
+  StaticGraph* const graph = use_.static_graph();
+  mode_ = !graph ? Mode::kEager : graph->known() && !rearmed ? Mode::kCounted : Mode::kWhole;
   backward_begin_ = 0;
   buckets_reduced_ = 0;
   reduction_.begin();
@@ -94,26 +91,13 @@ void Reducer::start_backward(bool rearmed) {
   unused_.clear();
   order_.clear();
   firings_.clear();
-  if (static_ && !rearmed) static_->arm();
+  if (graph && !rearmed) graph->arm();
   for (const auto& bucket : buckets_) bucket->times = std::make_shared<BucketTimes>();
   if (watches()) watch_->begin(buckets_.size());
   for (const auto& [device, spans] : spans_) {
     spans->resolve();
     spans->anchor();
   }
-}
-
-void Reducer::find_unused(const std::vector<at::Tensor>& outputs) {
-  const auto in_graph = [](const at::Tensor& output) { return output.defined() && output.requires_grad(); };
-  // None found: they may be inside objects that can't be searched. Then the end of the backward tells.
-  searched_ = std::any_of(outputs.begin(), outputs.end(), in_graph);
-  if (!searched_) return;
-  RECORD_FUNCTION("ddp_lab::search_unused_parameters", std::vector<c10::IValue>());
-  walk_->find_unused(outputs, unused_);
-  if (!walked_ && unused_.empty()) TORCH_WARN(messages::needless_walk());
-  same_unused_ = same_unused_ && (!walked_ || unused_ == last_unused_);
-  last_unused_ = unused_;
-  walked_ = true;
 }
 
 void Reducer::on_grad_ready(std::size_t parameter, const at::Tensor& arrived) {
@@ -138,7 +122,7 @@ bool Reducer::take_notice(std::size_t parameter, std::int64_t now) {
   fact.bytes = place.bytes;
   access_ = GradientAccess::current();
   access_.with(parameters_[parameter], [&](const at::Tensor& gradient) {
-    if (gradient.defined()) used_.mark(parameter);
+    if (gradient.defined()) use_.here.mark(parameter);
     if (armed_) check_gradient(parameter, gradient);
     return false;
   });
@@ -173,10 +157,10 @@ bool Reducer::completes(std::size_t parameter) {
   if (mode_ == Mode::kWhole) {
     places_[parameter].arrived = arm_;
     firings_.push_back(parameter);
-    if (!rearmed_) static_->count(parameter);
+    if (!rearmed_) use_.static_graph()->count(parameter);
     return first;
   }
-  const StaticGraph::Arrival arrival = static_->arrive(parameter);
+  const StaticGraph::Arrival arrival = use_.static_graph()->arrive(parameter);
   if (arrival == StaticGraph::Arrival::kChanged) {
     graph_changed_ = true;
     fail(messages::graph_changed(where(), options_.names[parameter]));
@@ -228,7 +212,8 @@ void Reducer::mark_ready(std::size_t parameter) {
     reached(Point::kBucketReady, place.bucket);
   }
   for (std::size_t b = range.begin; b < range.end; ++b) launch(b);
-  if (!range.empty() && schedule_.all_launched() && flushes() && !reduction_.hook()) used_.start(*reduction_.group());
+  if (!range.empty() && schedule_.all_launched() && flushes() && !reduction_.hook())
+    use_.here.start(*reduction_.group());
 }
 
 void Reducer::launch(std::size_t index) {
@@ -273,13 +258,7 @@ void Reducer::finalize(Lock& lock) {
     for (std::size_t b = 0; b < buckets_.size(); ++b) copy_out(b);
     now_times_.communication_end = now_ns();
     reduction_.wait_for_futures();
-    if (mode_ == Mode::kWhole && !rearmed_) {
-      // A rank that joins before it had a backward learns from the others', taking each parameter to fire once.
-      for (std::size_t p = 0; shadow_ && p < parameters_.size(); ++p) {
-        if (!unused_anywhere(p)) static_->count(p);
-      }
-      static_->learn([this](std::size_t parameter) { return !unused_anywhere(parameter); });
-    }
+    if (mode_ == Mode::kWhole && !rearmed_) use_.learn(shadow_);
   } catch (const std::exception& error) {
     const std::string shared = error_elsewhere();
     lock.lock();
@@ -301,7 +280,7 @@ void Reducer::start_used_map_after_hooks() {
   for (const Launched& launched : launched_) {
     if (launched.future) launched.future->wait();
   }
-  used_.start(*reduction_.group());
+  use_.here.start(*reduction_.group());
 }
 
 void Reducer::copy_out(std::size_t index) {

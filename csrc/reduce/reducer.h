@@ -30,7 +30,6 @@
 #include "reduce/messages.h"
 #include "reduce/reduction.h"
 #include "reduce/shared_error.h"
-#include "reduce/static_graph.h"
 #include "reduce/step_report.h"
 #include "reduce/unused_parameters.h"
 
@@ -171,7 +170,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<BucketReport> times() const { return last_.buckets(); }
   Report report() const;
   void set_error(std::string text) { last_.set_error(std::move(text)); }
-  // With find_unused_parameters: whether each forward has left the same parameters unused.
+  // With find_unused_parameters.
   bool graph_was_static() const;
   at::Tensor used_map();
 
@@ -204,7 +203,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // reducer.cpp
   void start_backward(bool rearmed);
-  void find_unused(const std::vector<at::Tensor>& outputs);
   bool completes(std::size_t parameter);
   void check_gradient(std::size_t parameter, const at::Tensor& gradient);
   bool take_notice(std::size_t parameter, std::int64_t now);
@@ -216,7 +214,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finalize(Lock& lock);
   void start_used_map_after_hooks();
   void copy_out(std::size_t bucket);
-  bool unused_anywhere(std::size_t parameter);
   bool watches() const { return watch_ && watch_->due(origin_.step); }
   bool errors_are_shared() const;
   bool left_alone(std::size_t parameter);
@@ -280,13 +277,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Place> places_;  // by parameter
   GradientAccess access_;      // of the hook that ran last in this backward
 
-  std::unique_ptr<GraphWalk> walk_;  // find_unused_parameters
-  std::vector<std::size_t> unused_;  // by parameter index, ascending: counts as arrived when the backward begins
-  std::vector<std::size_t> last_unused_;
-  UsedMap used_;
-  std::unique_ptr<StaticGraph> static_;  // static_graph
-  std::vector<std::size_t> firings_;     // Mode::kWhole: parameters as their gradients arrived
-  std::vector<std::size_t> order_;       // of readiness
+  ParameterUse use_;
+  std::vector<std::size_t> unused_;   // by parameter index, ascending: counts as arrived when the backward begins
+  std::vector<std::size_t> firings_;  // Mode::kWhole: parameters as their gradients arrived
+  std::vector<std::size_t> order_;    // of readiness
 
   std::vector<bool> optimized_;  // by parameter, or empty
 
@@ -309,9 +303,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool busy_ = false;      // between the begin of a forward and the end of its backward
   bool rebuilt_ = false;
   bool shadow_ = false;
-  bool same_unused_ = true;
-  bool walked_ = false;
-  bool searched_ = true;  // the last forward returned tensors that could be searched
   bool graph_changed_ = false;
   bool no_sync_ = false;
   bool no_sync_warning_ = false;

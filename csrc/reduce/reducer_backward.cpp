@@ -100,7 +100,7 @@ void Reducer::end_of_task(int task, std::uint64_t arm) {
 }
 
 // Such backwards also end with the sum of the used parameters over the ranks. All ranks answer alike.
-bool Reducer::flushes() const { return rearmed_ || mode_ == Mode::kWhole || (walk_ && !static_); }
+bool Reducer::flushes() const { return rearmed_ || mode_ == Mode::kWhole || use_.searches(); }
 
 void Reducer::flush() {
   if (mode_ == Mode::kWhole) {  // in the order in which each arrived for the last time
@@ -131,7 +131,7 @@ bool Reducer::errors_are_shared() const {
 void Reducer::fail_unfinished() {
   std::vector<std::size_t> missing = schedule_.missing();
   std::sort(missing.begin(), missing.end());
-  const std::string message = messages::unfinished(where(), options_.names, missing, static_ != nullptr);
+  const std::string message = messages::unfinished(where(), options_.names, missing, use_.static_graph() != nullptr);
   if (errors_are_shared()) {
     std::vector<at::Tensor> unlaunched;
     for (std::size_t b = schedule_.launched(); b < buckets_.size() && !buckets_[b]->sparse(); ++b) {
@@ -162,7 +162,7 @@ void Reducer::finish_backward() {
     return {backward_begin_, times.first_ready, times.ready, times.launched, times.reduced, end.host_ns};
   });
   recorder().record(end);
-  used_.reset();
+  use_.here.reset();
   reduction_.end();
   ++finished_;
   const std::int64_t step = origin_.step++;
@@ -199,7 +199,7 @@ void Reducer::abandon_backward() {
     }
     for (const auto& [device, spans] : spans_) spans->forget();
     for (const auto& bucket : buckets_) bucket->release();
-    used_.abandon();
+    use_.here.abandon();
   }
   armed_ = in_flight_ = busy_ = awaiting_ = graph_changed_ = false;
   tasks_.clear();

@@ -50,7 +50,7 @@ void Reducer::synchronize() {
   in_flight_ = true;
   begin_backward(now_ns());
   for (std::size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-    if (parameters_[parameter].grad().defined()) used_.mark(parameter);
+    if (parameters_[parameter].grad().defined()) use_.here.mark(parameter);
   }
   flush();
   finalize(lock);

@@ -18,7 +18,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignmen
       reduction_(std::move(group)),
       origin_(origin),
       schedule_(assignment),
-      used_(parameters_.size(), parameters_.at(0).device()) {
+      use_(parameters_.size(), parameters_.at(0).device()) {
   TORCH_CHECK(parameters_.size() == options_.names.size(), "every parameter needs a name");
   places_.resize(parameters_.size());
   firings_.reserve(parameters_.size());
@@ -33,9 +33,9 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignmen
   if (options_.find_unused_parameters) {
     std::vector<const torch::autograd::Node*> accumulators;
     for (const auto& [node, key] : hooks_) accumulators.push_back(node.get());
-    walk_ = std::make_unique<GraphWalk>(accumulators);
+    use_.search(accumulators);
   }
-  if (options_.static_graph) static_ = std::make_unique<StaticGraph>(parameters_.size());
+  if (options_.static_graph) use_.set_static_graph();
 }
 
 Reducer::~Reducer() { remove_hooks(); }
@@ -59,7 +59,7 @@ void Reducer::add_hooks() {
 void Reducer::remove_hooks() {
   const Lock lock(mutex_);
   for (const auto& [node, key] : hooks_) node->del_post_hook(key);
-  walk_.reset();  // it knows the nodes by their addresses
+  use_.stop_search();  // it knows the nodes by their addresses
   hooks_.clear();
 }
 
@@ -160,7 +160,7 @@ void Reducer::tell_known_rows(Bucket& bucket) const {
 bool Reducer::rebuild_due() const {
   const Lock lock(mutex_);
   // Parameters that come and go have no order of readiness.
-  const bool ordered = !options_.find_unused_parameters || static_;
+  const bool ordered = !options_.find_unused_parameters || use_.static_graph();
   return ordered && !rebuilt_ && !in_flight_ && last_.ready() == parameters_.size();
 }
 
@@ -211,7 +211,7 @@ void Reducer::set_static_graph() {
               "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
               "constructed; ",
               iteration_, " forwards have begun");
-  if (!static_) static_ = std::make_unique<StaticGraph>(parameters_.size());
+  use_.set_static_graph();
 }
 
 }  // namespace ddp_lab

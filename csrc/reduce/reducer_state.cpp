@@ -79,7 +79,7 @@ Reducer::Report Reducer::report() const {
   const Lock lock(mutex_);
   Report made;
   made.iteration = iteration_;
-  const std::vector<std::size_t> unused = static_ ? static_->unused() : last_unused_;
+  const std::vector<std::size_t>& unused = use_.last_unused();
   for (const std::size_t parameter : unused) made.unused_bytes += parameters_[parameter].nbytes();
   made.buckets_reduced = buckets_reduced_;
   for (const std::size_t parameter : last_.order()) {
@@ -97,12 +97,12 @@ void Reducer::fail(const std::string& message) {
 
 bool Reducer::graph_was_static() const {
   const Lock lock(mutex_);
-  return same_unused_;
+  return use_.always_same();
 }
 
 at::Tensor Reducer::used_map() {
   const Lock lock(mutex_);
-  return used_.tensor();
+  return use_.here.tensor();
 }
 
 std::optional<Inspections> Reducer::inspect_gradients() const {
@@ -148,13 +148,8 @@ void Reducer::set_gradient_watch(std::shared_ptr<GradientWatch> watch) {
   watch_.swap(watch);
 }
 
-bool Reducer::unused_anywhere(std::size_t parameter) {
-  if (used_.started()) return !used_.anywhere(parameter);
-  return mode_ == Mode::kCounted && !static_->used_anywhere(parameter);
-}
-
 bool Reducer::left_alone(std::size_t parameter) {
-  if (unused_anywhere(parameter)) return true;
+  if (use_.unused_anywhere(parameter, mode_ == Mode::kCounted)) return true;
   return !optimized_.empty() && optimized_[parameter] && !parameters_[parameter].grad().defined();
 }
 

@@ -1,9 +1,12 @@
 #include "reduce/unused_parameters.h"
 
 #include <ATen/Functions.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+
+#include "reduce/messages.h"
 
 namespace ddp_lab {
 
@@ -116,6 +119,30 @@ at::Tensor UsedMap::tensor() {
   wait();
   if (!sum_.defined()) sum_ = at::zeros({static_cast<std::int64_t>(here_.size())}, at::kInt).to(device_);
   return sum_;
+}
+
+void ParameterUse::find_unused(const std::vector<at::Tensor>& outputs, std::vector<std::size_t>& unused) {
+  if (static_ && static_->known()) unused = static_->unused();
+  if (!searches()) return;
+  const auto in_graph = [](const at::Tensor& output) { return output.defined() && output.requires_grad(); };
+  // None found: they may be inside objects that can't be searched. Then the end of the backward tells.
+  searched_ = std::any_of(outputs.begin(), outputs.end(), in_graph);
+  if (!searched_) return;
+  RECORD_FUNCTION("ddp_lab::search_unused_parameters", std::vector<c10::IValue>());
+  walk_->find_unused(outputs, unused);
+  if (!walked_ && unused.empty()) TORCH_WARN(messages::needless_walk());
+  same_ = same_ && (!walked_ || unused == last_unused_);
+  last_unused_ = unused;
+  walked_ = true;
+}
+
+void ParameterUse::learn(bool shadow) {
+  const auto used = [this](std::size_t parameter) { return !unused_anywhere(parameter, /*counted=*/false); };
+  // A rank that joins before it had a backward learns from the others', taking each parameter to fire once.
+  for (std::size_t p = 0; shadow && p < parameters_; ++p) {
+    if (used(p)) static_->count(p);
+  }
+  static_->learn(used);
 }
 
 }  // namespace ddp_lab

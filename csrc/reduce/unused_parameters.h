@@ -1,14 +1,18 @@
 // Parameters that a backward does not reach: found in the graph before it, and agreed on between the ranks after it.
+// Guarded by Reducer's mutex; while a backward is finalized, by the thread that does it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "reduce/autograd_node.h"
 #include "reduce/comm_hook.h"
+#include "reduce/static_graph.h"
 
 namespace ddp_lab {
 
@@ -86,6 +90,52 @@ class UsedMap {
   Launched sum_in_flight_;
   bool started_ = false;  // in this backward
   bool waited_ = true;
+};
+
+// What a model knows of its unused parameters, from its graph, its ranks and earlier backwards.
+class ParameterUse {
+ public:
+  ParameterUse(std::size_t parameters, c10::Device device) : here(parameters, device), parameters_(parameters) {}
+
+  // Each forward's graph is to be searched.
+  void search(const std::vector<const torch::autograd::Node*>& accumulators) {
+    walk_ = std::make_unique<GraphWalk>(accumulators);
+  }
+  void stop_search() { walk_.reset(); }
+  bool searches() const noexcept { return walk_ && !static_; }
+  // Whether the last forward returned tensors that could be searched.
+  bool searched() const noexcept { return searched_; }
+
+  void set_static_graph() {
+    if (!static_) static_ = std::make_unique<StaticGraph>(parameters_);
+  }
+  StaticGraph* static_graph() const noexcept { return static_.get(); }
+
+  // `unused`: empty before; those of the backward of these outputs, ascending, as far as one knows before it.
+  void find_unused(const std::vector<at::Tensor>& outputs, std::vector<std::size_t>& unused);
+  // Of the last forward.
+  const std::vector<std::size_t>& last_unused() const { return static_ ? static_->unused() : last_unused_; }
+  // Whether each forward has left the same parameters unused.
+  bool always_same() const noexcept { return same_; }
+
+  // Whether no rank used it, as far as it matters. `counted`: with a static graph that is known.
+  bool unused_anywhere(std::size_t parameter, bool counted) {
+    if (here.started()) return !here.anywhere(parameter);
+    return counted && !static_->used_anywhere(parameter);
+  }
+  // The first backward of a static graph is over; `shadow`: it was the other ranks'.
+  void learn(bool shadow);
+
+  UsedMap here;
+
+ private:
+  const std::size_t parameters_;
+  std::unique_ptr<GraphWalk> walk_;      // find_unused_parameters
+  std::unique_ptr<StaticGraph> static_;  // static_graph
+  std::vector<std::size_t> last_unused_;
+  bool same_ = true;
+  bool walked_ = false;
+  bool searched_ = true;
 };
 
 }  // namespace ddp_lab
