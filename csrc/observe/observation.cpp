@@ -82,10 +82,7 @@ Observation::Assignment Observation::read_buckets(bool rebuilt) {
       bucket.bytes += static_cast<std::int64_t>(parameter.nbytes());
     }
     if (bucket.buffer.defined()) bucket.bytes = static_cast<std::int64_t>(bucket.buffer.nbytes());
-    const auto same = [&](const auto& known) { return known.first == bucket.device; };
-    if (std::none_of(spans_.begin(), spans_.end(), same)) {
-      if (auto made = DeviceSpans::make(bucket.device)) spans_.emplace_back(bucket.device, std::move(made));
-    }
+    spans_.add(bucket.device);
     assignment.push_back(bucket.parameters);
     buckets_.push_back(std::move(bucket));
   }
@@ -109,7 +106,7 @@ void Observation::begin_forward(bool sync) {
     if (const auto reducer = reducer_.lock()) watch_hook(*reducer, weak_from_this());
     if (sync && armed_ && backward_begin_ != 0) {  // it was ended by an exception
       recorder().record(event(Kind::kAbandoned));
-      for (const auto& [device, spans] : spans_) spans->forget();
+      spans_.forget();
       ++origin_.step;
       armed_ = false;
       ++arm_;
@@ -134,10 +131,7 @@ void Observation::end_forward(const std::vector<at::Tensor>& outputs, bool sync)
     bucket.last_arrival = 0;
     bucket.ready = false;
   }
-  for (const auto& [device, spans] : spans_) {
-    spans->resolve();
-    spans->anchor();
-  }
+  spans_.anchor();
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.grad_fn()) continue;
     OutputHook::add(output, [self = weak_from_this(), arm = arm_] {
@@ -226,9 +220,7 @@ std::optional<SeenLaunch> Observation::launch_next() {
   launch.fact.bucket = static_cast<std::int32_t>(index);
   launch.fact.bytes = bucket.bytes;
   recorder().record(launch.fact);
-  for (const auto& [device, spans] : spans_) {
-    if (device == bucket.device) launch.span = spans->begin(launch.fact);
-  }
+  launch.span = spans_.begin(bucket.device, launch.fact);
   launches_.push_back(launch);
   return launch;
 }

@@ -86,7 +86,7 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
   EventOrigin origin_;
   bool static_graph_;
   std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
-  std::vector<std::pair<c10::Device, std::unique_ptr<DeviceSpans>>> spans_;
+  ModelSpans spans_;
 
   mutable std::mutex mutex_;
   std::vector<Bucket> buckets_;

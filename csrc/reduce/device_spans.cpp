@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "record/recorder.h"
 
@@ -125,6 +124,30 @@ void DeviceSpans::resolve() {
 void DeviceSpans::forget() {
   const std::lock_guard<std::mutex> lock(mutex_);
   spans_.clear();
+}
+
+void ModelSpans::add(c10::Device device) {
+  const auto same = [&](const auto& known) { return known.first == device; };
+  if (std::any_of(all_.begin(), all_.end(), same)) return;
+  if (auto made = DeviceSpans::make(device)) all_.emplace_back(device, std::move(made));
+}
+
+void ModelSpans::anchor() {
+  for (const auto& [device, spans] : all_) {
+    spans->resolve();
+    spans->anchor();
+  }
+}
+
+std::shared_ptr<DeviceSpans::Span> ModelSpans::begin(c10::Device device, const Event& event) {
+  for (const auto& [known, spans] : all_) {
+    if (known == device) return spans->begin(event);
+  }
+  return nullptr;
+}
+
+void ModelSpans::forget() {
+  for (const auto& [device, spans] : all_) spans->forget();
 }
 
 }  // namespace ddp_lab

@@ -9,6 +9,8 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "record/event.h"
 
@@ -67,6 +69,21 @@ class DeviceSpans {
   std::deque<std::shared_ptr<Anchor>> anchors_;
   std::deque<std::shared_ptr<Span>> spans_;
   bool works_ = true;
+};
+
+// Those of all devices of a model. Guarded by its owner's mutex.
+class ModelSpans {
+ public:
+  // Nothing for the CPU. Waits for a device that is new.
+  void add(c10::Device device);
+  // A backward is to come.
+  void anchor();
+  // Null for the CPU.
+  std::shared_ptr<DeviceSpans::Span> begin(c10::Device device, const Event& event);
+  void forget();
+
+ private:
+  std::vector<std::pair<c10::Device, std::unique_ptr<DeviceSpans>>> all_;
 };
 
 }  // namespace ddp_lab

@@ -27,7 +27,7 @@ void Reducer::require_manual_end(bool required) {
 bool Reducer::ends_after_backward() const {
   const Lock lock(mutex_);
   if (!manual_) return false;
-  return mode_ == Mode::kWhole || (use_.searches() ? !use_.searched() : !rebuilt_);
+  return mode_ == Mode::kWhole || (use_.searches() ? !use_.searched() : !buckets_.rebuilt);
 }
 
 void Reducer::await_end() {

@@ -92,12 +92,8 @@ void Reducer::start_backward(bool rearmed) {
   order_.clear();
   firings_.clear();
   if (graph && !rearmed) graph->arm();
-  for (const auto& bucket : buckets_) bucket->times = std::make_shared<BucketTimes>();
+  buckets_.arm();
   if (watches()) watch_->begin(buckets_.size());
-  for (const auto& [device, spans] : spans_) {
-    spans->resolve();
-    spans->anchor();
-  }
 }
 
 void Reducer::on_grad_ready(std::size_t parameter, const at::Tensor& arrived) {
@@ -116,7 +112,7 @@ void Reducer::on_grad_ready(std::size_t parameter, const at::Tensor& arrived) {
 
 // Returns true if the gradient is to be copied in now.
 bool Reducer::take_notice(std::size_t parameter, std::int64_t now) {
-  const Place& place = places_[parameter];
+  const BucketSet::Place& place = buckets_.place(parameter);
   Event fact = event(Kind::kGradReady, now);
   fact.parameter = static_cast<std::int32_t>(parameter);
   fact.bytes = place.bytes;
@@ -137,7 +133,7 @@ bool Reducer::take_notice(std::size_t parameter, std::int64_t now) {
   if (!completes(parameter)) return false;
   fact.bucket = static_cast<std::int32_t>(place.bucket);
   recorder().record(fact);
-  BucketTimes& times = *buckets_[place.bucket]->times;
+  BucketTimes& times = *buckets_[place.bucket].times;
   if (times.first_ready == 0) times.first_ready = now;
   reached(Point::kGradReady, parameter);
   return mode_ != Mode::kWhole;
@@ -146,16 +142,16 @@ bool Reducer::take_notice(std::size_t parameter, std::int64_t now) {
 // Whether the gradient is what it will be at the end of this backward. With Mode::kWhole nobody knows: true for the
 // first arrival alone.
 bool Reducer::completes(std::size_t parameter) {
-  const Place& place = places_[parameter];
-  const bool first = place.arrived != arm_;
+  Mark& mark = marks_[parameter];
+  const bool first = mark.arrived != arm_;
   if (mode_ == Mode::kEager) {
     if (!first) {
-      fail(messages::ready_twice(where(), parameter, options_.names[parameter], place.unused == arm_));
+      fail(messages::ready_twice(where(), parameter, options_.names[parameter], mark.unused == arm_));
     }
     return true;
   }
   if (mode_ == Mode::kWhole) {
-    places_[parameter].arrived = arm_;
+    mark.arrived = arm_;
     firings_.push_back(parameter);
     if (!rearmed_) use_.static_graph()->count(parameter);
     return first;
@@ -170,7 +166,7 @@ bool Reducer::completes(std::size_t parameter) {
 
 void Reducer::check_gradient(std::size_t parameter, const at::Tensor& gradient) {
   if (!gradient.defined()) return;
-  const Bucket& bucket = *buckets_[places_[parameter].bucket];
+  const Bucket& bucket = buckets_.of(parameter);
   const bool fits = bucket.sparse() || gradient.layout() == at::kStrided;
   // With a dtype of its own the bucket casts.
   const bool same = gradient.scalar_type() == bucket.dtype() || (options_.dtype && gradient.is_floating_point());
@@ -183,29 +179,29 @@ void Reducer::check_gradient(std::size_t parameter, const at::Tensor& gradient) 
 bool Reducer::take_in_place(std::size_t parameter, const at::Tensor& arrived) {
   if (!sums_pieces() || reduction_.hook() || watches() || gate_.breakpoints().any() || access_.in_context())
     return false;
-  const Place& place = places_[parameter];
+  const BucketSet::Place& place = buckets_.place(parameter);
   const at::Tensor& gradient = parameters_[parameter].grad();
-  return buckets_[place.bucket]->take_in_place(place.slot, gradient, arrived, options_.gradient_as_bucket_view);
+  return buckets_[place.bucket].take_in_place(place.slot, gradient, arrived, options_.gradient_as_bucket_view);
 }
 
 void Reducer::copy_in(std::size_t parameter) {
   const at::NoGradGuard no_grad;
-  const Place& place = places_[parameter];
-  Bucket& bucket = *buckets_[place.bucket];
+  const BucketSet::Place& place = buckets_.place(parameter);
+  Bucket& bucket = buckets_[place.bucket];
   access_.with(parameters_[parameter], [&](at::Tensor& gradient) {
     return bucket.copy_in(place.slot, gradient, reduction_.divisor(), options_.gradient_as_bucket_view);
   });
 }
 
 void Reducer::mark_ready(std::size_t parameter) {
-  Place& place = places_[parameter];
-  place.arrived = arm_;
+  const BucketSet::Place& place = buckets_.place(parameter);
+  marks_[parameter].arrived = arm_;
   order_.push_back(parameter);
   const BucketSchedule::Range range = schedule_.mark_ready(parameter);
   if (schedule_.state(place.bucket) != BucketState::kPending) {
     Event ready = event(Kind::kBucketReady, now_ns());
     ready.bucket = static_cast<std::int32_t>(place.bucket);
-    Bucket& bucket = *buckets_[place.bucket];
+    Bucket& bucket = buckets_[place.bucket];
     ready.bytes = bucket.bytes();
     bucket.times->ready = ready.host_ns;
     recorder().record(ready);
@@ -217,7 +213,7 @@ void Reducer::mark_ready(std::size_t parameter) {
 }
 
 void Reducer::launch(std::size_t index) {
-  Bucket& bucket = *buckets_[index];
+  Bucket& bucket = buckets_[index];
   Event fact = event(Kind::kBucketLaunched, now_ns());
   fact.bucket = static_cast<std::int32_t>(index);
   fact.bytes = bucket.bytes();
@@ -231,8 +227,7 @@ void Reducer::launch(std::size_t index) {
   ++buckets_reduced_;
   bucket.flush(reduction_.divisor());
   if (watches() && !shadow_) watch_->before(index, bucket, reduction_.divisor());
-  std::shared_ptr<DeviceSpans::Span> span;
-  if (DeviceSpans* spans = spans_of(bucket)) span = spans->begin(fact);
+  const std::shared_ptr<DeviceSpans::Span> span = buckets_.begin_span(bucket, fact);
   launched_[index] = reduction_.start(bucket, index, buckets_.size());
   // Runs where the collective completes, perhaps after this reducer is gone: it holds no pointer to it.
   launched_[index].future->addCallback(
@@ -270,7 +265,7 @@ void Reducer::finalize(Lock& lock) {
   }
   lock.lock();
   finish_backward();
-  release_buffers();
+  if (buckets_.release_lazy()) launched_.assign(buckets_.size(), Launched{});
   tell_watch(lock);
 }
 
@@ -284,7 +279,7 @@ void Reducer::start_used_map_after_hooks() {
 }
 
 void Reducer::copy_out(std::size_t index) {
-  Bucket& bucket = *buckets_[index];
+  Bucket& bucket = buckets_[index];
   Event fact = event(Kind::kBucketReduced);
   fact.bucket = static_cast<std::int32_t>(index);
   fact.bytes = bucket.bytes();

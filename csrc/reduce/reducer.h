@@ -20,9 +20,8 @@
 #include "record/event_origin.h"
 #include "reduce/autograd_node.h"
 #include "reduce/breakpoints.h"
-#include "reduce/bucket.h"
 #include "reduce/bucket_schedule.h"
-#include "reduce/device_spans.h"
+#include "reduce/bucket_set.h"
 #include "reduce/gradient_access.h"
 #include "reduce/gradient_watch.h"
 #include "reduce/graph_tasks.h"
@@ -35,23 +34,9 @@
 
 namespace ddp_lab {
 
-struct ReducerOptions {
-  std::vector<std::string> names;  // qualified, in the order of registration
-  std::string module;              // what messages call the user's module
-  bool gradient_as_bucket_view = false;
-  bool find_unused_parameters = false;
-  bool static_graph = false;
-  bool skip_all_reduce_unused_params = false;  // the user answers for equal unused parameters on all ranks
-  bool batched_grad_copy = false;
-  bool lazy_bucket_allocation = false;  // see [Note: buffers on demand]
-  std::vector<bool> expect_sparse;      // by parameter; empty: none
-  std::optional<at::ScalarType> dtype;  // of the gradients, if not the parameters' (mixed precision)
-};
-
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  // assignment[b]: the parameters of bucket b, as indices in the order of registration.
-  using Assignment = std::vector<std::vector<std::size_t>>;
+  using Assignment = BucketSet::Assignment;
   using Mutex = PauseGate::Mutex;
   using Lock = PauseGate::Lock;
 
@@ -193,12 +178,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     kWhole     // all at the end
   };
 
-  struct Place {
-    std::uint32_t bucket = 0;
-    std::uint32_t slot = 0;
+  struct Mark {
     std::uint64_t arrived = 0;  // the arm in which its gradient arrived last
     std::uint64_t unused = 0;   // the arm in which it was unused last
-    std::int64_t bytes = 0;
   };
 
   // reducer.cpp
@@ -221,8 +203,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer_setup.cpp
   void add_hooks();
   void assign(const Assignment& assignment);
-  std::unique_ptr<Bucket> make_bucket(const std::vector<std::size_t>& indices) const;
-  void tell_known_rows(Bucket& bucket) const;
 
   // reducer_backward.cpp
   void on_output_gradient(std::uint64_t epoch);
@@ -239,12 +219,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool flushes() const;
   void flush();
   void finish_backward();
-  Inspections inspect_at_end(std::int64_t step) const;
   void tell_watch(Lock& lock);
   void abandon_backward();
 
-  void await_end();        // manual_end.cpp
-  void release_buffers();  // lazy_buffers.cpp
+  void await_end();  // manual_end.cpp
 
   // reducer_live.cpp
   void reached(Point point, std::size_t index, bool locked = true) {
@@ -253,7 +231,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void stop(Point point, std::size_t index, bool locked);
 
   bool skips(std::size_t bucket) const;
-  DeviceSpans* spans_of(const Bucket& bucket);
   [[noreturn]] void fail(const std::string& message);
   Event event(Kind kind, std::int64_t host_ns = 0) const { return origin_.event(kind, host_ns); }
 
@@ -264,20 +241,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<GradientWatch> watch_;
 
   std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
-  std::vector<std::pair<c10::Device, std::unique_ptr<DeviceSpans>>> spans_;
 
   mutable Mutex mutex_;
   PauseGate gate_{mutex_};
   Inspector inspector_;
-  BucketSchedule schedule_;
-  std::vector<std::unique_ptr<Bucket>> buckets_;
-  std::vector<Launched> launched_;
-  std::map<std::string, at::Tensor> sparse_metadata_;
-  const std::shared_ptr<Notices> notices_ = std::make_shared<Notices>();
-  std::vector<Place> places_;  // by parameter
-  GradientAccess access_;      // of the hook that ran last in this backward
-
   ParameterUse use_;
+  BucketSet buckets_;
+  BucketSchedule schedule_;
+  std::vector<Launched> launched_;
+  std::vector<Mark> marks_;           // by parameter
+  GradientAccess access_;             // of the hook that ran last in this backward
   std::vector<std::size_t> unused_;   // by parameter index, ascending: counts as arrived when the backward begins
   std::vector<std::size_t> firings_;  // Mode::kWhole: parameters as their gradients arrived
   std::vector<std::size_t> order_;    // of readiness
@@ -301,7 +274,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool manual_ = false;    // see [Note: a backward that the caller ends]
   bool awaiting_ = false;  // the backward is over, and end_manually() has not been called
   bool busy_ = false;      // between the begin of a forward and the end of its backward
-  bool rebuilt_ = false;
   bool shadow_ = false;
   bool graph_changed_ = false;
   bool no_sync_ = false;

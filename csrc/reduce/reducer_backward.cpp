@@ -68,11 +68,11 @@ void Reducer::begin_backward(std::int64_t now) {
   no_sync_warning_ = no_sync_warning_ || no_sync_;
   recorder().record(event(Kind::kBackwardBegin, now));
   for (const std::size_t parameter : unused_) {
-    places_[parameter].unused = arm_;
+    marks_[parameter].unused = arm_;
     in_flight_ = true;
   }
   for (const std::size_t parameter : unused_) {
-    if (!skips(places_[parameter].bucket)) copy_in(parameter);  // which divides a gradient that is a view
+    if (!skips(buckets_.place(parameter).bucket)) copy_in(parameter);  // which divides a gradient that is a view
     mark_ready(parameter);
   }
 }
@@ -122,10 +122,7 @@ void Reducer::flush() {
   }
 }
 
-bool Reducer::errors_are_shared() const {
-  const auto on_cpu = [](const auto& bucket) { return bucket->device().is_cpu(); };
-  return !reduction_.hook() && std::all_of(buckets_.begin(), buckets_.end(), on_cpu);
-}
+bool Reducer::errors_are_shared() const { return !reduction_.hook() && buckets_.on_cpu(); }
 
 // See [Note: the same error on every rank]
 void Reducer::fail_unfinished() {
@@ -134,9 +131,9 @@ void Reducer::fail_unfinished() {
   const std::string message = messages::unfinished(where(), options_.names, missing, use_.static_graph() != nullptr);
   if (errors_are_shared()) {
     std::vector<at::Tensor> unlaunched;
-    for (std::size_t b = schedule_.launched(); b < buckets_.size() && !buckets_[b]->sparse(); ++b) {
-      buckets_[b]->hold();
-      unlaunched.push_back(buckets_[b]->buffer());
+    for (std::size_t b = schedule_.launched(); b < buckets_.size() && !buckets_[b].sparse(); ++b) {
+      buckets_[b].hold();
+      unlaunched.push_back(buckets_[b].buffer());
     }
     shared_error().raise_everywhere(message, unlaunched);
   }
@@ -158,7 +155,7 @@ void Reducer::finish_backward() {
   const Event end = event(Kind::kBackwardEnd, now_ns());
   for (std::size_t b = 0; b < buckets_.size(); ++b) schedule_.mark_reduced(b);
   last_.write(now_times_, order_, [&](std::size_t b) -> BucketReport {
-    const BucketTimes& times = *buckets_[b]->times;
+    const BucketTimes& times = *buckets_[b].times;
     return {backward_begin_, times.first_ready, times.ready, times.launched, times.reduced, end.host_ns};
   });
   recorder().record(end);
@@ -166,7 +163,7 @@ void Reducer::finish_backward() {
   reduction_.end();
   ++finished_;
   const std::int64_t step = origin_.step++;
-  if (const Inspector::Callback callback = inspector_.take(step)) callback(step, inspect_at_end(step));
+  if (const Inspector::Callback callback = inspector_.take(step)) callback(step, buckets_.inspect(step));
 }
 
 // See [Note: watching gradients].
@@ -193,12 +190,8 @@ void Reducer::abandon_backward() {
   if (in_flight_) {
     recorder().record(event(Kind::kAbandoned));
     ++origin_.step;
-    for (std::size_t b = 0; b < schedule_.launched(); ++b) {
-      buckets_[b]->renew();
-      launched_[b] = Launched{};
-    }
-    for (const auto& [device, spans] : spans_) spans->forget();
-    for (const auto& bucket : buckets_) bucket->release();
+    buckets_.abandon(schedule_.launched());
+    for (std::size_t b = 0; b < schedule_.launched(); ++b) launched_[b] = Launched{};
     use_.here.abandon();
   }
   armed_ = in_flight_ = busy_ = awaiting_ = graph_changed_ = false;

@@ -18,24 +18,13 @@ void Reducer::shadow_backward() {
   Lock lock(mutex_);
   TORCH_CHECK(!in_flight_, "a rank that has joined can't have a backward of its own under way");
   const at::NoGradGuard no_grad;
-  std::vector<std::unique_ptr<Bucket>> zeros;
-  for (const auto& bucket : buckets_) {
-    std::vector<std::size_t> indices;
-    for (const Slot& slot : bucket->slots()) indices.push_back(slot.parameter);
-    zeros.push_back(make_bucket(indices));
-    zeros.back()->fill_zero();
-  }
-  struct Restore {
-    Reducer& reducer;
-    std::vector<std::unique_ptr<Bucket>>& own;
-    ~Restore() {
-      reducer.buckets_.swap(own);
-      reducer.shadow_ = false;
-    }
+  const BucketSet::Zeros zeros(buckets_);
+  struct Shadow {
+    bool& flag;
+    ~Shadow() { flag = false; }
   };
-  buckets_.swap(zeros);
   shadow_ = true;
-  const Restore restore{*this, zeros};
+  const Shadow shadow{shadow_};
   start_backward(false);
   in_flight_ = true;
   begin_backward(now_ns());
@@ -58,7 +47,7 @@ void Reducer::synchronize() {
 
 void Reducer::mark_all_ready() {
   const Lock lock(mutex_);
-  if (rebuilt_ || last_.ready() != 0) return;
+  if (buckets_.rebuilt || last_.ready() != 0) return;
   std::vector<std::size_t> order(parameters_.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   last_.set_order(std::move(order));

@@ -6,16 +6,6 @@
 #include "reduce/reducer.h"
 
 namespace ddp_lab {
-namespace {
-
-std::vector<at::Tensor> gradients_of(const Bucket& bucket) {
-  std::vector<at::Tensor> gradients;
-  for (const Slot& slot : bucket.slots()) gradients.push_back(slot.variable.grad());
-  return gradients;
-}
-
-}  // namespace
-
 bool Reducer::in_flight() const {
   const Lock lock(mutex_);
   return in_flight_;
@@ -108,9 +98,7 @@ at::Tensor Reducer::used_map() {
 std::optional<Inspections> Reducer::inspect_gradients() const {
   const Lock lock(mutex_);
   if (in_flight_) return std::nullopt;
-  Inspections found;
-  for (const auto& bucket : buckets_) found.push_back(ddp_lab::inspect(gradients_of(*bucket)));
-  return found;
+  return buckets_.inspect_gradients();
 }
 
 std::optional<Reducer::Averages> Reducer::averages() const {
@@ -120,19 +108,9 @@ std::optional<Reducer::Averages> Reducer::averages() const {
   const bool changing = busy_ && (options_.gradient_as_bucket_view || sums_pieces());
   found.step = origin_.step - 1;
   if (in_flight_ || changing || found.step < 0) return std::nullopt;
-  for (const auto& bucket : buckets_) {
-    found.buckets.push_back(bucket->averages(found.step));
-    if (found.buckets.back().empty()) return std::nullopt;
-  }
-  return found;
-}
-
-Inspections Reducer::inspect_at_end(std::int64_t step) const {
-  Inspections found;
-  for (const auto& bucket : buckets_) {
-    const std::vector<at::Tensor> averages = bucket->averages(step);
-    found.push_back(ddp_lab::inspect(averages.empty() ? gradients_of(*bucket) : averages));
-  }
+  auto averages = buckets_.averages(found.step);
+  if (!averages) return std::nullopt;
+  found.buckets = std::move(*averages);
   return found;
 }
 
@@ -155,16 +133,9 @@ bool Reducer::left_alone(std::size_t parameter) {
 
 bool Reducer::skips(std::size_t bucket) const {
   if (!options_.skip_all_reduce_unused_params || !options_.find_unused_parameters) return false;
-  const auto& slots = buckets_[bucket]->slots();
+  const auto& slots = buckets_[bucket].slots();
   return std::all_of(slots.begin(), slots.end(),
-                     [&](const Slot& slot) { return places_[slot.parameter].unused == arm_; });
-}
-
-DeviceSpans* Reducer::spans_of(const Bucket& bucket) {
-  for (const auto& [device, spans] : spans_) {
-    if (device == bucket.device()) return spans.get();
-  }
-  return nullptr;
+                     [&](const Slot& slot) { return marks_[slot.parameter].unused == arm_; });
 }
 
 }  // namespace ddp_lab
