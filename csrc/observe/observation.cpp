@@ -3,13 +3,11 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
 #include <algorithm>
 #include <unordered_map>
 
 #include "record/recorder.h"
-#include "reduce/output_hook.h"
 
 namespace ddp_lab {
 
@@ -34,29 +32,20 @@ Observation::~Observation() { stop(); }
 // gradient into its bucket and launches what is complete. Ours has to say before that when the gradient was there, so
 // it is put in front.
 void Observation::start() {
-  using torch::autograd::variable_list;
-  using torch::autograd::utils::LambdaPostHook;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    NodePointer node = torch::autograd::impl::grad_accumulator(parameters_[i]);
-    const std::uintptr_t key = node->add_post_hook(std::make_unique<LambdaPostHook>(
-        [self = weak_from_this(), i](const variable_list& outputs, const variable_list&) {
-          if (const auto observation = self.lock()) observation->on_gradient(i);
-          return outputs;
-        },
-        [](torch::autograd::CompiledNodeArgs&) { refuse_compiled_autograd(); }));
-    auto& hooks = node->post_hooks();
-    std::rotate(hooks.begin(), hooks.end() - 1, hooks.end());
-    hooks_.emplace_back(std::move(node), key);
+    const auto on_gradient = [self = weak_from_this(), i](const torch::autograd::variable_list&) {
+      if (const auto observation = self.lock()) observation->on_gradient(i);
+    };
+    hooks_.add(parameters_[i], on_gradient, /*first=*/true);
   }
   listen(shared_from_this());
 }
 
 void Observation::stop() {
   const Lock lock(mutex_);
-  for (const auto& [node, key] : hooks_) node->del_post_hook(key);
   const auto reducer = reducer_.lock();
   if (reducer && !hooks_.empty()) unwatch_hook(*reducer);
-  hooks_.clear();
+  hooks_.remove();
   armed_ = false;
   ++arm_;
 }
@@ -132,12 +121,9 @@ void Observation::end_forward(const std::vector<at::Tensor>& outputs, bool sync)
     bucket.ready = false;
   }
   spans_.anchor();
-  for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.grad_fn()) continue;
-    OutputHook::add(output, [self = weak_from_this(), arm = arm_] {
-      if (const auto observation = self.lock()) observation->on_output_gradient(arm);
-    });
-  }
+  AutogradHooks::watch(outputs, [self = weak_from_this(), arm = arm_] {
+    if (const auto observation = self.lock()) observation->on_output_gradient(arm);
+  });
 }
 
 void Observation::on_output_gradient(std::uint64_t arm) {

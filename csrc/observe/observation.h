@@ -14,7 +14,7 @@
 
 #include "observe/launches.h"
 #include "record/event_origin.h"
-#include "reduce/autograd_node.h"
+#include "reduce/autograd_hooks.h"
 #include "reduce/device_spans.h"
 #include "reduce/graph_tasks.h"
 #include "reduce/inspection.h"
@@ -85,7 +85,7 @@ class Observation final : public LaunchListener, public std::enable_shared_from_
   const std::vector<at::Tensor> parameters_;
   EventOrigin origin_;
   bool static_graph_;
-  std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
+  AutogradHooks hooks_;
   ModelSpans spans_;
 
   mutable std::mutex mutex_;

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "record/recorder.h"
-#include "reduce/output_hook.h"
 
 namespace ddp_lab {
 namespace {
@@ -68,12 +67,9 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs, bool sync) {
                           std::back_inserter(of_all));
     unused_.swap(of_all);
   }
-  for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.grad_fn()) continue;
-    OutputHook::add(output, [self = weak_from_this(), epoch = epoch_] {
-      if (const auto reducer = self.lock()) reducer->on_output_gradient(epoch);
-    });
-  }
+  AutogradHooks::watch(outputs, [self = weak_from_this(), epoch = hooks_.epoch()] {
+    if (const auto reducer = self.lock()) reducer->on_output_gradient(epoch);
+  });
 }
 
 void Reducer::start_backward(bool rearmed) {

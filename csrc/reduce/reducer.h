@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "record/event_origin.h"
-#include "reduce/autograd_node.h"
+#include "reduce/autograd_hooks.h"
 #include "reduce/breakpoints.h"
 #include "reduce/bucket_schedule.h"
 #include "reduce/bucket_set.h"
@@ -201,12 +201,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool left_alone(std::size_t parameter);
 
   // reducer_setup.cpp
-  void add_hooks();
   void assign(const Assignment& assignment);
 
   // reducer_backward.cpp
   void on_output_gradient(std::uint64_t epoch);
-  bool gradients_wanted();
   messages::Where where() const { return {origin_.step, reduction_.group()->getRank(), options_.module}; }
   messages::Where where_last() const { return {origin_.step - 1, reduction_.group()->getRank(), options_.module}; }
   SharedError shared_error() const { return {*reduction_.group(), origin_.reducer, origin_.step}; }
@@ -240,7 +238,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   EventOrigin origin_;
   std::shared_ptr<GradientWatch> watch_;
 
-  std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
+  AutogradHooks hooks_;
 
   mutable Mutex mutex_;
   PauseGate gate_{mutex_};
@@ -259,7 +257,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   GraphTasks tasks_;
   std::uint64_t arm_ = 0;
-  std::uint64_t epoch_ = 0;     // grows when what forwards have returned no longer counts
   std::uint64_t given_up_ = 0;  // the arm of which abandon() was called
   std::int64_t finished_ = 0;
   std::int64_t iteration_ = 0;
@@ -280,7 +277,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool no_sync_warning_ = false;
   bool warned_of_no_sync_ = false;
   bool looked_for_error_ = false;
-  bool warned_of_grad_ = false;
   StepTimes now_times_;
   LastStep last_;
 };

@@ -9,18 +9,6 @@
 #include "reduce/reducer.h"
 
 namespace ddp_lab {
-namespace {
-
-// What is captured goes back to the caller of torch.autograd.grad, or, by a hook, into a distributed backward's
-// context.
-template <typename Captures>
-bool accumulates(const Captures& captures) {
-  return std::any_of(captures.begin(), captures.end(),
-                     [](const auto& capture) { return !capture.DO_NOT_USE_DEPRECATED_get_capture_hooks().empty(); });
-}
-
-}  // namespace
-
 // [Note: which backward is synchronised]
 // The first one after a forward outside no_sync, whatever it starts from: such a forward arms the reducer. Afterwards
 // gradients only accumulate, but for one case: the backward passes through an output of such a forward again (the graph
@@ -30,7 +18,8 @@ bool accumulates(const Captures& captures) {
 // join() it is refused, because ranks that have run out of inputs take part in one backward for each forward.
 void Reducer::on_output_gradient(std::uint64_t epoch) {
   const Lock lock = gate_.enter();
-  if (hooks_.empty() || epoch != epoch_ || finalizing_ || !gradients_wanted()) return;
+  if (hooks_.empty() || epoch != hooks_.epoch() || finalizing_) return;
+  if (!hooks_.gradients_wanted(options_.names, /*may_warn=*/!no_sync_)) return;
   if (awaiting_) fail(messages::not_ended(where()));
   if (!armed_) {
     if (no_sync_) return;
@@ -40,26 +29,6 @@ void Reducer::on_output_gradient(std::uint64_t epoch) {
   enter_task(true);
   if (flushes()) in_flight_ = true;
   begin_backward(now_ns());
-}
-
-// False in torch.autograd.grad and in backward(inputs=...) without parameters: they accumulate no gradient of ours.
-bool Reducer::gradients_wanted() {
-  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
-  if (wanted == nullptr || wanted->empty()) return true;
-  bool any = false;
-  for (std::size_t i = 0; i < hooks_.size(); ++i) {
-    const auto found = wanted->find(hooks_[i].first.get());
-    if (found == wanted->end()) continue;
-    any = any || found->second.needed_;
-    if (!found->second.captures_) continue;
-    if (accumulates(*found->second.captures_)) {
-      any = true;
-    } else if (!warned_of_grad_ && !no_sync_) {
-      warned_of_grad_ = true;
-      TORCH_WARN(messages::own_gradients(options_.names[i]));
-    }
-  }
-  return any;
 }
 
 void Reducer::begin_backward(std::int64_t now) {
@@ -198,7 +167,7 @@ void Reducer::abandon_backward() {
   tasks_.clear();
   reduction_.end();
   ++arm_;
-  ++epoch_;
+  hooks_.forget_outputs();
 }
 
 }  // namespace ddp_lab

@@ -1,9 +1,5 @@
 // Reducer: its hooks, its buckets, its process group.
-#include <torch/csrc/autograd/cpp_hook.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-
 #include "record/recorder.h"
-#include "reduce/output_hook.h"
 #include "reduce/reducer.h"
 
 namespace ddp_lab {
@@ -21,38 +17,21 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignmen
   marks_.resize(parameters_.size());
   firings_.reserve(parameters_.size());
   last_.assign(buckets_.size());
-  add_hooks();
-  if (options_.find_unused_parameters) {
-    std::vector<const torch::autograd::Node*> accumulators;
-    for (const auto& [node, key] : hooks_) accumulators.push_back(node.get());
-    use_.search(accumulators);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    hooks_.add(parameters_[i], [this, i](const torch::autograd::variable_list& arrived) {
+      on_grad_ready(i, arrived.empty() ? at::Tensor() : arrived[0]);
+    });
   }
+  if (options_.find_unused_parameters) use_.search(hooks_.accumulators());
   if (options_.static_graph) use_.set_static_graph();
 }
 
 Reducer::~Reducer() { remove_hooks(); }
 
-void Reducer::add_hooks() {
-  using torch::autograd::variable_list;
-  using torch::autograd::utils::LambdaPostHook;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // The variable holds its accumulator weakly, so it is kept here, or the hook would be lost with it.
-    NodePointer node = torch::autograd::impl::grad_accumulator(parameters_[i]);
-    const std::uintptr_t key = node->add_post_hook(std::make_unique<LambdaPostHook>(
-        [this, i](const variable_list& outputs, const variable_list& inputs) {
-          on_grad_ready(i, inputs.empty() ? at::Tensor() : inputs[0]);
-          return outputs;
-        },
-        [](torch::autograd::CompiledNodeArgs&) { refuse_compiled_autograd(); }));
-    hooks_.emplace_back(std::move(node), key);
-  }
-}
-
 void Reducer::remove_hooks() {
   const Lock lock(mutex_);
-  for (const auto& [node, key] : hooks_) node->del_post_hook(key);
   use_.stop_search();  // it knows the nodes by their addresses
-  hooks_.clear();
+  hooks_.remove();
 }
 
 void Reducer::assign(const Assignment& assignment) {

@@ -2,7 +2,7 @@
 // Guarded by Reducer's mutex; while a backward is finalized, by the thread that does it.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "reduce/autograd_node.h"
 #include "reduce/comm_hook.h"
 #include "reduce/static_graph.h"
 

@@ -1,0 +1,55 @@
+// AutogradHooks: what autograd calls in a backward, and what it can be asked there. Guarded by its owner's mutex.
+#pragma once
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ddp_lab {
+
+class AutogradHooks {
+ public:
+  // `arrived`: what was accumulated, if anything.
+  using OnGradient = std::function<void(const torch::autograd::variable_list& arrived)>;
+
+  // `called` when the gradient of this leaf has been accumulated; `first`: before the hooks that are there.
+  void add(const at::Tensor& parameter, OnGradient called, bool first = false);
+  void remove();
+  bool empty() const noexcept { return hooks_.empty(); }
+  // What accumulates each parameter's gradient; alive until remove().
+  std::vector<const torch::autograd::Node*> accumulators() const;
+
+  // `called` when the gradient of an output of forward is known.
+  template <typename Function>
+  static void watch(const std::vector<at::Tensor>& outputs, const Function& called) {
+    for (const at::Tensor& output : outputs) {
+      if (output.defined() && output.grad_fn()) watch_output(output, called);
+    }
+  }
+  // What it was called for counts as long as this number stays the same.
+  std::uint64_t epoch() const noexcept { return epoch_; }
+  void forget_outputs() noexcept { ++epoch_; }
+
+  // False in torch.autograd.grad and in backward(inputs=...) without parameters: they accumulate no gradient of ours.
+  // Warns of the first one, with the name of the parameter, if it may.
+  bool gradients_wanted(const std::vector<std::string>& names, bool may_warn);
+
+ private:
+  static void watch_output(const at::Tensor& output, std::function<void()> called);
+
+  // c10::intrusive_ptr since torch 2.13, std::shared_ptr before.
+  using NodePointer = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+  // A variable holds its accumulator weakly, so it is kept here, or the hook would be lost with it.
+  std::vector<std::pair<NodePointer, std::uintptr_t>> hooks_;
+  std::uint64_t epoch_ = 0;
+  bool warned_ = false;
+};
+
+}  // namespace ddp_lab
