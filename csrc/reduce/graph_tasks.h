@@ -16,7 +16,7 @@ namespace ddp_lab {
 //
 // The root is the task in which a gradient of forward's outputs was seen, or else the first that brought a gradient:
 // nested ones end before it. At its end what has not arrived will not: that is how backwards end that may leave
-// parameters out, see flushes().
+// parameters out, see Backward::flushes().
 //
 // [Note: a backward after one that failed]
 // Autograd destroys a task that failed, and its callbacks with it: then what such a callback holds is gone. So a new

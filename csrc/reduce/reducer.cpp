@@ -1,299 +1,484 @@
 #include "reduce/reducer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "record/recorder.h"
 
 namespace ddp_lab {
-namespace {
 
-bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
-
-// Records that a bucket is reduced, once: the future's callback or the thread that waits, whoever is first.
-void note_reduced(BucketTimes& times, Event event) {
-  event.host_ns = now_ns();
-  std::int64_t not_yet = 0;
-  if (!times.reduced.compare_exchange_strong(not_yet, event.host_ns)) return;
-  event.kind = Kind::kBucketReduced;
-  recorder().record(event);
+Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group,
+                 EventOrigin origin, ReducerOptions options)
+    : parameters_(std::move(parameters)),
+      options_(std::move(options)),
+      origin_(origin),
+      reduction_(std::move(group)),
+      use_(parameters_.size(), parameters_.at(0).device()),
+      buckets_(assignment, parameters_, options_, reduction_),
+      backward_(assignment, parameters_, options_, origin_, watch_, reduction_, use_, buckets_, gate_) {
+  last_.assign(buckets_.size());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    hooks_.add(parameters_[i], [this, i](const torch::autograd::variable_list& arrived) {
+      on_grad_ready(i, arrived.empty() ? at::Tensor() : arrived[0]);
+    });
+  }
+  if (options_.find_unused_parameters) use_.search(hooks_.accumulators());
+  if (options_.static_graph) use_.set_static_graph();
 }
 
-}  // namespace
+Reducer::~Reducer() { remove_hooks(); }
+
+void Reducer::remove_hooks() {
+  const Lock lock(mutex_);
+  use_.stop_search();  // it knows the nodes by their addresses
+  hooks_.remove();
+}
+
+void Reducer::fail(const std::string& message) {
+  set_error(message);
+  TORCH_CHECK(false, message);
+}
+
+// ---- a backward that autograd runs
 
 bool Reducer::begin_forward(bool sync) {
   const Lock lock(mutex_);
-  if (awaiting_) fail(messages::not_ended(where()));
-  if (in_flight_ && !inside_backward()) {
+  if (phase().awaits_caller()) fail(messages::not_ended(backward_.where()));
+  if (phase().in_flight() && torch::autograd::get_current_graph_task_id() == -1) {
     // A graph task that never reached its end was stopped by an exception.
-    if (!tasks_.empty() && !graph_changed_) {
+    if (backward_.failed()) {
       abandon_backward();
     } else if (sync) {
       fail_unfinished();
     }
   }
   if (rebuild_due()) return true;
-  busy_ = true;
-  if (sync) {
-    ++iteration_;
-    now_times_ = StepTimes{};
-    now_times_.forward_begin = now_ns();
-  }
-  recorder().record(event(Kind::kForwardBegin));
+  if (sync) ++iteration_;
+  backward_.begin_forward(sync);
   return false;
+}
+
+// See [Note: the same error on every rank]
+void Reducer::fail_unfinished() {
+  std::vector<std::size_t> missing = backward_.missing();
+  std::sort(missing.begin(), missing.end());
+  const bool is_static = use_.static_graph() != nullptr;
+  const std::string message = messages::unfinished(backward_.where(), options_.names, missing, is_static);
+  backward_.share_error(message);
+  abandon_backward();
+  fail(message);
 }
 
 void Reducer::end_forward() {
   const Lock lock(mutex_);
-  now_times_.forward_end = now_ns();
-  recorder().record(event(Kind::kForwardEnd, now_times_.forward_end));
+  backward_.end_forward();
 }
 
 void Reducer::arm(const std::vector<at::Tensor>& outputs, bool sync) {
   const Lock lock(mutex_);
-  if (hooks_.empty() || in_flight_ || !sync)
+  if (hooks_.empty() || phase().in_flight() || !sync)
     return;  // in flight: a forward inside the backward, as activation checkpointing runs it
-  const bool again = armed_;
-  std::vector<std::size_t> of_earlier;
-  if (again) of_earlier.swap(unused_);
-  start_backward(false);
-  use_.find_unused(outputs, unused_);
-  if (again && use_.searches()) {  // several forwards, and perhaps one backward of them all
-    std::vector<std::size_t> of_all;
-    std::set_intersection(unused_.begin(), unused_.end(), of_earlier.begin(), of_earlier.end(),
-                          std::back_inserter(of_all));
-    unused_.swap(of_all);
-  }
+  backward_.arm_after(outputs);
   AutogradHooks::watch(outputs, [self = weak_from_this(), epoch = hooks_.epoch()] {
     if (const auto reducer = self.lock()) reducer->on_output_gradient(epoch);
   });
 }
 
-void Reducer::start_backward(bool rearmed) {
-  armed_ = true;
-  rearmed_ = rearmed;
-  ++arm_;
-  StaticGraph* const graph = use_.static_graph();
-  mode_ = !graph ? Mode::kEager : graph->known() && !rearmed ? Mode::kCounted : Mode::kWhole;
-  backward_begin_ = 0;
-  buckets_reduced_ = 0;
-  reduction_.begin();
-  tasks_.choose_root();
-  graph_changed_ = looked_for_error_ = false;
-  schedule_.arm();
-  unused_.clear();
-  order_.clear();
-  firings_.clear();
-  if (graph && !rearmed) graph->arm();
-  buckets_.arm();
-  if (watches()) watch_->begin(buckets_.size());
+// [Note: which backward is synchronised]
+// The first one after a forward outside no_sync, whatever it starts from: such a forward arms the reducer. Afterwards
+// gradients only accumulate, but for one case: the backward passes through an output of such a forward again (the graph
+// was retained) or for the first time (two forwards, then two backwards). Then the outputs' hooks arm the reducer anew.
+// That averages what has accumulated as a whole, and is right because the average of equal gradients is themselves:
+// avg(avg(g1) + g2) = avg(g1 + g2). Inside no_sync() nothing is armed anew, since the user has asked for it; inside
+// join() it is refused, because ranks that have run out of inputs take part in one backward for each forward.
+void Reducer::on_output_gradient(std::uint64_t epoch) {
+  const Lock lock = gate_.enter();
+  if (hooks_.empty() || epoch != hooks_.epoch() || phase().finalizing()) return;
+  if (!hooks_.gradients_wanted(options_.names, /*may_warn=*/!no_sync_.inside)) return;
+  if (phase().awaits_caller()) fail(messages::not_ended(backward_.where()));
+  if (!phase().armed()) {
+    if (no_sync_.inside) return;
+    if (joined_iteration_ == iteration_) fail(messages::second_while_joined(backward_.where()));
+    backward_.arm(/*rearmed=*/true);
+  }
+  enter_task(/*by_output=*/true);
+  begin_backward(now_ns(), /*in_flight=*/backward_.flushes());
 }
 
 void Reducer::on_grad_ready(std::size_t parameter, const at::Tensor& arrived) {
   const std::int64_t now = now_ns();
   const Lock lock = gate_.enter();
-  if (armed_ && gate_.drops(parameter)) return;
+  if (phase().armed() && gate_.drops(parameter)) return;
   try {
-    if (!take_notice(parameter, now)) return;
-    if (!take_in_place(parameter, arrived)) copy_in(parameter);
-    mark_ready(parameter);
+    const Event fact = backward_.notice(parameter, now);
+    if (!phase().armed()) return recorder().record(fact);  // under no_sync: the gradient only accumulates
+    if (phase().awaits_caller()) fail(messages::not_ended(backward_.where()));
+    enter_task(/*by_output=*/false);
+    begin_backward(now);
+    backward_.take(parameter, fact, arrived);
   } catch (const c10::Error& error) {
     set_error(error.what_without_backtrace());
     throw;
   }
 }
 
-// Returns true if the gradient is to be copied in now.
-bool Reducer::take_notice(std::size_t parameter, std::int64_t now) {
-  const BucketSet::Place& place = buckets_.place(parameter);
-  Event fact = event(Kind::kGradReady, now);
-  fact.parameter = static_cast<std::int32_t>(parameter);
-  fact.bytes = place.bytes;
-  access_ = GradientAccess::current();
-  access_.with(parameters_[parameter], [&](const at::Tensor& gradient) {
-    if (gradient.defined()) use_.here.mark(parameter);
-    if (armed_) check_gradient(parameter, gradient);
-    return false;
-  });
-  if (!armed_) {  // under no_sync: the gradient only accumulates
-    recorder().record(fact);
-    return false;
-  }
-  if (awaiting_) fail(messages::not_ended(where()));
-  enter_task(false);
-  in_flight_ = true;
-  begin_backward(now);
-  if (!completes(parameter)) return false;
-  fact.bucket = static_cast<std::int32_t>(place.bucket);
-  recorder().record(fact);
-  BucketTimes& times = *buckets_[place.bucket].times;
-  if (times.first_ready == 0) times.first_ready = now;
-  reached(Point::kGradReady, parameter);
-  return mode_ != Mode::kWhole;
+void Reducer::begin_backward(std::int64_t now, bool in_flight) {
+  if (backward_.begin(now, in_flight)) no_sync_.in_vain = no_sync_.in_vain || no_sync_.inside;
 }
 
-// Whether the gradient is what it will be at the end of this backward. With Mode::kWhole nobody knows: true for the
-// first arrival alone.
-bool Reducer::completes(std::size_t parameter) {
-  Mark& mark = marks_[parameter];
-  const bool first = mark.arrived != arm_;
-  if (mode_ == Mode::kEager) {
-    if (!first) {
-      fail(messages::ready_twice(where(), parameter, options_.names[parameter], mark.unused == arm_));
-    }
-    return true;
+// See [Note: the end of a backward] and [Note: a backward after one that failed]
+void Reducer::enter_task(bool by_output) {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (backward_.tasks.failed(task)) {
+    if (phase().in_flight()) fail(messages::after_failure(backward_.where()));
+    backward_.restart();
   }
-  if (mode_ == Mode::kWhole) {
-    mark.arrived = arm_;
-    firings_.push_back(parameter);
-    if (!rearmed_) use_.static_graph()->count(parameter);
-    return first;
-  }
-  const StaticGraph::Arrival arrival = use_.static_graph()->arrive(parameter);
-  if (arrival == StaticGraph::Arrival::kChanged) {
-    graph_changed_ = true;
-    fail(messages::graph_changed(where(), options_.names[parameter]));
-  }
-  return arrival == StaticGraph::Arrival::kComplete;
+  if (!backward_.tasks.enter(task, by_output)) return;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this(), alive = backward_.tasks.hold_last(), task, number = backward_.number()] {
+        self->end_of_task(task, number);
+      });
 }
 
-void Reducer::check_gradient(std::size_t parameter, const at::Tensor& gradient) {
-  if (!gradient.defined()) return;
-  const Bucket& bucket = buckets_.of(parameter);
-  const bool fits = bucket.sparse() || gradient.layout() == at::kStrided;
-  // With a dtype of its own the bucket casts.
-  const bool same = gradient.scalar_type() == bucket.dtype() || (options_.dtype && gradient.is_floating_point());
-  if (fits && same && gradient.device() == bucket.device()) return;
-  fail(messages::unexpected_type(
-      options_.names[parameter], c10::str(bucket.dtype(), " on ", bucket.device()),
-      c10::str(gradient.is_sparse() ? "sparse " : "", gradient.scalar_type(), " on ", gradient.device())));
-}
-
-bool Reducer::take_in_place(std::size_t parameter, const at::Tensor& arrived) {
-  if (!sums_pieces() || reduction_.hook() || watches() || gate_.breakpoints().any() || access_.in_context())
-    return false;
-  const BucketSet::Place& place = buckets_.place(parameter);
-  const at::Tensor& gradient = parameters_[parameter].grad();
-  return buckets_[place.bucket].take_in_place(place.slot, gradient, arrived, options_.gradient_as_bucket_view);
-}
-
-void Reducer::copy_in(std::size_t parameter) {
-  const at::NoGradGuard no_grad;
-  const BucketSet::Place& place = buckets_.place(parameter);
-  Bucket& bucket = buckets_[place.bucket];
-  access_.with(parameters_[parameter], [&](at::Tensor& gradient) {
-    return bucket.copy_in(place.slot, gradient, reduction_.divisor(), options_.gradient_as_bucket_view);
-  });
-}
-
-void Reducer::mark_ready(std::size_t parameter) {
-  const BucketSet::Place& place = buckets_.place(parameter);
-  marks_[parameter].arrived = arm_;
-  order_.push_back(parameter);
-  const BucketSchedule::Range range = schedule_.mark_ready(parameter);
-  if (schedule_.state(place.bucket) != BucketState::kPending) {
-    Event ready = event(Kind::kBucketReady, now_ns());
-    ready.bucket = static_cast<std::int32_t>(place.bucket);
-    Bucket& bucket = buckets_[place.bucket];
-    ready.bytes = bucket.bytes();
-    bucket.times->ready = ready.host_ns;
-    recorder().record(ready);
-    reached(Point::kBucketReady, place.bucket);
-  }
-  for (std::size_t b = range.begin; b < range.end; ++b) launch(b);
-  if (!range.empty() && schedule_.all_launched() && flushes() && !reduction_.hook())
-    use_.here.start(*reduction_.group());
-}
-
-void Reducer::launch(std::size_t index) {
-  Bucket& bucket = buckets_[index];
-  Event fact = event(Kind::kBucketLaunched, now_ns());
-  fact.bucket = static_cast<std::int32_t>(index);
-  fact.bytes = bucket.bytes();
-  bucket.times->launched = fact.host_ns;
-  if (now_times_.communication_begin == 0) now_times_.communication_begin = fact.host_ns;
-  recorder().record(fact);
-  if (skips(index)) {
-    launched_[index] = Launched{};
-    return;
-  }
-  ++buckets_reduced_;
-  bucket.flush(reduction_.divisor());
-  if (watches() && !shadow_) watch_->before(index, bucket, reduction_.divisor());
-  const std::shared_ptr<DeviceSpans::Span> span = buckets_.begin_span(bucket, fact);
-  launched_[index] = reduction_.start(bucket, index, buckets_.size());
-  // Runs where the collective completes, perhaps after this reducer is gone: it holds no pointer to it.
-  launched_[index].future->addCallback(
-      [fact, span, times = bucket.times](c10::ivalue::Future& future) {
-        if (future.hasError()) return;
-        if (span) DeviceSpans::end(*span);
-        note_reduced(*times, fact);
-      },
-      /*uses_future=*/span != nullptr);
-  reached(Point::kLaunched, index);
+void Reducer::end_of_task(int task, std::uint64_t number) {
+  Lock lock = gate_.enter();
+  TORCH_CHECK(!backward_.given_up(number), messages::given_up(backward_.where(-1)));
+  if (number != backward_.number() || !backward_.tasks.leave(task)) return;
+  if (!phase().in_flight() || phase().finalizing() || !backward_.flush()) return;
+  if (manual_) return backward_.await_caller();
+  finalize(lock);
 }
 
 void Reducer::finalize(Lock& lock) {
   const at::NoGradGuard no_grad;
-  finalizing_ = true;
-  const Event begin = event(Kind::kFinalizeBegin, now_ns());
-  if (!awaiting_) now_times_.backward_compute_end = begin.host_ns;
-  recorder().record(begin);
+  backward_.begin_finalize();
   // While this thread waits for the other ranks, others may look at the reducer.
   lock.unlock();
   try {
-    if (reduction_.hook() && flushes()) start_used_map_after_hooks();
-    for (std::size_t b = 0; b < buckets_.size(); ++b) copy_out(b);
-    now_times_.communication_end = now_ns();
-    reduction_.wait_for_futures();
-    if (mode_ == Mode::kWhole && !rearmed_) use_.learn(shadow_);
+    backward_.reduce();
   } catch (const std::exception& error) {
-    const std::string shared = error_elsewhere();
+    const std::string shared = backward_.error_elsewhere();
     lock.lock();
-    finalizing_ = false;
     abandon_backward();
     set_error(shared.empty() ? error.what() : shared);
     if (!shared.empty()) fail(shared);
     throw;
   }
   lock.lock();
-  finish_backward();
-  if (buckets_.release_lazy()) launched_.assign(buckets_.size(), Launched{});
-  tell_watch(lock);
+  backward_.end(last_);
+  ++finished_;
+  const std::int64_t step = origin_.step++;
+  if (const Inspector::Callback callback = inspector_.take(step)) callback(step, buckets_.inspect(step));
+  backward_.release_buffers();
+  tell_watch(lock, step);
 }
 
-// A comm hook may communicate from its futures' callbacks (PowerSGD does), at a time of its own on each rank. A sum
-// that is started meanwhile would meet another collective on the other ranks.
-void Reducer::start_used_map_after_hooks() {
-  for (const Launched& launched : launched_) {
-    if (launched.future) launched.future->wait();
+// See [Note: watching gradients].
+void Reducer::tell_watch(Lock& lock, std::int64_t step) {
+  if (!watch_ || !watch_->due(step)) return;
+  const std::shared_ptr<GradientWatch> watch = watch_;
+  const GradientWatch::Found found = watch->collect(last_.order());
+  lock.unlock();
+  const std::string text = watch->tell(step, found);
+  lock.lock();
+  if (!text.empty()) fail(text);
+}
+
+void Reducer::abandon() {
+  gate_.breakpoints().end("the backward was given up (abandon_backward) while it paused at a breakpoint");
+  const Lock lock(mutex_);
+  if (phase().finalizing()) return;  // the thread that waits does it, as soon as its wait fails
+  abandon_backward(/*by_caller=*/true);
+}
+
+void Reducer::abandon_backward(bool by_caller) {
+  if (backward_.abandon(by_caller)) ++origin_.step;
+  hooks_.forget_outputs();
+}
+
+// ---- backwards that no gradient brings
+
+// [Note: join]
+// Ranks that have run out of inputs go on taking part in the collectives of the others, or these would wait for ever.
+// For a backward that means: the same buckets through the same hook or all_reduce, in the same order, filled with
+// zeros, and the sum over used parameters if the others make it. The averages that come back are for the others; the
+// own gradients stay as the last own backward left them. The divisor is the number of ranks that still have inputs,
+// which the forward sums up asynchronously and the first gradient waits for, or the world size, as the user chose.
+void Reducer::shadow_backward() {
+  Lock lock(mutex_);
+  TORCH_CHECK(!phase().in_flight(), "a rank that has joined can't have a backward of its own under way");
+  const at::NoGradGuard no_grad;
+  const BucketSet::Zeros zeros(buckets_);
+  backward_.arm(/*rearmed=*/false, /*shadow=*/true);
+  begin_backward(now_ns());
+  for (std::size_t parameter = 0; parameter < parameters_.size(); ++parameter) backward_.mark_ready(parameter);
+  finalize(lock);
+}
+
+void Reducer::synchronize() {
+  Lock lock(mutex_);
+  TORCH_CHECK(!phase().in_flight(), "gradients can't be synchronised during a backward");
+  backward_.arm(/*rearmed=*/true);
+  begin_backward(now_ns());
+  for (std::size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    if (parameters_[parameter].grad().defined()) use_.here.mark(parameter);
   }
-  use_.here.start(*reduction_.group());
+  backward_.flush();
+  finalize(lock);
 }
 
-void Reducer::copy_out(std::size_t index) {
-  Bucket& bucket = buckets_[index];
-  Event fact = event(Kind::kBucketReduced);
-  fact.bucket = static_cast<std::int32_t>(index);
-  fact.bytes = bucket.bytes();
-  const bool skipped = !launched_[index].future;
-  const at::Tensor reduced = skipped ? at::Tensor() : reduction_.wait(launched_[index], bucket, index);
-  note_reduced(*bucket.times, fact);
-  reached(Point::kReduced, index, /*locked=*/false);
-  if (skipped) return;
-  look_for_error(bucket.first_part(reduced));
-  if (watches()) watch_->after(index, reduced);
-  if (shadow_) return bucket.note_average(reduced, false, false, origin_.step);
-  const bool elsewhere = bucket.in_place();
-  bucket.copy_out(reduced, options_.gradient_as_bucket_view, access_,
-                  [&](std::size_t slot) { return left_alone(bucket.slots()[slot].parameter); });
-  bucket.note_average(reduced, options_.gradient_as_bucket_view, elsewhere, origin_.step);
-  // The work itself is kept until the next launch. A backend's thread still holds it for a moment; if that were
-  // the last reference, dropping it could need the GIL there, which ends a process that is just exiting.
-  launched_[index].future.reset();
+void Reducer::mark_all_ready() {
+  const Lock lock(mutex_);
+  if (buckets_.rebuilt || last_.ready() != 0) return;
+  std::vector<std::size_t> order(parameters_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  last_.set_order(std::move(order));
+}
+
+void Reducer::set_forward_pass_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial_world_size) {
+  const Lock lock(mutex_);
+  reduction_.set_remaining_ranks(divide_by_initial_world_size ? nullptr : std::move(work));
+  joined_iteration_ = iteration_ + 1;
+}
+
+void Reducer::install_post_backward_futures(std::vector<FuturePointer> futures) {
+  const Lock lock(mutex_);
+  reduction_.set_futures(std::move(futures));
+}
+
+bool Reducer::take_no_sync_warning() {
+  const Lock lock(mutex_);
+  if (!no_sync_.in_vain || no_sync_.warned) return false;
+  return no_sync_.warned = true;
+}
+
+// ---- backwards that the caller ends
+
+// [Note: a backward that the caller ends]
+// With `require_manual_backward_finalization` the end of a synchronised backward neither waits for the collectives nor
+// writes averages back (`await_caller`): until the caller's finalize_backward() the collectives go on beside whatever
+// the caller does, and gradients are what autograd left, or, as bucket views, anything. `end_manually` does then what
+// the end of the backward does otherwise. It may also run inside the backward, in a hook, as soon as all buckets are
+// launched; the graph tasks of the backward that have not ended are forgotten, since what they bring later belongs to
+// no synchronised backward.
+// Meanwhile the reducer is in flight: nothing else may begin. A forward, another backward or a change of the model is
+// refused, and leaves the averages to be fetched. Backwards without autograd (join, sync_gradients) end by themselves.
+void Reducer::require_manual_end(bool required) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(
+      manual_ == required || !phase().armed(),
+      "require_manual_backward_finalization cannot be set after forward while a backward pass is expected or in "
+      "progress. Set it before the forward, or after finalize_backward().");
+  manual_ = required;
+}
+
+// Not known before the end of the backward: whether all gradients have arrived, or in which order they will from now
+// on.
+bool Reducer::ends_after_backward() const {
+  const Lock lock(mutex_);
+  if (!manual_) return false;
+  return backward_.whole() || (use_.searches() ? !use_.searched() : !buckets_.rebuilt);
+}
+
+void Reducer::end_manually() {
+  Lock lock(mutex_);
+  if (!manual_) fail(messages::not_manual());
+  if (backward_.last_given_up()) fail(messages::given_up(backward_.where(-1)));
+  if (!phase().in_flight() || phase().finalizing()) fail(messages::nothing_to_end(backward_.where()));
+  if (!backward_.all_launched()) fail(messages::ended_early(backward_.where(), options_.names, backward_.missing()));
+  backward_.tasks.clear();
+  finalize(lock);
+}
+
+void Reducer::check_ended() const {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!phase().awaits_caller(), messages::not_ended(backward_.where()));
+}
+
+// ---- between two backwards: buckets, group, hook
+
+void Reducer::assign(const Assignment& assignment) {
+  backward_.assign(assignment);
+  last_.assign(buckets_.size());
+}
+
+bool Reducer::rebuild_due() const {
+  const Lock lock(mutex_);
+  // Parameters that come and go have no order of readiness.
+  const bool ordered = !options_.find_unused_parameters || use_.static_graph();
+  return ordered && !buckets_.rebuilt && !phase().in_flight() && last_.ready() == parameters_.size();
+}
+
+void Reducer::rebuild(const Assignment& assignment) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!phase().in_flight(), "buckets can't be assigned anew during a backward");
+  assign(assignment);
+  buckets_.rebuilt = true;
+  ++origin_.generation;
+  recorder().record(origin_.event(Kind::kRebuilt));
+}
+
+void Reducer::update_process_group(GroupPointer group, std::int32_t index, const Assignment& assignment) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!phase().finalizing(), "the process group can't be replaced while a backward waits for it");
+  abandon_backward();
+  // The old group is let go outside the lock: its threads may take a while to end.
+  reduction_.swap_group(group);
+  origin_.process_group = index;
+  buckets_.rebuilt = false;
+  last_.set_order({});
+  assign(assignment);
+  ++origin_.generation;
+}
+
+void Reducer::set_gradient_dtype(at::ScalarType dtype) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!phase().in_flight(), "the gradients' type can't be set during a backward");
+  options_.dtype = dtype;
+  assign(buckets_.assignment());
+}
+
+void Reducer::set_sparse_metadata(const std::map<std::string, at::Tensor>& metadata) {
+  const Lock lock(mutex_);
+  buckets_.set_sparse_metadata(metadata);
+}
+
+void Reducer::set_optimizer_in_backward(const std::vector<std::size_t>& parameters) {
+  const Lock lock(mutex_);
+  options_.optimized.assign(parameters_.size(), parameters.empty());
+  for (const std::size_t parameter : parameters) options_.optimized.at(parameter) = true;
+}
+
+void Reducer::set_static_graph() {
+  const Lock lock(mutex_);
+  TORCH_CHECK(iteration_ == 0,
+              "set_static_graph() should be called before training loop starts and after DistributedDataParallel is "
+              "constructed; ",
+              iteration_, " forwards have begun");
+  use_.set_static_graph();
+}
+
+void Reducer::set_comm_hook(HookPointer hook) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!reduction_.hook(), "register_comm_hook or register_builtin_comm_hook can only be called once.");
+  TORCH_CHECK(!phase().in_flight(), "a comm hook can't be registered during a backward");
+  reduction_.swap_hook(hook);
+}
+
+void Reducer::clear_comm_hook() {
+  HookPointer old;  // let go outside the lock: that may need the GIL
+  const Lock lock(mutex_);
+  TORCH_CHECK(!phase().in_flight(), "a comm hook can't be taken away during a backward");
+  reduction_.swap_hook(old);
+}
+
+void Reducer::set_builtin_hook(c10d::BuiltinCommHookType kind) {
+  const Lock lock(mutex_);
+  set_comm_hook(make_builtin_hook(kind, reduction_.group()));
+}
+
+FuturePointer Reducer::run_comm_hook(std::unique_ptr<GradBucket> bucket) {
+  CommHook* hook = nullptr;
+  {
+    const Lock lock(mutex_);
+    hook = reduction_.hook();  // replaced by the thread that trains alone
+  }
+  return hook ? hook->run(std::move(bucket)) : run_all_reduce(*bucket);
+}
+
+FuturePointer Reducer::run_all_reduce(c10d::GradBucket& bucket) {
+  GroupPointer group;
+  {
+    const Lock lock(mutex_);
+    group = reduction_.group();
+  }
+  return all_reduce(*group, bucket);
+}
+
+// ---- questions, and what is told or changed while training runs
+
+bool Reducer::in_flight() const {
+  const Lock lock(mutex_);
+  return phase().in_flight();
+}
+
+Reducer::Report Reducer::report() const {
+  const Lock lock(mutex_);
+  Report made;
+  made.iteration = iteration_;
+  const std::vector<std::size_t>& unused = use_.last_unused();
+  for (const std::size_t parameter : unused) made.unused_bytes += parameters_[parameter].nbytes();
+  made.buckets_reduced = backward_.buckets_reduced();
+  for (const std::size_t parameter : last_.order()) {
+    if (std::find(unused.begin(), unused.end(), parameter) == unused.end()) made.ready_order.push_back(parameter);
+  }
+  made.error = last_.error();
+  made.times = last_.times();
+  return made;
+}
+
+Reducer::Stage Reducer::stage() const {
+  const Lock lock(mutex_);
+  Stage made{origin_.step, origin_.generation, phase().in_flight(), phase().finalizing(), {}, {}, gate_.current()};
+  for (std::size_t b = 0; b < buckets_.size(); ++b) made.buckets.push_back(backward_.report_of(b));
+  if (made.in_flight) made.missing = backward_.missing();
+  return made;
+}
+
+bool Reducer::graph_was_static() const {
+  const Lock lock(mutex_);
+  return use_.always_same();
+}
+
+at::Tensor Reducer::used_map() {
+  const Lock lock(mutex_);
+  return use_.here.tensor();
+}
+
+std::optional<Inspections> Reducer::inspect_gradients() const {
+  const Lock lock(mutex_);
+  if (phase().in_flight()) return std::nullopt;
+  return buckets_.inspect_gradients();
+}
+
+std::optional<Reducer::Averages> Reducer::averages() const {
+  Averages found;
+  found.lock = Lock(mutex_, std::try_to_lock);
+  if (!found.lock.owns_lock()) return std::nullopt;
+  const bool changing = backward_.forward_begun() && (options_.gradient_as_bucket_view || sums_pieces());
+  found.step = origin_.step - 1;
+  if (phase().in_flight() || changing || found.step < 0) return std::nullopt;
+  auto averages = buckets_.averages(found.step);
+  if (!averages) return std::nullopt;
+  found.buckets = std::move(*averages);
+  return found;
+}
+
+void Reducer::set_inspection_callback(Inspector::Callback callback) {
+  const Lock lock(mutex_);
+  inspector_.set_callback(std::move(callback));
+}
+
+void Reducer::set_gradient_watch(std::shared_ptr<GradientWatch> watch) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!phase().in_flight(), "gradients can't be watched from the middle of a backward on");
+  if (watch) watch->begin(buckets_.size());  // its first backward may be armed
+  watch_.swap(watch);
+}
+
+void Reducer::set_pause_check(std::function<void()> check) {
+  const Lock lock(mutex_);
+  gate_.set_check(std::move(check));
+}
+
+void Reducer::drop_next(std::size_t parameter) {
+  const Lock lock(mutex_);
+  TORCH_CHECK(parameter < parameters_.size(), "there is no parameter ", parameter);
+  gate_.drop_next(parameter);
 }
 
 }  // namespace ddp_lab

@@ -1,11 +1,12 @@
 // Reducer: averages the gradients of one model over the ranks of a process group, bucket by bucket, while the
 // backward is still running.
 //
-// The way of a gradient, in reducer.cpp: arm (forward's end) -> on_grad_ready (autograd's threads) -> copy_in ->
-// mark_ready -> launch -> comm hook or all_reduce -> finalize (end of the backward, waits in bucket order) -> copy_out.
-// Beside it: reducer_setup.cpp (hooks, buckets, process group), reducer_backward.cpp (where a backward begins and
-// ends), reducer_join.cpp (backwards that no gradient brings), manual_end.cpp (backwards that the caller ends),
-// reducer_live.cpp (pauses, and what else happens while training runs), reducer_state.cpp (questions and settings).
+// The way of a gradient: Reducer::arm (forward's end) -> Reducer::on_grad_ready (autograd's threads) ->
+// Backward::copy_in -> mark_ready -> launch -> Reduction::start, comm hook or all_reduce -> Reducer::finalize (end of
+// the backward) -> Backward::reduce, in bucket order -> copy_out.
+//
+// Here are the calls from outside and the mutex: each takes it and lets the members do the work. What they hold lives
+// as long: Backward, one backward; BucketSet, one assignment; Reduction, one group and hook; the others, the model.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +20,13 @@
 
 #include "record/event_origin.h"
 #include "reduce/autograd_hooks.h"
+#include "reduce/backward.h"
 #include "reduce/breakpoints.h"
-#include "reduce/bucket_schedule.h"
 #include "reduce/bucket_set.h"
-#include "reduce/gradient_access.h"
 #include "reduce/gradient_watch.h"
-#include "reduce/graph_tasks.h"
 #include "reduce/inspection.h"
-#include "reduce/messages.h"
+#include "reduce/reducer_options.h"
 #include "reduce/reduction.h"
-#include "reduce/shared_error.h"
 #include "reduce/step_report.h"
 #include "reduce/unused_parameters.h"
 
@@ -109,7 +107,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_ended() const;
 
   // Whether the training thread is inside no_sync().
-  void set_no_sync(bool inside);
+  void set_no_sync(bool inside) { write(no_sync_.inside, inside); }
   // True once after a synchronised backward that began inside no_sync(), which is of no use there.
   bool take_no_sync_warning();
 
@@ -125,8 +123,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // In the next synchronised backward the reducer does not hear of this gradient: see [Note: a rehearsal].
   void drop_next(std::size_t parameter);
   // How many synchronised backwards have ended: equal on all ranks, unlike step(), which counts broken ones.
-  std::int64_t finished() const;
-  void set_finished(std::int64_t finished);
+  std::int64_t finished() const { return read(finished_); }
+  void set_finished(std::int64_t finished) { write(finished_, finished); }
 
   void set_comm_hook(HookPointer hook);
   // The plain average again. The thread that trains, between two backwards.
@@ -147,10 +145,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // The graph never changes: see [Note: static graph]. Before the first synchronised forward.
   void set_static_graph();
 
-  std::int64_t step() const;  // index of the coming (or running) synchronised backward
-  void set_step(std::int64_t step);
-  std::uint16_t generation() const;
-  void set_generation(std::uint16_t generation);
+  // Index of the coming (or running) synchronised backward.
+  std::int64_t step() const { return read(origin_.step); }
+  void set_step(std::int64_t step) { write(origin_.step, step); }
+  std::uint16_t generation() const { return read(origin_.generation); }
+  void set_generation(std::uint16_t generation) { write(origin_.generation, generation); }
   // Of the buckets in the last backward that finished.
   std::vector<BucketReport> times() const { return last_.buckets(); }
   Report report() const;
@@ -171,113 +170,51 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_gradient_watch(std::shared_ptr<GradientWatch> watch);
 
  private:
-  // When the gradients of a backward are copied into their buckets.
-  enum class Mode : std::uint8_t {
-    kEager,    // each as soon as it arrives
-    kCounted,  // each when it has arrived as often as in the first backward of a static graph
-    kWhole     // all at the end
-  };
-
-  struct Mark {
-    std::uint64_t arrived = 0;  // the arm in which its gradient arrived last
-    std::uint64_t unused = 0;   // the arm in which it was unused last
-  };
-
-  // reducer.cpp
-  void start_backward(bool rearmed);
-  bool completes(std::size_t parameter);
-  void check_gradient(std::size_t parameter, const at::Tensor& gradient);
-  bool take_notice(std::size_t parameter, std::int64_t now);
-  // See [Note: reduced in place]. False: to be copied in.
-  bool take_in_place(std::size_t parameter, const at::Tensor& arrived);
-  void copy_in(std::size_t parameter);
-  void mark_ready(std::size_t parameter);
-  void launch(std::size_t bucket);
+  template <typename T>
+  T read(const T& member) const {
+    const Lock lock(mutex_);
+    return member;
+  }
+  template <typename T>
+  void write(T& member, T value) {
+    const Lock lock(mutex_);
+    member = value;
+  }
+  const Phase& phase() const noexcept { return backward_.phase(); }
+  [[noreturn]] void fail(const std::string& message);
+  [[noreturn]] void fail_unfinished();
+  void on_output_gradient(std::uint64_t epoch);
+  void begin_backward(std::int64_t now, bool in_flight = true);
+  void enter_task(bool by_output);
+  void end_of_task(int task, std::uint64_t number);
   void finalize(Lock& lock);
-  void start_used_map_after_hooks();
-  void copy_out(std::size_t bucket);
-  bool watches() const { return watch_ && watch_->due(origin_.step); }
-  bool errors_are_shared() const;
-  bool left_alone(std::size_t parameter);
-
-  // reducer_setup.cpp
+  void tell_watch(Lock& lock, std::int64_t step);
+  void abandon_backward(bool by_caller = false);
   void assign(const Assignment& assignment);
 
-  // reducer_backward.cpp
-  void on_output_gradient(std::uint64_t epoch);
-  messages::Where where() const { return {origin_.step, reduction_.group()->getRank(), options_.module}; }
-  messages::Where where_last() const { return {origin_.step - 1, reduction_.group()->getRank(), options_.module}; }
-  SharedError shared_error() const { return {*reduction_.group(), origin_.reducer, origin_.step}; }
-  [[noreturn]] void fail_unfinished();
-  void look_for_error(const at::Tensor& reduced);
-  std::string error_elsewhere() const;
-  void enter_task(bool by_output);
-  void end_of_task(int task, std::uint64_t arm);
-  void begin_backward(std::int64_t now);
-  bool flushes() const;
-  void flush();
-  void finish_backward();
-  void tell_watch(Lock& lock);
-  void abandon_backward();
-
-  void await_end();  // manual_end.cpp
-
-  // reducer_live.cpp
-  void reached(Point point, std::size_t index, bool locked = true) {
-    if (gate_.breakpoints().any()) stop(point, index, locked);
-  }
-  void stop(Point point, std::size_t index, bool locked);
-
-  bool skips(std::size_t bucket) const;
-  [[noreturn]] void fail(const std::string& message);
-  Event event(Kind kind, std::int64_t host_ns = 0) const { return origin_.event(kind, host_ns); }
+  struct NoSync {
+    bool inside = false;
+    bool in_vain = false;  // a synchronised backward began inside
+    bool warned = false;
+  };
 
   const std::vector<at::Tensor> parameters_;
   ReducerOptions options_;
-  Reduction reduction_;
-  EventOrigin origin_;
-  std::shared_ptr<GradientWatch> watch_;
-
-  AutogradHooks hooks_;
-
   mutable Mutex mutex_;
-  PauseGate gate_{mutex_};
-  Inspector inspector_;
-  ParameterUse use_;
-  BucketSet buckets_;
-  BucketSchedule schedule_;
-  std::vector<Launched> launched_;
-  std::vector<Mark> marks_;           // by parameter
-  GradientAccess access_;             // of the hook that ran last in this backward
-  std::vector<std::size_t> unused_;   // by parameter index, ascending: counts as arrived when the backward begins
-  std::vector<std::size_t> firings_;  // Mode::kWhole: parameters as their gradients arrived
-  std::vector<std::size_t> order_;    // of readiness
-
-  std::vector<bool> optimized_;  // by parameter, or empty
-
-  GraphTasks tasks_;
-  std::uint64_t arm_ = 0;
-  std::uint64_t given_up_ = 0;  // the arm of which abandon() was called
+  std::shared_ptr<GradientWatch> watch_;
   std::int64_t finished_ = 0;
   std::int64_t iteration_ = 0;
   std::int64_t joined_iteration_ = 0;  // the last one that ranks without inputs shadow
-  std::int64_t backward_begin_ = 0;
-  std::size_t buckets_reduced_ = 0;
-  Mode mode_ = Mode::kEager;
-  bool armed_ = false;
-  bool rearmed_ = false;
-  bool in_flight_ = false;
-  bool finalizing_ = false;
-  bool manual_ = false;    // see [Note: a backward that the caller ends]
-  bool awaiting_ = false;  // the backward is over, and end_manually() has not been called
-  bool busy_ = false;      // between the begin of a forward and the end of its backward
-  bool shadow_ = false;
-  bool graph_changed_ = false;
-  bool no_sync_ = false;
-  bool no_sync_warning_ = false;
-  bool warned_of_no_sync_ = false;
-  bool looked_for_error_ = false;
-  StepTimes now_times_;
+  bool manual_ = false;                // see [Note: a backward that the caller ends]
+  NoSync no_sync_;
+  EventOrigin origin_;
+  PauseGate gate_{mutex_};
+  Reduction reduction_;
+  ParameterUse use_;
+  BucketSet buckets_;
+  Backward backward_;
+  AutogradHooks hooks_;
+  Inspector inspector_;
   LastStep last_;
 };
 

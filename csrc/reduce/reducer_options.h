@@ -20,6 +20,9 @@ struct ReducerOptions {
   bool lazy_bucket_allocation = false;  // see [Note: buffers on demand]
   std::vector<bool> expect_sparse;      // by parameter; empty: none
   std::optional<at::ScalarType> dtype;  // of the gradients, if not the parameters' (mixed precision)
+  // By parameter: an optimizer runs as soon as its gradient is averaged and drops it, so that an absent one stays
+  // absent.
+  std::vector<bool> optimized;  // empty: none
 };
 
 }  // namespace ddp_lab

@@ -17,6 +17,7 @@ BUILT = ROOT / "build" / "tests"
 SOURCES = {
     "test_events": [],
     "test_graph_tasks": [],
+    "test_phase": [],
     "test_recorder": [ROOT / "csrc/record/recorder.cpp", ROOT / "csrc/record/cost.cpp"],
     "test_replay": [ROOT / "csrc/reduce/bucket_schedule.cpp", ROOT / "csrc/reduce/replay.cpp"],
     "test_schedule": [ROOT / "csrc/reduce/bucket_schedule.cpp"],
@@ -26,6 +27,7 @@ HEADERS = [
     *sorted(ROOT.glob("csrc/record/*.h")),
     ROOT / "csrc/reduce/bucket_schedule.h",
     ROOT / "csrc/reduce/graph_tasks.h",
+    ROOT / "csrc/reduce/phase.h",
     ROOT / "csrc/reduce/replay.h",
     ROOT / "csrc/reduce/static_graph.h",
     HERE / "check.h",
