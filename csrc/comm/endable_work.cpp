@@ -11,12 +11,12 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
+#include <tuple>
 #include <typeinfo>
 #include <utility>
 #include <vector>
-
-#include "observe/launches.h"
 
 namespace ddp_lab {
 namespace {
@@ -175,17 +175,68 @@ bool returns_work(const c10::OperatorHandle& operation) {
          operation.schema().argumentIndexWithName("process_group").has_value();
 }
 
+// What the caller of a collective gets in the place of the work that its backend made.
+Made endable(Made made, const c10d::ProcessGroup& group) {
+  if (!installed || !made || !is_gloos(*made)) return made;
+  auto ending = std::make_shared<Ending>(std::move(made), group);
+  Ending::follow(ending);
+  keep(ending);
+  return c10::make_intrusive<EndableWork>(std::move(ending));
+}
+
+c10::DispatchKeySet behind(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+}
+
 void pass(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const auto behind = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
   const auto& schema = operation.schema();
   const auto index = static_cast<std::size_t>(schema.argumentIndexWithName("process_group").value());
   const auto group = torch::jit::peek(*stack, index, schema.arguments().size()).toCustomClass<c10d::ProcessGroup>();
-  operation.redispatchBoxed(behind, stack);
+  operation.redispatchBoxed(behind(keys), stack);
   auto& last = stack->back();
   last = c10::IValue(endable(last.toCustomClass<Work>(), *group));
 }
 
+std::atomic<WhenComplete (*)(const at::Tensor&)> see_all_reduce_of{nullptr};
+
+using AllReduced = std::tuple<std::vector<at::Tensor>, Made>;
+using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+AllReduced pass_all_reduce(c10::DispatchKeySet keys, at::TensorList tensors, const GroupPointer& group,
+                           const c10::intrusive_ptr<c10d::ReduceOp>& reduction,
+                           const std::optional<at::Tensor>& sparse_indices, bool asynchronous, std::int64_t timeout) {
+  static const auto operation =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("c10d::allreduce_", "")
+          .typed<AllReduced(at::TensorList, const GroupPointer&, const c10::intrusive_ptr<c10d::ReduceOp>&,
+                            const std::optional<at::Tensor>&, bool, std::int64_t)>();
+  WhenComplete when;
+  const auto see = see_all_reduce_of.load();
+  if (see && tensors.size() == 1) when = see(tensors.front());
+  AllReduced made =
+      operation.redispatch(behind(keys), tensors, group, reduction, sparse_indices, asynchronous, timeout);
+  Made& work = std::get<1>(made);
+  work = endable(std::move(work), *group);
+  if (when.call) std::move(when).add_to(*work->getFuture());
+  return made;
+}
+
+void pass_all_reduces() {
+  static auto* const kernels = [] {
+    auto* const made = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__,
+                                          static_cast<std::uint32_t>(__LINE__));
+    made->impl("allreduce_", TORCH_FN(pass_all_reduce));
+    return made;
+  }();
+  static_cast<void>(kernels);
+}
+
 }  // namespace
+
+void see_all_reduces(WhenComplete (*see)(const at::Tensor& summed)) {
+  see_all_reduce_of = see;
+  pass_all_reduces();
+}
 
 void make_gloo_endable() {
   static auto* const kernels = [] {
@@ -204,14 +255,6 @@ void make_gloo_endable() {
   }();
   static_cast<void>(kernels);
   installed = true;
-}
-
-c10::intrusive_ptr<Work> endable(c10::intrusive_ptr<Work> made, const c10d::ProcessGroup& group) {
-  if (!installed || !made || !is_gloos(*made)) return made;
-  auto ending = std::make_shared<Ending>(std::move(made), group);
-  Ending::follow(ending);
-  keep(ending);
-  return c10::make_intrusive<EndableWork>(std::move(ending));
 }
 
 std::size_t count_gloo_works(const c10d::ProcessGroup& group) {

@@ -1,13 +1,9 @@
 #include "observe/launches.h"
 
-#include <torch/library.h>
-
 #include <algorithm>
 #include <mutex>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,8 +16,6 @@ namespace {
 using c10d::CommHookInterface;
 using Listener = std::shared_ptr<LaunchListener>;
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
-using Work = c10::intrusive_ptr<c10d::Work>;
-using AllReduced = std::tuple<std::vector<at::Tensor>, Work>;
 
 // ---- who listens
 
@@ -42,39 +36,21 @@ std::vector<Listener> living() {
 }
 
 // Runs where the collective completes, perhaps after its reducer is gone.
-void note_when_complete(const Future& future, SeenLaunch launch) {
+WhenComplete note_when_complete(SeenLaunch launch) {
   const bool on_device = launch.span != nullptr;
-  future->addCallback(
-      [launch = std::move(launch)](c10::ivalue::Future& done) {
-        if (done.hasError()) return;
-        if (launch.span) DeviceSpans::end(*launch.span);
-        note_reduced(launch);
-      },
-      /*uses_future=*/on_device);
+  return {[launch = std::move(launch)](c10::ivalue::Future& done) {
+            if (done.hasError()) return;
+            if (launch.span) DeviceSpans::end(*launch.span);
+            note_reduced(launch);
+          },
+          on_device};
 }
 
-// ---- without a comm hook
-
-AllReduced pass_all_reduce(c10::DispatchKeySet keys, at::TensorList tensors,
-                           const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                           const c10::intrusive_ptr<c10d::ReduceOp>& reduction,
-                           const std::optional<at::Tensor>& sparse_indices, bool asynchronous, std::int64_t timeout) {
-  static const auto operation = c10::Dispatcher::singleton()
-                                    .findSchemaOrThrow("c10d::allreduce_", "")
-                                    .typed<AllReduced(at::TensorList, const c10::intrusive_ptr<c10d::ProcessGroup>&,
-                                                      const c10::intrusive_ptr<c10d::ReduceOp>&,
-                                                      const std::optional<at::Tensor>&, bool, std::int64_t)>();
-  std::optional<SeenLaunch> launch;
-  if (tensors.size() == 1) {
-    for (const Listener& listener : living()) {
-      if ((launch = listener->launching(tensors.front()))) break;
-    }
+WhenComplete see_all_reduce(const at::Tensor& summed) {
+  for (const Listener& listener : living()) {
+    if (auto launch = listener->launching(summed)) return note_when_complete(std::move(*launch));
   }
-  const auto behind = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
-  AllReduced made = operation.redispatch(behind, tensors, group, reduction, sparse_indices, asynchronous, timeout);
-  std::get<1>(made) = endable(std::move(std::get<1>(made)), *group);
-  if (launch) note_when_complete(std::get<1>(made)->getFuture(), std::move(*launch));
-  return made;
+  return {};
 }
 
 // ---- with a comm hook
@@ -95,7 +71,7 @@ class WatchedHook final : public CommHookInterface {
     std::optional<SeenLaunch> launch;
     if (const Listener listener = listener_.lock()) launch = listener->launching(bucket.getIndex());
     Future future = hook_->runHook(bucket);
-    if (launch && future) note_when_complete(future, std::move(*launch));
+    if (launch && future) note_when_complete(std::move(*launch)).add_to(*future);
     return future;
   }
 
@@ -119,18 +95,8 @@ void note_reduced(const SeenLaunch& launch) {
   });
 }
 
-void pass_all_reduces() {
-  static auto* const kernels = [] {
-    auto* const made = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__,
-                                          static_cast<std::uint32_t>(__LINE__));
-    made->impl("allreduce_", TORCH_FN(pass_all_reduce));
-    return made;
-  }();
-  static_cast<void>(kernels);
-}
-
 void listen(const Listener& listener) {
-  pass_all_reduces();
+  see_all_reduces(&see_all_reduce);
   const std::lock_guard<std::mutex> lock(listeners_mutex);
   auto& all = listeners();
   all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());

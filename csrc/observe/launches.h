@@ -41,16 +41,12 @@ class LaunchListener {
 // [Note: seeing a launch without a comm hook]
 // Torch tells nobody when a bucket is launched. A comm hook would be told, but it changes what happens: without one
 // torch divides while it copies gradients in, and a hook has to do that itself. So with none:
-//  - The all-reduce that torch starts passes the dispatcher, as the operator c10d::allreduce_. A kernel stands in front
-//    of the backends' (under BackendSelect, the last key before them), which compares the tensor's address with that of
-//    the next bucket's buffer, hands the call on unchanged, and asks the work's future, which torch asks for anyway, to
-//    note when it is complete. It is installed with the first listener, and stays. Works of Gloo it makes endable, as
-//    the kernels of all other collectives do: see comm/endable_work.h.
+//  - The all-reduce that torch starts passes the dispatcher, as the operator c10d::allreduce_. The kernel there (see
+//    comm/endable_work.h) asks us: we compare the tensor's address with that of the next bucket's buffer, and have the
+//    work's future, which torch asks for anyway, note when it is complete. The call is handed on unchanged.
 //  - A comm hook that the user registers, before or after, is wrapped in place: it is called with the same bucket, and
 //    what it returns is returned. The pointer to it is private; [temp.spec] lets an explicit instantiation name it.
 void listen(const std::shared_ptr<LaunchListener>& listener);
-// Puts the kernel in front of the backends', if it is not there yet.
-void pass_all_reduces();
 
 // Wraps the reducer's comm hook, if it has one that is not wrapped. Not during a backward.
 void watch_hook(c10d::Reducer& reducer, const std::weak_ptr<LaunchListener>& listener);
