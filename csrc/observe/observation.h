@@ -2,6 +2,7 @@
 //
 // Hooks tell when a gradient has been accumulated; launches.h tells when a bucket is launched and reduced; the rest is
 // known from the order in which autograd calls back. Nothing that torch computes or communicates is changed.
+// Guarded by its own mutex, which is let go before the inspection's callback.
 #pragma once
 
 #include <cstdint>

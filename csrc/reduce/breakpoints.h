@@ -1,4 +1,5 @@
 // Breakpoints: points of a backward at which one model pauses on this rank, until somebody lets it go on.
+// Breakpoints are guarded by their own mutex.
 //
 // [Note: pausing a backward]
 // A backward pauses on the thread that runs it (autograd's), at four points: a gradient is ready and not yet in its

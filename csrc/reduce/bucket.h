@@ -1,4 +1,5 @@
 // Bucket: gradients that travel in one collective. One flat buffer, one slot per parameter.
+// Guarded by its owner's mutex, but for the time at which it was reduced.
 #pragma once
 
 #include <ATen/core/Tensor.h>

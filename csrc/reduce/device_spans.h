@@ -1,4 +1,5 @@
 // When a device really ran each bucket's collective: pairs of events, placed on the host's time axis.
+// DeviceSpans are guarded by their own mutex.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,4 +1,5 @@
 // What the gradients of each bucket measure before and after they are averaged, and where one is not finite first.
+// Guarded by Reducer's mutex; while a backward is finalized, it belongs to the thread that does it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

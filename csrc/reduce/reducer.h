@@ -5,8 +5,9 @@
 // Backward::copy_in -> mark_ready -> launch -> Reduction::start, comm hook or all_reduce -> Reducer::finalize (end of
 // the backward) -> Backward::reduce, in bucket order -> copy_out.
 //
-// Here are the calls from outside and the mutex: each takes it and lets the members do the work. What they hold lives
-// as long: Backward, one backward; BucketSet, one assignment; Reduction, one group and hook; the others, the model.
+// Here are the calls from outside, and the mutex that guards all members: a call takes it and lets them do the work.
+// How long what they hold lives: Backward, one backward; BucketSet, one assignment; Reduction, one group and one hook;
+// the others, the model.
 #pragma once
 
 #include <cstdint>

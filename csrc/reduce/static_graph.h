@@ -1,4 +1,4 @@
-// What is known about a graph that is the same in every backward.
+// What is known about a graph that is the same in every backward. Guarded by its owner's mutex.
 #pragma once
 
 #include <cstddef>
