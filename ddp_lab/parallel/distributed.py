@@ -510,6 +510,10 @@ class DistributedDataParallel(TorchDDP):
         """Whether the current (or next) forward brings the buffers into agreement."""
         return self._sync.buffers.due()
 
+    def _assign_modules_buffers(self) -> None:
+        """Looks the buffers up: `modules_buffers` and `named_module_buffers`, without those that are ignored."""
+        self._sync.look_up_buffers()
+
     def _default_broadcast_coalesced(
         self,
         bufs: list[torch.Tensor] | None = None,

@@ -184,13 +184,13 @@ def test_a_model_that_is_gone_is_described_once(cursor: int) -> None:
 def test_a_description_is_a_copy_that_json_can_express() -> None:
     """What is appended later to the caller's dict is not in the description; what JSON lacks is refused."""
     _, position = recording.descriptions(0)
-    mine = {"type": "assignment", "buckets": [{"bucket": 0}]}
+    mine = {"type": "own", "buckets": [{"bucket": 0}]}
     recording.describe(mine)
     mine["buckets"].append({"bucket": 1})  # type: ignore[attr-defined]
     with pytest.raises(TypeError):
-        recording.describe({"type": "assignment", "tensor": object()})
+        recording.describe({"type": "own", "tensor": object()})
     found, following = recording.descriptions(position)
-    assert found == [{"type": "assignment", "buckets": [{"bucket": 0}]}]
+    assert found == [{"type": "own", "buckets": [{"bucket": 0}]}]
     assert following == position + 1
 
 

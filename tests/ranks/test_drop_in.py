@@ -28,7 +28,7 @@ INHERITED = {
 }  # fmt: skip
 # Steps of torch's own constructor, forward, a mode or join: nothing that ours runs, or lets a user run, calls them.
 UNREACHABLE = {
-    "_assign_modules_buffers", "_check_sync_bufs_post_fwd", "_check_sync_bufs_pre_fwd", "_sync_buffers",
+    "_check_sync_bufs_post_fwd", "_check_sync_bufs_pre_fwd", "_sync_buffers",
     "_distributed_broadcast_coalesced", "_sync_module_buffers",
     "_check_and_sync_module_buffers", "_check_comm_hook", "_check_global_requires_backward_grad_sync",
     "_clear_grad_buffer", "_ddp_init_helper", "_delayed_all_reduce_hook", "_find_common_rank",
@@ -82,6 +82,10 @@ def _methods_on_rank(rank: int, size: int) -> None:
     assert model.eval().training is False
     assert model.broadcast_buffers is True
     assert repr(model).startswith("DistributedDataParallel(")
+    parameters, sparse = model._build_params_for_reducer()
+    assert model._build_debug_param_to_name_mapping(parameters)[0] == "0.weight"
+    assert sparse == [False] * 4
+    assert list(model.named_module_buffers) == [name for name, _ in net.named_buffers()]
     model._check_reducer_finalized()
     model._remove_autograd_hooks()
     model(torch.randn(3, 4)).sum().backward()  # as a plain module now

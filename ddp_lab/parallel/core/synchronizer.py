@@ -365,10 +365,14 @@ class GradientSynchronizer:
     def synchronize_buffers(self) -> None:
         """Runs the buffer hook, or broadcasts the buffers of rank 0 (under join: of a rank that has not joined)."""
         source = self.inputs.source()
-        self.buffers.keep(parameters.buffers_now(self.survey))
+        self.look_up_buffers()
         futures = self.buffers.run(self.group, source)
         if futures is not None:
             self.reducer.install_post_backward_futures(futures)
+
+    def look_up_buffers(self) -> None:
+        """Modules may have assigned buffers anew."""
+        self.buffers.keep(parameters.buffers_now(self.survey))
 
     @property
     def divisor(self) -> int:
