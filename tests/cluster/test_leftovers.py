@@ -62,6 +62,21 @@ def test_stop_ends_everything(tmp_path: Path) -> None:
     lab.stop()
 
 
+def test_a_rank_that_is_asked_to_end(tmp_path: Path) -> None:
+    """It runs its atexit functions and ends well, whatever its threads still do: Python would wait for this one."""
+    ran = tmp_path / "ran"
+    with Lab(1) as lab:
+        lab.run(
+            "import atexit, pathlib, threading; threading.Thread(target=threading.Event().wait).start()\n"
+            f"atexit.register(pathlib.Path({str(ran)!r}).touch)"
+        )
+        os.kill(lab.pids()["rank 0"], signal.SIGTERM)
+        leftovers.wait_until(lambda: lab.status()[0].state == "dead", 60, "the rank's end")
+        assert lab.status()[0].exit_code == 0
+        assert ran.exists()
+        assert "Traceback" not in lab.session.processes.fork_server.log_of(0).read_text()
+
+
 def test_stop_while_a_rank_hangs() -> None:
     """stop() ends ranks that sit in a collective, too."""
     with Lab(2) as lab:

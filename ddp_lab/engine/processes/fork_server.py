@@ -258,7 +258,11 @@ def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, A
     engine.initialize([])
     # Of a crash in C code; ipykernel's own would write to a pipe that nobody reads by then.
     faulthandler.enable(log, all_threads=False)
-    engine.start()
+    try:
+        engine.start()
+    except RuntimeError as error:  # tornado's words for a loop that is stopped: how an engine is asked to end
+        if "loop stopped" not in str(error):
+            raise
     # Not the interpreter's own end: it would wait for threads that may sit in a collective.
     atexit._run_exitfuncs()
     sys.stdout.flush()
