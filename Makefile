@@ -137,10 +137,14 @@ looks: build browser $(TEST_PACKAGES)  ## a picture of every view in every state
 matrix:  ## the whole suite with several releases of torch, each in an environment of its own, and a table
 	@$(PYTHON) tests/matrix.py build/matrix $(MATRIX)
 
-# Ranks, kernels and launched programs count, too, unless they are killed.
+# Ranks, kernels and launched programs count, too, unless Linux ends them with their parent. A .pth file leads each of
+# them to the plugin that pyproject.toml names, and is read before coverage's own.
+PTH = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/a0_coverage_plugin.pth
 coverage: build browser hosts mpi $(TEST_PACKAGES)  ## lines and branches of ddp_lab that `make test` runs: build/coverage
 	@rm -rf build/coverage && mkdir -p build/coverage
+	@echo '$(CURDIR)' >"$(PTH)"
 	-$(BIN)/python -m coverage run -m pytest $(SIDE_BY_SIDE) --timeout 900 $(PYTEST_ARGS)
+	@rm "$(PTH)"
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage html --quiet --directory build/coverage/html
 	@$(BIN)/python -m coverage report --sort=-miss
