@@ -198,6 +198,25 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         assert not lab.running
 
 
+def test_a_fork_server_that_is_killed() -> None:
+    """Its ranks end with it: who is attached is told, who attaches later, too, and a restart gives new ones."""
+    lab = Lab(1, detach=True, name="bare", backend="gloo").start()
+    try:
+        os.kill(lab.pids()["fork server"], signal.SIGKILL)
+        leftovers.wait_until(lambda: lab.status()[0].state == "dead", 10, "the rank's end is known")
+        with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
+            lab.run("1")
+        lab.detach()
+        lab = Lab.find("bare")  # type: ignore[assignment]
+        assert lab.status()[0].state == "dead"
+        with pytest.raises((CellError, ClusterError), match="fork server was killed by SIGKILL"):
+            lab.run("1")
+        lab.restart()
+        assert lab.values("rank") == {0: 0}
+    finally:
+        lab.stop()
+
+
 def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None:
     """When nobody comes, every process and every file goes. Who attaches meanwhile may use another cluster, too; a
     panel says to the client who uses it, and then that it has ended."""

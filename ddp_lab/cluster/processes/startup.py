@@ -463,7 +463,8 @@ class Processes:
             elapsed = time.monotonic() - begin
             if elapsed > _LIMIT_SECONDS:
                 raise ClusterError(f"{doing} took more than {_LIMIT_SECONDS:.0f} s")
-            self.fork_server.check()
+            if not self._up or doing != _CONNECTING:  # who connects to ranks that have ended is told, and may restart
+                self.fork_server.check()
             if not self._up:
                 self.controller.check()
             elif len(now := self.look_after().ends) > ends and doing != _CONNECTING:
