@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -12,12 +13,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_lab import CellError, ClusterError
 from ddp_lab.cluster.cluster import running_clusters
 from ddp_lab.notebook import commands
+from ddp_lab.output.board import SilentBoard
 from ddp_lab.protocol import registry
 from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests import leftovers
@@ -198,6 +201,34 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         assert not lab.running
 
 
+def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
+    """Whoever would take over from a client that is stopped is told so, and the ranks stay with that client."""
+    holder = """
+        lab = Cluster.find('train')
+        print('attached')
+        input()
+        """
+    with client(holder) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "attached\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(ClusterError, match=rf"can't be taken over: process {process.pid} does not let go; end it"):
+            Lab.find("train", take_over=True)
+        [seen] = [one for one in Lab.detached() if one.name == "train"]
+        assert seen.attached == process.pid
+        os.kill(process.pid, signal.SIGKILL)
+    with abandoned() as lab:
+        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_a_name_that_is_taken(abandoned: Callable[[], Lab]) -> None:
+    """A second cluster of that name is refused with the way to the first one, and leaves no process."""
+    before = set(leftovers.processes())
+    with pytest.raises(ClusterError, match=r"named 'train' runs already: `%cluster attach train` finds it"):
+        Lab(1, detach=True, name="train", backend="gloo").start()
+    leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the second keeper")
+
+
 def test_a_fork_server_that_is_killed() -> None:
     """Its ranks end with it: who is attached is told, who attaches later, too, and a restart gives new ones."""
     lab = Lab(1, detach=True, name="bare", backend="gloo").start()
@@ -215,6 +246,48 @@ def test_a_fork_server_that_is_killed() -> None:
         assert lab.values("rank") == {0: 0}
     finally:
         lab.stop()
+
+
+def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`%cluster start --detach`, `list`, `detach`, `attach` and `stop` say what became of it and how it is found."""
+
+    def said() -> str:
+        return "".join(capsys.readouterr())
+
+    later = "`%cluster attach mine` finds it again, for 60 s after the last client has gone"
+    asked: dict[str, Any] = {"n": 1, "name": "mine", "backend": "gloo", "detached": {"lease_seconds": 60}}
+    lab = commands.start(**asked)
+    try:
+        assert f"it outlives this notebook: {later}" in said()
+        assert commands.start(**asked) is lab
+        assert "a cluster with rank 0 runs already" in said()
+        commands.list_clusters()
+        assert re.search(r"→ +mine +rank 0, cpu, idle +this notebook +60 s", said())
+        gate = tmp_path / "gate"
+        code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+        lab.run(code, wait=False, label="long", board=SilentBoard())
+        leftovers.wait_until(lambda: lab.status()[0].state == "running", 30, "the cell")
+        commands.detach()
+        assert f"left mine: {later}" in said()
+        commands.list_clusters()
+        assert re.search(r"mine +1 of 1 ranks +nobody +\d+ s left", said())
+        lab = commands.start(**asked)
+        told = said()
+        assert "attached to mine: rank 0 · cpu · gloo in " in told
+        assert "long still runs on rank 0, for " in told
+        assert "the next cell has to wait for its end, or interrupt it first" in told
+        gate.touch()
+        commands.stop_quietly()
+        assert [one.attached for one in Lab.detached() if one.name == "mine"] == [None], "it is left, not ended"
+        lab = commands.attach("mine")
+        said()
+        commands.stop()
+        assert said() == "cluster stopped\n"
+    finally:
+        lab.stop()
+        for one in Lab.detached():
+            if one.name == "mine":
+                Lab.find("mine", take_over=True).stop()
 
 
 def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None:
