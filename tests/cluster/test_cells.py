@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 
 from ddp_lab import CellError
 from ddp_lab.cluster.cells.results import RemoteValue
-from ddp_lab.output.board import OutputBoard
+from ddp_lab.output.board import OutputBoard, SilentBoard
 from ddp_lab.output.terminal import plain
 from tests.cluster.conftest import Lab
 from tests.cluster.hanging import Announced
@@ -311,6 +312,57 @@ def test_timeout(lab: Lab) -> None:
     error = failure(lab, "import time\nif rank == 1:\n    time.sleep(600)", timeout=0.3)
     assert str(error) == "rank 1 did not end within 0.3 s"
     assert "----> 3     time.sleep(600)" in plain(error.report)
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_a_time_limit_that_a_rank_ignores() -> None:
+    """A rank that swallows the interrupt, too, is named, and is not waited for."""
+    with Lab(1) as lab:
+        error = failure(
+            lab,
+            "import time\nwhile True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass",
+            timeout=0.3,
+        )
+        assert str(error) == "rank 0 did not end within 0.3 s"
+        assert lab.busy_ranks() == {0}
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_caller_that_looks_in(lab: Lab, tmp_path: Path, wait: bool) -> None:
+    """While it waits for a cell, `tick` is called: here the cell ends by it."""
+    gate = tmp_path / "gate"
+    code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nrank"
+    if wait:
+        found = lab.run(code, tick=gate.touch, timeout=60)
+    else:
+        found = lab.run(code, wait=False, timeout=60).wait(tick=gate.touch)
+    assert dict(found.values) == {0: 0, 1: 1}
+
+
+def test_an_interrupt_of_who_waits_for_a_followed_cell(lab: Lab) -> None:
+    """Ctrl-C while a cell in the background is waited for interrupts its ranks, which are idle then."""
+    run = lab.run("import time\nprint('begun')\ntime.sleep(600)", wait=False)
+    until(lambda: all("begun" in run.text(rank) for rank in (0, 1)))
+    with pytest.raises(KeyboardInterrupt):
+        run.wait(tick=lambda: signal.raise_signal(signal.SIGINT))
+    assert run.done
+    assert not lab.busy_ranks()
+
+
+class Broken(SilentBoard):
+    """A board that can show nothing."""
+
+    def feed(self, rank: int, kind: str, content: Any) -> None:
+        raise OSError("the page is gone")
+
+
+def test_a_followed_cell_that_can_not_be_shown(lab: Lab) -> None:
+    """What keeps the thread from following a cell is its end here: its headline says so, and `wait` raises it."""
+    run = lab.run("print('said'); rank", board=Broken(), wait=False)
+    with pytest.raises(OSError, match="the page is gone"):
+        run.wait()
+    assert (run.state, run.headline) == ("failed", "✗ lost sight of it: OSError: the page is gone")
+    until(lambda: not lab.busy_ranks())
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import ddp_lab
 from ddp_lab import ClusterError
+from ddp_lab.notebook import commands
 from tests.cluster.conftest import Lab
 
 
@@ -131,6 +132,49 @@ def test_failing_start_ends_at_once_and_says_why(options: dict, message: str, tm
     with pytest.raises(ClusterError, match=message):
         lab.start()
     assert not lab.running
+
+
+def test_a_restart_that_fails() -> None:
+    """A rank that dies while it starts anew ends the restart with the reason, and the cluster with it."""
+    with Lab(1, backend="gloo") as lab:
+        former = lab.pids()["rank 0"]
+        killed: list[int] = []
+
+        def kill(fraction: float, text: str) -> None:
+            pid = lab.pids().get("rank 0", former)
+            if pid != former and not killed:
+                os.kill(pid, 9)
+                killed.append(pid)
+
+        with pytest.raises(ClusterError, match=r"rank 0 was killed by SIGKILL \(signal 9\)"):
+            lab.restart(kill)
+        assert killed
+        assert not lab.running
+
+
+def test_a_magic_that_can_not_start(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """`%cluster start` ends its line and raises the reason; the cluster that was current stays so."""
+    with pytest.raises(ClusterError, match=r"(?i)mpi"):
+        commands.start(2, backend="mpi", name="other")
+    assert "✗ starting the cluster failed after " in capsys.readouterr().err
+    assert ddp_lab.current_cluster() is lab
+
+
+def test_calls_that_make_no_sense(lab: Lab) -> None:
+    """Each is refused with its reason, and nothing has changed."""
+    with pytest.raises(ValueError, match="watch_seconds=0: give a time in seconds, or None"):
+        Lab(1, watch_seconds=0)
+    with pytest.raises(ClusterError, match="the cluster runs already"):
+        lab.start()
+    with pytest.raises(ClusterError, match="only a cluster started with detach=True"):
+        lab.detach()
+    with pytest.raises(ValueError, match="no rank was chosen"):
+        lab.run("1", ranks=[])
+    idle = Lab(1)
+    for call in (idle.use, idle.detach):
+        with pytest.raises(ClusterError, match="does not run"):
+            call()
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 def test_too_few_files() -> None:
