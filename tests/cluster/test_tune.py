@@ -14,6 +14,7 @@ import pytest
 
 from ddp_lab import CellError, ClusterError
 from ddp_lab.control import turns as tune_turns
+from ddp_lab.simulation.settings import Setting
 from tests.cluster.conftest import Lab
 from tests.cluster.test_live_control import LOOP
 from tests.leftovers import wait_until
@@ -130,6 +131,53 @@ def test_a_cell_that_has_not_begun_counts(lab: Lab) -> None:
             os.kill(pid, signal.SIGCONT)
     running.wait()
     wait_until(lambda: not turns.training, 10, "the end of the cell is known")
+
+
+def test_training_that_stands_still(lab: Lab, tmp_path: Path) -> None:
+    """A turn whose steps do not come is given up; the setting that was there before is had again in steps to come."""
+    lab.run(MODEL)
+    before = _settings(lab)
+    path = tmp_path / "go"
+    wait = f"while not pathlib.Path({str(path)!r}).exists(): time.sleep(0.01)"
+    loop = f"import pathlib, time\nfor _ in range(5): step()\n{wait}\nfor _ in range(20): step()"
+    running = lab.run(loop, wait=False, timeout=180)
+    try:
+        wait_until(lambda: lab.timeline.reducers()[-1].last_step >= 14, 30, "the last step before it waits")
+        turns = tune_turns.LiveTurns(lab.training, lab.timeline.reducers()[-1].reducer, 4, patience=0.5)
+        with pytest.raises(tune_turns.TrainingEnded, match="has not trained a step in 0 s"):
+            turns.take(turns.users)
+        with pytest.raises(ClusterError, match="has not trained two steps in time"):
+            turns.take(Setting((4.0,)))
+        assert turns.settle(turns.users) is False
+    finally:
+        path.touch()
+        running.wait()
+    assert _settings(lab) == before
+
+
+def test_turns_of_a_length_that_fits(lab: Lab) -> None:
+    """Without a number of steps a turn has as many as fit, and a setting is had by a cell where nothing trains."""
+    lab.run(MODEL)
+    before = _settings(lab)
+    turns = tune_turns.CellTurns(lab.training, lab.timeline.reducers()[-1].reducer, None, "step()")
+    times = turns.take(Setting((0.02,)))
+    assert turns.count is not None
+    assert 5 <= turns.count <= 60
+    assert 0 < len(times) <= turns.count
+    assert turns.refusal(turns.users) == ""
+    assert "cap must be positive, got -1.0 MiB" in turns.refusal(Setting((-1.0,)))
+    assert _settings(lab)["bucket_cap_mb"] == pytest.approx(0.02, rel=1e-3)
+    assert turns.settle(turns.users)
+    assert _settings(lab) == before
+
+
+def test_code_that_trains_no_step(slow: Lab) -> None:
+    """Code that does not train the model each time is told so, and the model has what it had."""
+    before = _settings(slow)
+    found = slow.tune("pass", steps=4, tell=lambda line: None)
+    assert found.best is None
+    assert "The code trained 0 steps of the model in 6 turns: it must train one each time." in str(found)
+    assert _settings(slow) == before
 
 
 def test_a_step_that_fails(slow: Lab) -> None:
