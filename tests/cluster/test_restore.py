@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import ddp_lab
 from ddp_lab import CellError
 from tests.cluster.conftest import Lab
 
@@ -118,3 +119,27 @@ def test_what_can_not_be_copied(lab: Lab) -> None:
     with pytest.raises(CellError, match="there is no rank 7"):
         lab.run("ddp_lab.restore_from(7)")
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+
+
+def test_what_can_not_be_sent_ends_no_rank(lab: Lab) -> None:
+    """An object that fails to tell its state, and a model that only the source knows by a name: errors on all ranks."""
+    lab.run(
+        "class Shy:\n    def state_dict(self): raise ValueError('tells nothing')\n"
+        "    def load_state_dict(self, state): pass\nshy = Shy()\n"
+        "holder = [torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))]"
+    )
+    with pytest.raises(CellError) as failed:
+        lab.run("ddp_lab.restore_from(0, 'shy')")
+    for failure in failed.value.failures.values():
+        assert "the variables of rank 0 can't be sent: tells nothing" in failure.message
+    assert set(failed.value.failures) == {0, 1}
+    with pytest.raises(CellError, match=r"the model \(no variable of its own\) of the source has no counterpart here"):
+        lab.run("ddp_lab.restore_from(0, 'holder')")
+    assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+    lab.run("del shy, holder")
+
+
+def test_it_is_called_on_ranks() -> None:
+    """Elsewhere it says where."""
+    with pytest.raises(RuntimeError, match="copies between ranks: call it in a %%distributed cell, on all ranks"):
+        ddp_lab.restore_from(0)
