@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import threading
 import time
 import warnings
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import ddp_lab.comm
+from ddp_lab.errors import FallbackWarning
 from tests.ranks.conftest import Ranks
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -411,3 +413,33 @@ def _mistakes(rank: int, size: int) -> None:
 def test_mistakes_are_told_before_anything_is_sent(ranks: Ranks) -> None:
     """They raise on the rank that makes them, and the group goes on."""
     ranks(2, _mistakes)
+
+
+def _group_of_small_files(rank: int, size: int, limited: int) -> tuple[str, list[str], list[float]]:
+    """A group is made while one rank may make small files alone: its backend, what was said, and a sum."""
+    ddp_lab.comm.register()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == limited:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, before[1]))
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", FallbackWarning)
+            group = dist.new_group(backend="shm")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    ones = torch.ones(3)
+    dist.all_reduce(ones, group=group)
+    return group._get_backend(ones.device).name(), [str(one.message) for one in told], ones.tolist()  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_can_make_no_memory(ranks: Ranks) -> None:
+    """If rank 0 can make none, with a name or without, the group's collectives go through Gloo, and it says why."""
+    (backend, [said], total), *others = ranks(3, _group_of_small_files, 0)
+    assert said == (
+        "shm: rank 0 can't open shared memory that has a name: "
+        f"{said.partition('a name: ')[2].partition(';')[0]}; this group's collectives go through Gloo"
+    )
+    assert "File too large" in said
+    assert (backend, total) == ("gloo", [3.0] * 3)
+    assert others == [("gloo", [], [3.0] * 3)] * 2
+    assert [one[0] for one in ranks(3, _group_of_small_files, 3)] == ["shm"] * 3, "the next group has its memory"
