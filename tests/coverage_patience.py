@@ -18,7 +18,7 @@ from typing import Any
 import coverage
 
 _ENDING_SECONDS = 8.0  # less than a client waits for its fork server
-_SAVING_SECONDS = 2.0  # whose main thread is in C code does not answer
+_SAVING_SECONDS = 0.5  # tests wait for ends by then; whose main thread is in C code does not answer
 _SAVE = signal.SIGRTMAX
 
 _asked: dict[int, float] = {}  # pid of who was asked to end -> when
