@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab import CellError, ClusterError
+from ddp_lab import CellError, ClusterError, machine
 from ddp_lab.cluster.cluster import running_clusters
 from ddp_lab.notebook import commands
 from ddp_lab.output.board import SilentBoard
@@ -201,6 +201,13 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         assert not lab.running
 
 
+def _made_idle(lab: Lab) -> Lab:
+    """The cluster, whose ranks run no cell of an earlier client any more."""
+    lab.interrupt()
+    leftovers.wait_until(lambda: not lab.busy_ranks(), 30, "the end of the cell")
+    return lab
+
+
 def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
     """Whoever would take over from a client that is stopped is told so, and the ranks stay with that client."""
     holder = """
@@ -212,13 +219,16 @@ def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "attached\n"
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(ClusterError, match=rf"can't be taken over: process {process.pid} does not let go; end it"):
-            Lab.find("train", take_over=True)
-        [seen] = [one for one in Lab.detached() if one.name == "train"]
-        assert seen.attached == process.pid
-        os.kill(process.pid, signal.SIGKILL)
+        leftovers.wait_until(lambda: machine.stopped(process.pid), 30, "its stop")
+        try:
+            with pytest.raises(ClusterError, match=rf"taken over: process {process.pid} does not let go; end it"):
+                Lab.find("train", take_over=True)
+            [seen] = [one for one in Lab.detached() if one.name == "train"]
+            assert seen.attached == process.pid
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
     with abandoned() as lab:
-        assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
+        assert _made_idle(lab).sum_of_ones() == {0: 2.0, 1: 2.0}
 
 
 def test_a_name_that_is_taken(abandoned: Callable[[], Lab]) -> None:
@@ -361,6 +371,16 @@ def test_entries_are_this_users_alone(entries: Path) -> None:
     finally:
         entries.chmod(0o700)
         keeper.communicate(b"\n")
+
+
+def test_a_start_that_fails(tmp_path: Path) -> None:
+    """Whoever starts a detached cluster with a torch that does not load is told so, and nothing is left of it."""
+    before = set(leftovers.processes())
+    (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
+    with pytest.raises(ClusterError, match="this torch is broken"):
+        Lab(1, detach=True, name="broken", env={"PYTHONPATH": str(tmp_path)}).start()
+    leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of all")
+    assert "broken" not in [one.name for one in Lab.detached()]
 
 
 def test_a_home_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
