@@ -28,6 +28,7 @@ __all__ = ["Session"]
 
 _HELLO_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
+_PARTING_SECONDS = 2.0  # that what was said last may take to leave
 
 
 class Session:
@@ -146,7 +147,8 @@ class Session:
         if self._members is not None:
             self._members.give_up(why)
         if self._wire is not None:
-            self._wire.close()  # before the keeper is left: then the next client may listen in its place
+            # Before the keeper is left: then the next client may listen in its place. An interrupt still leaves.
+            self._wire.close(_PARTING_SECONDS)
         self.processes.fork_server.on_exit = None
         self.processes.leave()
 

@@ -94,6 +94,7 @@ class Wire:
         self._error: Exception | None = None
         self._dropped = Dropped()
         self._closing = False
+        self._linger = 0.0
         self._sockets = WireSockets(address, keys)
         self._thread = threading.Thread(target=self._run, name="ddp_lab-wire", daemon=True)
         self._thread.start()
@@ -238,12 +239,12 @@ class Wire:
         if self._error is not None:
             raise ClusterError(f"the event channel met an error: {self._error}") from self._error
 
-    def close(self) -> None:
-        """Ends the receiver thread and closes all sockets; what has not been sent is given up."""
+    def close(self, linger: float = 0.0) -> None:
+        """Ends the receiver thread and closes all sockets; what has not been sent in `linger` seconds is given up."""
         with held_back(), self._lock:
             if self._closing:
                 return
-            self._closing = True
+            self._closing, self._linger = True, linger
             self._lock.notify_all()
         self._sockets.wake()
         self._thread.join()
@@ -268,11 +269,13 @@ class Wire:
                 for source, step in steps.items():
                     if source in ready:
                         step()
+            if self._linger:
+                self._send_outgoing()
         except Exception as error:
             self._note(error)
             raise
         finally:
-            sockets.close()
+            sockets.close(self._linger)
 
     def _note(self, error: Exception) -> None:
         """Keeps the first error, and logs one now and then: see `Dropped`."""

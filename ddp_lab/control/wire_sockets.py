@@ -97,8 +97,9 @@ class WireSockets:
             while os.read(self.waker, 4096):
                 pass
 
-    def close(self) -> None:
-        """Closes the sockets: on the thread that uses them."""
+    def close(self, linger: float = 0.0) -> None:
+        """Closes the sockets, on the thread that uses them; what goes to ranks has `linger` seconds to leave."""
+        self.control.linger = int(1e3 * linger)
         for socket in (self.data, self.control, self.gate):
             socket.close()
 

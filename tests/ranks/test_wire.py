@@ -287,6 +287,41 @@ def test_control(wire: Wire, ranks: Ranks) -> None:
     wait_until(lambda: wire.connected() == set(), 10, "the ranks say goodbye")
 
 
+def _told_at_last(rank: int, size: int, endpoint: dict[str, str]) -> bool:
+    telemetry = _telemetry(endpoint, rank)
+    told = threading.Event()
+    telemetry.on_control("leave", lambda message: told.set())
+    telemetry.on_control("begin", lambda message: _record(10))
+    telemetry.start()
+    heard = told.wait(20)
+    telemetry.stop()
+    return heard
+
+
+def test_what_was_said_before_a_close_still_leaves(ranks: Ranks) -> None:
+    """With seconds to linger, a message goes out though the channel is closed at once, in the middle of a batch."""
+    busy, go_on = threading.Event(), threading.Event()
+
+    def hold(batch: events.Batch) -> None:
+        busy.set()
+        go_on.wait(60)
+
+    with Wire() as wire:
+        wire.on_batch(hold)
+        thread, heard = _in_background(ranks, 1, _told_at_last, wire.endpoint())
+        assert wire.wait_connected([0], 60) == set()
+        wire.send([0], {"op": "begin"})
+        assert busy.wait(60)
+        wire.send([0], {"op": "leave"})
+        closing = threading.Thread(target=wire.close, args=(10.0,))
+        closing.start()
+        wait_until(lambda: wire._closing, 30, "the close")
+        go_on.set()
+        closing.join()
+        thread.join()
+    assert heard == [True]
+
+
 NO_MESSAGES = [b"", b"[]", b"{", b"{}", b'{"op": 1}', b"null", b"\xff", b"[" * 100_000]
 
 
