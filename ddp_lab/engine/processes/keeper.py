@@ -6,10 +6,10 @@ cluster] in `ddp_lab.cluster.processes.keeper`.
 
 Clients connect to its Unix socket and speak JSON, one object a line. The first line is ``{"op": "attach"}`` or
 ``{"op": "look"}``; a client that is attached says what it would write to the fork server (``fork``, ``signal``), and
-``note`` (what the next client has to know), ``controller`` (start a new one: the former has ended), ``lease`` or
-``stop``. It is told what the fork server says, and ``ended`` (the fork server has), ``controller ended``,
-``controller started`` or ``taken`` (another client has taken the cluster over). What is none of this is counted, noted
-in the log now and then, and dropped.
+``note`` (what the next client has to know), ``controller`` (start a new one: the former has ended) or ``stop``. It is
+told what the fork server says, and ``ended`` (the fork server has), ``controller ended``, ``controller started`` or
+``taken`` (another client has taken the cluster over). What is none of this is counted, noted in the log now and then,
+and dropped.
 """
 
 from __future__ import annotations
@@ -324,8 +324,6 @@ class Keeper:
         op = message["op"]
         if op == "note" and isinstance(message.get("notes"), dict):
             self._notes.update(message["notes"])
-        elif op == "lease" and isinstance(message.get("seconds"), int | float):
-            self._lease = message["seconds"]
         elif op == "controller":
             if self._controller_ended is not None:
                 self._replace_controller(self._controller_ended)
