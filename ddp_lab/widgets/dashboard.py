@@ -27,7 +27,7 @@ from .controls.commands import Commands
 from .controls.controls import Controls
 from .controls.inspection import Comparison
 from .controls.what_if import WhatIfStage
-from .display import Displayed, nothing_yet
+from .display import CellEnds, nothing_yet, publish
 from .life import life_of, name_of, successor_of
 from .overhead import Overhead
 from .pages import Pages
@@ -83,7 +83,7 @@ class DashboardStatistics:
     median_ms: float | None
 
 
-class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     """A live view of a timeline: display it in a notebook, it refreshes itself, also while a cell runs.
 
     It reads the timeline by cursor on a thread of its own and sends what is new to the browser, at most 30 times a
@@ -197,6 +197,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         self._linked: object = None
         self._shown_version = -1
         self._saved_version = -1
+        self._cell_ends = CellEnds(self._after_cell)
         self._generations: object = None
         self._ranks_at = 0.0
         # The table of ranks and what has ended; replaced by whoever has asked them, shown by `_update`.
@@ -232,6 +233,25 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
             self.kept = self._feed.newest()
         self._picture.replace(self.svg(), self._words())
 
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the live view, with the picture for who can't show it."""
+        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
+        return {**data, "image/svg+xml": self.svg(), "text/plain": self._words()}, metadata
+
+    def _ipython_display_(self) -> None:
+        """Displays the live view and, below it, the picture that a saved notebook keeps ([Note: two outputs])."""
+        self.refresh()
+        publish(*(super()._repr_mimebundle_() or ({}, {})))
+        self._picture.display(self.svg(), self._words())
+        self._cell_ends.begin()
+
+    def _after_cell(self) -> None:
+        """Keeps the notebook's picture up to date."""
+        if self._frozen:
+            self._cell_ends.end()
+        elif self._saved_version != self._timeline.version:
+            self.snapshot()
+
     def stop(self) -> None:
         """Takes the last events and stops following; the view stays as it is, also in the saved notebook."""
         if self._frozen:
@@ -252,7 +272,7 @@ class Dashboard(Displayed, anywidget.AnyWidget):  # type: ignore[misc, unused-ig
         if "_controls" in self.__dict__:  # else its arguments were refused
             self._controls.stop()
             self._refresher.stop()
-            self._unhook()
+            self._cell_ends.end()
         super().close()
 
     def statistics(self) -> DashboardStatistics:
