@@ -116,7 +116,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
         ddp_lab=ddp_lab,
     )
     _first_collective(device)
-    _seal(device)
+    told += _seal(device)
     agent, telemetry = _rank.agent, _rank.telemetry
     assert agent is not None
     assert telemetry is not None
@@ -174,7 +174,7 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
     lost = regroup.rebuild(old, spec["groups"], spec["group_count"])
     regroup.discard_gradients(spec["broken"])
     _first_collective(torch.device(spec["device"]))
-    _seal(torch.device(spec["device"]))
+    told += _seal(torch.device(spec["device"]))
     _rank.agent.joined()
     rebuilt = [group["name"] for group in spec["groups"] if group["name"] not in lost]
     return {"rebuilt": rebuilt, "lost": lost, "backend": _backend(), "warnings": told}
@@ -285,10 +285,17 @@ def _first_collective(device: Any) -> None:
             raise RuntimeError(f"the first all-reduce on {place} gave {ones.item()}, not {dist.get_world_size()}")
 
 
-def _seal(device: Any) -> None:
-    """After a collective over all ranks, each of them is connected. (NCCL connects to the store later, too.)"""
-    if device.type == "cpu":
-        registry.seal_store()
+def _seal(device: Any) -> list[str]:
+    """After a collective over all ranks, each of them is connected. (NCCL connects to the store later, too.)
+
+    Returns:
+        What is to be said, if the kernel refuses it.
+    """
+    why = registry.seal_store() if device.type == "cpu" else ""
+    said = (
+        "other users of this machine can connect to the ports of torch's store and of Gloo: a filter is refused there"
+    )
+    return [f"{said} ({why}). See SECURITY.md"] if why else []
 
 
 def _device_name(device: Any) -> str:

@@ -117,12 +117,22 @@ def test_who_came_before_the_seal_is_sent_away() -> None:
             assert stranger.stdout is not None
             assert stranger.stdout.readline() == "in\n"
             stack.enter_context(server.accept()[0])
-            sockets.seal(port)
+            assert sockets.seal(port) == ""
             assert stranger.stdout.readline() == "b''\n"
         own.sendall(b"x")
         assert accepted.recv(1) == b"x"
         with pytest.raises(TimeoutError):
             socket.create_connection(("127.0.0.1", port), timeout=0.5)
+
+
+def test_a_port_that_cannot_be_sealed_is_told() -> None:
+    """Where the kernel lets no filter be put on a socket (here: it is locked), one is told why, and it stays open."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        server.setsockopt(socket.SOL_SOCKET, 44, 1)  # SO_LOCK_FILTER
+        assert sockets.seal(port) == "Operation not permitted"
+        sockets.close_beside([])
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
 
 
 def test_a_port_of_the_users_own_stays_open(lab: Lab) -> None:

@@ -154,10 +154,13 @@ def forget() -> None:
         _records.clear()
 
 
-def seal_store() -> None:
-    """Lets nobody connect to the rendezvous store any more: all ranks are. See [Note: a sealed port]."""
-    if _store_port is not None:
-        sockets.seal(_store_port)
+def seal_store() -> str:
+    """Lets nobody connect to the rendezvous store any more: all ranks are. See [Note: a sealed port].
+
+    Returns:
+        Why it could not be done; empty: it is, or the store is another rank's.
+    """
+    return sockets.seal(_store_port) if _store_port is not None else ""
 
 
 def free() -> int:

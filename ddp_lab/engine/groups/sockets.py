@@ -4,7 +4,8 @@
 torch's store and Gloo ask nobody who they are, and listen on when all ranks are connected. From then on nobody has to
 get in: a filter on the listening socket drops what would open a connection. Connections that stand are sockets of their
 own, and go on; those to the store that another user of this machine has opened before are shut down. So such a user has
-the moments in which ranks start, rejoin or make a group, and what was sent then.
+the moments in which ranks start, rejoin or make a group, and what was sent then. Where the kernel refuses the filter,
+as in some containers, the ports stay open, and who starts the cluster is told.
 
 See [Note: a reused descriptor] in `ddp_lab.engine.groups.registry`.
 """
@@ -130,14 +131,18 @@ def shut_down(one: Socket, how: int = socket.SHUT_RDWR) -> None:
             copy.shutdown(how)
 
 
-def seal(port: int) -> None:
+def seal(port: int) -> str:
     """Lets nobody connect any more to this port of this process, and sends other users' connections away.
 
     See [Note: a sealed port]. Does nothing for a port on which this process does not listen.
+
+    Returns:
+        Why it could not be done; empty: it is.
     """
     listening = [one for one in all_sockets() if _listening_port(one) == port]
-    for one in listening:
-        _drop_all(one)
+    refused = [why for one in listening if (why := _drop_all(one))]
+    if refused:
+        return refused[0]
     deadline = time.monotonic() + _ACCEPT_SECONDS
     while listening and (strangers := _strangers(port)) and time.monotonic() < deadline:
         for one in all_sockets():
@@ -145,14 +150,20 @@ def seal(port: int) -> None:
                 if copy is not None and copy.family == socket.AF_INET and _ends(copy) in strangers:
                     shut_down(one)
         time.sleep(0.005)
+    return ""
 
 
-def _drop_all(one: Socket) -> None:
+def _drop_all(one: Socket) -> str:
+    """Attaches the filter; returns why it could not."""
     program = ctypes.create_string_buffer(_TAKE_NOTHING, len(_TAKE_NOTHING))
     with _duplicate(one) as copy:
         if copy is not None:
             described = struct.pack("@HP", 1, ctypes.addressof(program))
-            copy.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, described)
+            try:
+                copy.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, described)
+            except PermissionError as error:
+                return error.strerror or str(error)
+    return ""
 
 
 def _strangers(port: int) -> set[tuple[str, str]]:
