@@ -55,7 +55,7 @@ with Cluster(engines="slurm", watch_seconds=None) as lab:
     try:
         run.wait()
     except CellError as error:
-        assert "KeyboardInterrupt" in str(error), error
+        assert "were interrupted" in str(error), error
     assert lab.run(_SUM).values == {0: 2.0, 1: 2.0}
     print("step", steps[0])
 """
