@@ -113,6 +113,18 @@ def _settings_on_rank(rank: int, size: int) -> None:
     assert model.require_backward_grad_sync is False
 
 
+def _former_state_on_rank(rank: int, size: int) -> None:
+    model = wrap(nn.Linear(3, 1))
+    state = {name: value for name, value in model.__getstate__().items() if name != "_settings"}
+    with pytest.raises(ValueError, match=r"pickled by an earlier release of ddp_lab: save and load its state_dict\(\)"):
+        type(model).__new__(type(model)).__setstate__(state)
+
+
+def test_a_model_of_an_earlier_release_is_refused(ranks: Ranks) -> None:
+    """One that was pickled whole before has other attributes: it is told what to save instead."""
+    ranks(1, _former_state_on_rank)
+
+
 def test_settings_are_copied(ranks: Ranks) -> None:
     """A copy has what the model has now, also what was set after it was wrapped, and its own from then on."""
     ranks(1, _settings_on_rank)

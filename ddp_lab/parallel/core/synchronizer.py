@@ -43,11 +43,14 @@ class GradientSynchronizer:
         group: the ranks that train together.
         delayed: parameters that are averaged without it; they say the device of a module that has no others.
         owner: the wrapper, for what is given to its user.
-        **settings: of `settings`; those that are left out are as in a new model.
+        options, caps: how gradients are reduced, and where buckets are closed.
+        sync_buffers, buffers_wanted, buffer_hook: see `BufferSynchronizer`.
+        is_sharded: over the other dimensions of a device mesh, so that forwards replace parameters.
+        in_python, wanted, follower, manual_end: the attributes of these names; with the above they are `settings`.
 
     Attributes:
         device: of the parameters, and of what the ranks tell each other.
-        options, caps: how gradients are reduced, and where buckets are closed.
+        manual_end: the caller ends each backward: [Note: a backward that the caller ends].
         wanted: the next backward is to be averaged; False under `no_sync`.
         survey: what the module held when the reducer was built.
         seen, idle_seen: when it was looked at last; when all parameters were frozen.
