@@ -47,6 +47,7 @@ RATE = 30.0  # refreshes a second while events arrive
 _RANKS_SECONDS = 0.5
 _OVERHEAD_SECONDS = 1.0
 _WORD_SECONDS = 0.5  # between two words to a page that all is well
+_CALM_SECONDS = 5.0  # without news, after which nothing is sent any more: servers end kernels that are idle for long
 VIEWS = (
     "timeline",
     "sync",
@@ -160,6 +161,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._commands = Commands()
         self._pages = Pages()
         self._word_at = 0.0
+        self._active_at: float | None = time.monotonic()  # of the last news; None: nothing happens
         self._seconds: deque[float] = deque(maxlen=1_000)
         self._frozen = False
         super().__init__(token=uuid.uuid4().hex[:12], tabs=[list(names) for names in tabs])
@@ -346,8 +348,9 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             self._show(self._controls.traits())
             self._show(self._what_if.traits())
             if not self._frozen:
-                self._give_word(now)
-                return self._update(now) or busy
+                busy = self._update(now) or busy
+                self._give_word(now, busy)
+                return busy
             self._show(self._slow.update())
             if not busy and not self._feed.unsent:
                 self._refresher.stop()
@@ -376,14 +379,22 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._overhead.spend(spent + self._controls.take_spent())
         if sent:
             self._seconds.append(spent)
-        if now - self._overhead_at >= _OVERHEAD_SECONDS:
+        if self._active_at is not None and now - self._overhead_at >= _OVERHEAD_SECONDS:
             self._overhead_at = now
             self._show({"overhead": self._overhead.read(self._feed.recent(20))})
         return sent or changed
 
-    def _give_word(self, now: float) -> None:
-        """Tells a page that looks that the kernel is there; without such a page no message keeps it from being idle."""
-        if self._pages.any and now - self._word_at >= _WORD_SECONDS:
+    def _give_word(self, now: float, busy: bool) -> None:
+        """Tells a page that looks that the kernel is there, as long as something happens."""
+        if busy or (self._cluster is not None and any(row.get("state") == "running" for row in self._rows)):
+            self._active_at = now
+        if self._active_at is None:
+            return
+        if now - self._active_at > _CALM_SECONDS:
+            self._active_at = None
+            self._show({"overhead": {**self.overhead, "kernel": None}})
+            self.send({"type": "word", "last": True})
+        elif self._pages.any and now - self._word_at >= _WORD_SECONDS:
             self._word_at = now
             self.send({"type": "word"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,6 +197,27 @@ def test_reopened_without_its_kernel_the_picture_is_there(notebook: Open) -> Non
     assert "DigitsNet on 2 ranks" in (picture.get_attribute("alt") or "")
     for words in ("Error displaying widget", "Loading widget"):
         until(lambda words=words: not page.get_by_text(words).is_visible(), 60, f"the end of {words!r}")
+
+
+def test_an_idle_kernel_is_left_alone_and_its_end_is_told(notebook: Open, lab: Lab) -> None:
+    """In view, a dashboard without news is no activity of its kernel, by which servers end those that nobody uses; that
+    the kernel has ended is said."""
+    opened = notebook("feed(5)")
+    opened.run_cell(2)
+
+    def activity() -> list[str]:
+        return [one["last_activity"] for one in lab.kernels()]
+
+    def calm() -> bool:
+        before = activity()
+        time.sleep(3)
+        return activity() == before
+
+    line = opened.page.locator(".ddp-life")
+    until(calm, 60, "a kernel without activity")
+    assert not line.is_visible()
+    opened.shut_down()
+    says(line, "The kernel has ended: this is the last picture, of step 4")
 
 
 def test_many_ranks_and_buckets_scroll(notebook: Open) -> None:

@@ -238,6 +238,26 @@ def test_a_followed_job_has_no_controls(tmp_path: Path) -> None:
             one.layout.close()
 
 
+def test_sends_nothing_while_nothing_happens(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that looks is given words while steps come; then a last one, and no message more until the next step."""
+    monkeypatch.setattr("ddp_lab.widgets.dashboard._CALM_SECONDS", 0.3)
+    monkeypatch.setattr("ddp_lab.widgets.dashboard._WORD_SECONDS", 0.05)
+    timeline, training = Timeline(), Training()
+    dashboard: Any = make(timeline)
+    dashboard._receive(dashboard, {"type": "here", "id": "page", "seen": True}, [])
+    for step in range(2):
+        training.feed(timeline, step)
+        dashboard.sent.clear()
+        wait_until(lambda: {"type": "word"} in [content for content, _ in dashboard.sent], 10, "a word")
+        wait_until(lambda: ({"type": "word", "last": True}, None) in dashboard.sent, 10, "the last word")
+        dashboard.observe(lambda change: dashboard.sent.append((change, None)))
+        told = len(dashboard.sent)
+        for _ in range(20):
+            dashboard._tick()
+        assert dashboard.sent[told:] == []
+        dashboard.unobserve_all()
+
+
 def test_without_ranks_it_says_so(make: Made) -> None:
     """A dashboard of a loaded timeline can't compare gradients, and says it."""
     timeline = Timeline()

@@ -21,6 +21,7 @@ export class Life {
 
   begin(model) {
     this.model = model;
+    this.kernel = model.widget_manager?.kernel ?? null; // JupyterLab and Notebook know how it is; else it is asked
     const heard = (content) => {
       this.heardAt = performance.now();
       if (content?.type === "word") this.promised = !content.last;
@@ -44,9 +45,14 @@ export class Life {
     try {
       this.model.send(command);
     } catch {
-      this.end = end;
-      for (const listener of this.listeners) listener();
+      this.close(end);
     }
+  }
+
+  close(end) {
+    if (this.end) return;
+    this.end = end;
+    for (const listener of this.listeners) listener();
   }
 
   // Whether the widget is in view: the kernel gives its word only then.
@@ -58,6 +64,9 @@ export class Life {
   }
 
   everySecond() {
+    if (this.kernel?.isDisposed || this.kernel?.status === "dead") this.close("ended");
+    // Each message keeps a kernel that nobody uses from being ended.
+    if (this.kernel && !this.promised) return;
     const now = performance.now();
     if (now - this.saidAt < SAY_MS && now - this.heardAt < ASK_MS) return;
     this.saidAt = now;
