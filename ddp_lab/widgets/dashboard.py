@@ -167,6 +167,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         super().__init__(token=uuid.uuid4().hex[:12], tabs=[list(names) for names in tabs])
         receive_while_busy(self)
         self._picture = SavedPicture(self.token)
+        self._cell_ends = CellEnds(self._after_cell)
         self._refresher = Refresher(self._tick, self._fail, RATE)
         self._attach(timeline, **means)
         self._know_commands()
@@ -199,7 +200,6 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._linked: object = None
         self._shown_version = -1
         self._saved_version = -1
-        self._cell_ends = CellEnds(self._after_cell)
         self._generations: object = None
         self._ranks_at = 0.0
         # The table of ranks and what has ended; replaced by whoever has asked them, shown by `_update`.
@@ -246,6 +246,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         publish(*(super()._repr_mimebundle_() or ({}, {})))
         self._picture.display(self.svg(), self._words())
         self._cell_ends.begin()
+        self._refresher.start()
 
     def _after_cell(self) -> None:
         """Keeps the notebook's picture up to date."""
@@ -350,6 +351,8 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             if not self._frozen:
                 busy = self._update(now) or busy
                 self._give_word(now, busy)
+                if self._cell_ends.gone and not self._pages.any:
+                    self._refresher.stop()  # until a page shows it
                 return busy
             self._show(self._slow.update())
             if not busy and not self._feed.unsent:

@@ -36,15 +36,23 @@ def publish(data: dict[str, Any], metadata: dict[str, Any]) -> None:
 
 
 class CellEnds:
-    """Calls back at the end of every cell of the notebook, from `begin` to `end`."""
+    """Calls back at the end of every cell of the notebook, as long as an output of one shows the widget.
+
+    Attributes:
+        gone: whether each cell that displayed it has run again, and has other outputs now.
+    """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._shell: Any = None
+        self._cells: set[str | None] = set()  # that display it, by the ids that the page gave them; None: it gave none
+        self._displayed = False  # in the cell that runs
+        self.gone = False
 
     def begin(self) -> None:
-        """Asks IPython to; without one, or a second time, nothing happens."""
+        """The cell that runs displays the widget. Without IPython nothing happens."""
         shell = IPython.get_ipython()  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
+        self._displayed, self.gone = True, False
         if shell is not None and self._shell is None:
             shell.events.register("post_run_cell", self._after_cell)
             self._shell = shell
@@ -56,4 +64,14 @@ class CellEnds:
             self._shell = None
 
     def _after_cell(self, result: Any = None) -> None:
-        self._call()
+        cell = getattr(getattr(result, "info", None), "cell_id", None)
+        if self._displayed:
+            self._displayed = False
+            self._cells.add(cell)
+        elif cell is not None:
+            self._cells.discard(cell)
+        self.gone = not self._cells
+        if self.gone:
+            self.end()
+        else:
+            self._call()

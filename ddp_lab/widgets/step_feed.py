@@ -107,10 +107,12 @@ class StepFeed:
         self._send({"type": "forget marks"})
 
     def newest(self) -> dict[str, Any]:
-        """Returns the last steps of each model as one message, for a page that has no kernel to ask."""
+        """Returns the last steps of the last models as one message, for a page that has no kernel to ask."""
         chosen: list[StepFrame] = []
-        for reducer in self.frames.reducers():
-            size = 0
+        size = 0
+        for reducer in reversed(self.frames.reducers()):
+            if size > _KEPT_BYTES:
+                break
             for step in reversed(self.frames.steps(reducer)):
                 frame = self.frames.frame(reducer, step)
                 if frame is None:

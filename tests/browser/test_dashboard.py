@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.benchmarks.browser import NotebookPage, until
+from tests.benchmarks.browser import NotebookPage, printed, until
 from tests.browser.waiting import has, says
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.browser.conftest import Shared
 
 FEED = """
-import threading, time
+import json, threading, time
 from tests.training_events import Training
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.dashboard import Dashboard
@@ -218,6 +218,25 @@ def test_an_idle_kernel_is_left_alone_and_its_end_is_told(notebook: Open, lab: L
     assert not line.is_visible()
     opened.shut_down()
     says(line, "The kernel has ended: this is the last picture, of step 4")
+
+
+def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open) -> None:
+    """Its cell has run again and shows another one: its thread ends, and no cell's end keeps a picture of it. Displayed
+    once more, it follows again."""
+    opened = notebook(
+        "made = globals().get('made', []) + [Dashboard(timeline)]\nmade[-1]",
+        "while made[0]._refresher.running: time.sleep(0.05)\n"
+        "saved = [one._saved_version for one in made]\nfeed(2)\n"
+        "print(json.dumps([one._refresher.running for one in made]))",
+        "print(json.dumps([one._saved_version > version for one, version in zip(made, saved)]))",
+        "made[0]",
+        "feed(1)",
+        "print(json.dumps([*(one._refresher.running for one in made), made[0]._saved_version >= made[1]._saved_version]))",
+    )
+    for cell in (2, 2, 3, 4, 5, 6, 7):
+        opened.run_cell(cell)
+    said = [printed(opened.save().cells[cell]) for cell in (3, 4, 7)]
+    assert said == [[False, True], [False, True], [True, True, True]]
 
 
 def test_many_ranks_and_buckets_scroll(notebook: Open) -> None:
