@@ -220,7 +220,7 @@ class Examined:
         if self.state == "dead":
             return f"is gone: {self.why}"
         if self.state == "stopped":
-            return f"is stopped (SIGSTOP); `{self.why}` continues it"
+            return f"is stopped (SIGSTOP): `{self.why}` continues it"
         if self.state == "silent":
             return "does not answer: a call into C code may hold the interpreter"
         if self.state != "running":

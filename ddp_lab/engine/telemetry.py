@@ -14,6 +14,7 @@ the bounded buffer, it overwrites the oldest events, and the next batch says how
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -117,6 +118,7 @@ class Telemetry:
         self._stopping = False
         self._dropped = Dropped()  # control messages that were none, or failed
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._data: zmq.Socket[bytes] | None = None  # made when something is sent
         self._threads: list[threading.Thread] = []
 
     # ---- life -------------------------------------------------------------------------------------------
@@ -130,7 +132,6 @@ class Telemetry:
             raise RuntimeError("this Telemetry has been started already")
         self._stopping = False
         self._context = zmq.Context(io_threads=1)
-        self._data = connect(self._context, zmq.PUSH, self._endpoint, "data", self._name())
         self._control = socket_for(self._context, zmq.DEALER, self._endpoint, "control", self._name())
         # A client that comes again, or a link that was cut, is noticed by who connects: only then can it be greeted.
         # Watched from before the first connection, which may stand at once.
@@ -156,7 +157,8 @@ class Telemetry:
         for thread in self._threads:
             thread.join()
         self._threads.clear()
-        self._data.close()
+        if self._data is not None:
+            self._data.close()
         self._context.term()
         self._context = None
         os.close(self._stop_write)
@@ -186,8 +188,8 @@ class Telemetry:
                     if marker is not None:
                         self._outbox.append(marker)
                     return self._send_outbox()
-                if self._outbox:  # the socket is full
-                    self._data.poll(2, zmq.POLLOUT)
+                if self._outbox:  # the socket is full, or there is none
+                    self._data.poll(2, zmq.POLLOUT) if self._data is not None else time.sleep(0.002)
             if time.monotonic() >= deadline:
                 return False
 
@@ -206,8 +208,9 @@ class Telemetry:
         with self._lock:
             if self._context is None:
                 return
-            self._data.close(linger=0)
-            self._data = connect(self._context, zmq.PUSH, self._endpoint, "data", self._name())
+            if self._data is not None:
+                self._data.close(linger=0)
+                self._data = None
             self._outbox.clear()
             self._cursor = self._described = 0
             self._status = self._last_status
@@ -244,12 +247,26 @@ class Telemetry:
     def _send_outbox(self) -> bool:
         """Sends without waiting; returns whether everything has been handed to the socket. Needs the lock."""
         while self._outbox:
+            if self._data is None:
+                self._data = self._connect_data()
+            if self._data is None:
+                return False
             try:
                 self._data.send_multipart(self._outbox[0], zmq.NOBLOCK)
             except zmq.Again:
                 return False
             self._outbox.popleft()
         return True
+
+    def _connect_data(self) -> zmq.Socket[bytes] | None:
+        """A socket for data; None while the process can open no more files. Needs the lock."""
+        assert self._context is not None
+        try:
+            return connect(self._context, zmq.PUSH, self._endpoint, "data", self._name())
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            return None
 
     def _flush_for_ever(self) -> None:
         interval = self._interval
@@ -271,6 +288,8 @@ class Telemetry:
         self.error = error
         _log.error("telemetry of rank %d: %s", self.rank, error, exc_info=error)
         with self._lock, contextlib.suppress(zmq.ZMQError):
+            if self._data is None:
+                return
             text = f"its telemetry ended: {type(error).__name__}: {error}"
             self._data.send_multipart(self._json("error", text=text), zmq.NOBLOCK)
 

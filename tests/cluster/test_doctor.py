@@ -88,7 +88,7 @@ def test_a_stopped_rank(lab: Lab) -> None:
             report = settled(lab, "stopped")
             assert report.diagnosis.sentence.startswith("rank 1 is stopped (SIGSTOP). rank 0 waits in barrier")
             assert report.diagnosis.remedy == f"`kill -CONT {pid}` continues it; nothing is lost."
-            assert f"rank 1 is stopped (SIGSTOP); `kill -CONT {pid}` continues it" in str(report)
+            assert f"rank 1 is stopped (SIGSTOP): `kill -CONT {pid}` continues it" in str(report)
             lab.session.members.end_silent([1])
             with pytest.raises(ClusterError, match=rf"rank 1 is stopped \(SIGSTOP\): `kill -CONT {pid}`"):
                 lab.rejoin()

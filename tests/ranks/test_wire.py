@@ -356,6 +356,32 @@ def test_messages_that_are_none_are_counted_by_ranks(wire: Wire, ranks: Ranks) -
     assert [line.rpartition(" (")[2] for line in lines] == [f"{10**power} such so far)" for power in range(4)]
 
 
+def _renewed_without_files(rank: int, size: int, endpoint: dict[str, str]) -> list[bool]:
+    import resource
+
+    telemetry = _telemetry(endpoint, rank)
+    telemetry.start()
+    telemetry.send_status({"state": "before"})
+    told = [telemetry.flush()]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (10, limits[1]))  # numbers that are all taken; poll() needs some
+    telemetry.renew()
+    told.append(telemetry.flush("without"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    told.append(telemetry.flush("with"))
+    telemetry.stop()
+    return told
+
+
+def test_a_rank_that_can_open_no_more_files_is_heard_again_when_it_can(wire: Wire, ranks: Ranks) -> None:
+    """A new client finds such a rank silent; what the rank's cells do does not fail of it, and it tells all later."""
+    received = Received(wire)
+    assert ranks(1, _renewed_without_files, wire.endpoint()) == [[True, False, True]]
+    assert wire.wait_for("with", [0], 10)
+    assert {status["state"] for _, status in received.statuses} == {"before"}
+    wire.check()
+
+
 def test_a_successor_takes_over(wire: Wire, ranks: Ranks) -> None:
     """What is sent to a rank that has left reaches the process that connects next under its number."""
     ranks(1, _hello, wire.endpoint(), "first")
