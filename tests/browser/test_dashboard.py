@@ -231,7 +231,9 @@ def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open)
         "print(json.dumps([one._saved_version > version for one, version in zip(made, saved)]))",
         "made[0]",
         "feed(1)",
-        "print(json.dumps([*(one._refresher.running for one in made), made[0]._saved_version >= made[1]._saved_version]))",
+        "first, second = made\n"
+        "running = [one._refresher.running for one in made]\n"
+        "print(json.dumps([*running, first._saved_version >= second._saved_version]))",
     )
     for cell in (2, 2, 3, 4, 5, 6, 7):
         opened.run_cell(cell)
