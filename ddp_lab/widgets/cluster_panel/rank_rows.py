@@ -39,6 +39,7 @@ def rank_rows(
             "recorded": one.events,
             "dropped": one.dropped,
             "pid": one.pid,
+            "past": recorded,
         }
     for record in records:
         row = rows.setdefault(record.rank, {"rank": record.rank, "step": -1, "dropped": 0})

@@ -334,7 +334,7 @@ export default () => {
       model.on("msg:custom", receive);
       const end = life.begin(model);
       // What was sent before this page knew the model: the kernel sends the steps that it holds.
-      life.send({ type: "hello" });
+      life.greet();
       return () => {
         model.off("msg:custom", receive);
         end();

@@ -5,6 +5,7 @@ import { element, setText } from "../charts/theme.js";
 const SILENT_MS = 4000; // without a word of a kernel that gives it twice a second
 const ASK_MS = 1200; // after which it is asked for one: that fails where nobody is left to ask
 const SAY_MS = 5000; // a page that shows the widget says so as often
+const ANSWER_MS = 10000; // after which a greeting that was not answered is told
 
 const ENDS = { restarted: "The kernel was restarted", ended: "The kernel has ended" };
 
@@ -17,6 +18,7 @@ export class Life {
     this.heardAt = this.saidAt = performance.now();
     this.seen = false;
     this.promised = false; // the kernel gives its word until it says that this was the last one
+    this.greetedAt = null; // since when an answer is waited for
   }
 
   begin(model) {
@@ -24,6 +26,7 @@ export class Life {
     this.kernel = model.widget_manager?.kernel ?? null; // JupyterLab and Notebook know how it is; else it is asked
     const heard = (content) => {
       this.heardAt = performance.now();
+      this.greetedAt = null;
       if (content?.type === "word") this.promised = !content.last;
     };
     // JupyterLab and Notebook tell it at once. Whoever does not is silent, and that is noticed, too.
@@ -47,6 +50,12 @@ export class Life {
     } catch {
       this.close(end);
     }
+  }
+
+  // A view that was made of what the notebook had saved looks alive, and may have nobody to ask: it is answered, or not.
+  greet() {
+    this.greetedAt = performance.now();
+    this.send({ type: "hello" });
   }
 
   close(end) {
@@ -81,9 +90,11 @@ export class Life {
 
   // {what, remedy, adopt: text of a button, kernel: nobody can be asked, ended: no rank can be} or null while all is well
   get state() {
-    if (this.end) return { what: ENDS[this.end], kernel: true, ended: true, remedy: "", adopt: "" };
     const { silence } = this;
-    if (silence) return { what: `No word from the kernel for ${silence} s: it has ended, or is too busy`, kernel: true, ended: true, remedy: "", adopt: "" };
+    const gone = { kernel: true, ended: true, remedy: "", adopt: "" };
+    if (this.end) return { ...gone, what: ENDS[this.end] };
+    if (silence) return { ...gone, what: `No word from the kernel for ${silence} s: it has ended, or is too busy` };
+    if (this.greetedAt !== null && performance.now() - this.greetedAt > ANSWER_MS) return { ...gone, what: "No answer from the kernel: it is busy, or this page has lost it (then load the page again)" };
     const told = this.model.get("life");
     return told?.what ? { ...told, kernel: false } : null;
   }

@@ -101,7 +101,7 @@ export class RankTable {
     this.node.hidden = !ranks.length;
     setText(this.table.node.caption, cluster ? `Ranks of ${cluster}` : "Ranks");
     const hosts = new Set(ranks.map((one) => one.host));
-    const state = (one) => (past?.kernel && one.state !== "recorded" ? "unknown" : (one.state ?? "–"));
+    const state = (one) => (past?.kernel && !one.past ? "unknown" : (one.state ?? "–"));
     fill(this.table.body, ranks.map((one) => [
       String(one.rank),
       state(one),
