@@ -178,10 +178,16 @@ class User:
             return False
 
     def _settle(self) -> None:
-        """Waits until the page says what is so: it follows within moments."""
+        """Waits until the page says what is so: it follows within moments. Where it says that it hears nothing of the
+        kernel, it is loaded again, as a user does."""
         try:
             until(lambda: not self._false(), 90, "a true page")
         except TimeoutError:
+            if self.notebook.page.get_by_text(re.compile(r"No (news|answer) from the kernel")).count():
+                print(f"the page says that the kernel is silent ({self._false()}): loaded again", flush=True)
+                self._do("reload")
+                until(lambda: not self._false(), 90, "a true page")
+                return
             picture(self.notebook, "false")
             pytest.fail(f"after {', '.join(self.said[-6:])}: {self._false()}")
 
@@ -323,6 +329,7 @@ def notebook(shared: Shared, lab: Lab) -> Iterator[NotebookPage]:
         opened.start_kernel()
         yield opened
         opened.run_cell(len(CELLS) + 1, seconds=180)
+        assert not opened.save().cells[len(CELLS) + 1].outputs
         opened.shut_down()
 
 
