@@ -14,7 +14,7 @@ from .models import FLEETING, ReducerBook
 from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 from .store import EventStore
-from .tables import column_cache, span_columns
+from .tables import span_columns
 from .tables.span_columns import Columns, TableView
 from .tables.step_table import STEP_FIELDS, StepTable
 
@@ -63,9 +63,7 @@ class TimelineModel:
         self._marks = EventStore(_MAX_MARKS)
         self._book = ReducerBook()
         self._ranks: dict[int, _Rank] = {}
-        self._tables: dict[tuple[int, int], StepTable] = {}  # (reducer, rank)
-        self._tables_by_model: dict[int, dict[int, StepTable]] = {}  # the same: reducer -> rank
-        self._cache = column_cache.ColumnCache()
+        self._tables: dict[int, dict[int, StepTable]] = {}  # reducer -> rank
         self._latest: dict[int, int] = {}  # reducer -> time of its latest event
         self._described: list[tuple[int, dict[str, Any]]] = []
 
@@ -104,10 +102,10 @@ class TimelineModel:
                 self._latest[reducer] = max(self._latest.get(reducer, 0), at)
 
     def _extend_table(self, reducer: int, rank: int, taken: npt.NDArray[np.void]) -> None:
-        table = self._tables.get((reducer, rank))
-        if table is None:
-            table = self._tables[reducer, rank] = StepTable(self._max_steps)
-            self._tables_by_model.setdefault(reducer, {})[rank] = table
+        of_model = self._tables.setdefault(reducer, {})
+        if rank not in of_model:
+            of_model[rank] = StepTable(self._max_steps)
+        table = of_model[rank]
         table.extend(taken)
         self._ranks[rank].step = table.last_step
 
@@ -145,9 +143,8 @@ class TimelineModel:
 
     def _abandon(self, rank: int) -> None:
         """Notes which backwards the former process of a rank has left unfinished: nothing more will come of them."""
-        for (reducer, of), table in self._tables.items():
-            newest = table.rows(1) if of == rank else ()
-            for row in newest:
+        for reducer, table in [(of, tables[rank]) for of, tables in self._tables.items() if rank in tables]:
+            for row in table.rows()[-1:]:
                 begun, ended, abandoned = table.steps[row, [_BEGIN, _END, _ABANDONED]]
                 if not begun or ended or abandoned:
                     continue
@@ -170,8 +167,6 @@ class TimelineModel:
             if known is not None:
                 self.version += 1
                 made = self._book.describe(rank, known.life, description)
-                if made.get("type") == "assignment":
-                    self._cache = column_cache.ColumnCache()  # numbers of parameters are columns
                 if made.get("type") not in FLEETING:
                     self._described.append((rank, made))
 
@@ -251,7 +246,7 @@ class TimelineModel:
 
     def _tables_of(self, reducer: int) -> dict[int, StepTable]:
         """rank -> its table of a model, ascending."""
-        return dict(sorted(self._tables_by_model.get(reducer, {}).items()))
+        return dict(sorted(self._tables.get(reducer, {}).items()))
 
     def _info(self, reducer: int) -> ReducerInfo:
         tables_by_rank = self._tables_of(reducer)
@@ -353,7 +348,7 @@ class TimelineModel:
         """
         with self._lock:
             done = []
-            for table in (table for (of, _), table in self._tables.items() if of == reducer):
+            for table in self._tables.get(reducer, {}).values():
                 rows = table.rows()
                 ended = rows[table.steps[rows, _END] > 0]
                 done.append((table.step[ended], table.generation[ended]))
@@ -368,14 +363,13 @@ class TimelineModel:
     def views_of(self, reducer: int, steps: npt.NDArray[np.int64]) -> list[TableView]:
         """Copies of the rows of these steps in a model's tables."""
         with self._lock:
-            tables = self._tables_of(reducer)
-            return [span_columns.view_of(rank, reducer, table, steps) for rank, table in tables.items()]
+            return [span_columns.view_of(rank, reducer, one, steps) for rank, one in self._tables_of(reducer).items()]
 
     def held_steps(self, reducer: int) -> npt.NDArray[np.int64]:
         """Numbers of the steps in a model's tables, ascending."""
         with self._lock:
-            tables = self._tables_of(reducer).values()
-            return np.unique(np.concatenate([np.empty(0, np.int64), *(table.step[table.rows()] for table in tables)]))
+            held = [table.step[table.rows()] for table in self._tables.get(reducer, {}).values()]
+            return np.unique(np.concatenate([np.empty(0, np.int64), *held]))
 
     def changed_steps(self, seen: dict[tuple[int, int], int]) -> dict[int, list[int]]:
         """Steps of each model that have changed since an earlier call, ascending.
@@ -385,55 +379,35 @@ class TimelineModel:
         """
         changed: dict[int, set[int]] = {}
         with self._lock:
-            for (reducer, rank), table in self._tables.items():
-                steps, seen[reducer, rank] = table.changed(seen.get((reducer, rank), 0))
-                changed.setdefault(reducer, set()).update(steps.tolist())
+            for reducer, tables in self._tables.items():
+                for rank, table in tables.items():
+                    steps, seen[reducer, rank] = table.changed(seen.get((reducer, rank), 0))
+                    changed.setdefault(reducer, set()).update(steps.tolist())
         return {reducer: sorted(steps) for reducer, steps in changed.items() if steps}
 
     def views(self, reducer: int | None = None, last_steps: int | None = None) -> list[TableView]:
         """Copies of the tables behind `spans`, `steps` and `sync`, for drawing without pandas."""
+        made = []
         with self._lock:
-            chosen = [key for key in sorted(self._tables) if reducer is None or key[0] == reducer]
-            first = {of: self._first_step(of, last_steps) for of in {of for of, _ in chosen}}
-            return [span_columns.view(rank, of, self._tables[of, rank], first=first[of]) for of, rank in chosen]
-
-    def _first_step(self, reducer: int, last_steps: int | None) -> int | None:
-        """The first of the newest `last_steps` steps over all ranks; None for all."""
-        if last_steps is None:
-            return None
-        tables = self._tables_of(reducer).values()
-        held = np.unique(np.concatenate([table.step[table.rows(last_steps)] for table in tables]))
-        return int(held[max(0, len(held) - last_steps)]) if len(held) else np.iinfo(np.int64).max
+            for of in sorted(self._tables) if reducer is None else [reducer]:
+                steps = self.held_steps(of)
+                made += self.views_of(of, steps if last_steps is None else steps[max(0, len(steps) - last_steps) :])
+        return made
 
     def columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
-        """The columns of `spans` as numpy arrays: for live views."""
-        parts = self._span_parts(reducer, last_steps)
-        return column_cache.joined([part.columns for part in parts], span_columns.SPAN_COLUMNS)
+        """The columns of `spans` as numpy arrays."""
+        with self._lock:
+            views, sizes = self.views(reducer, last_steps), self._book.sizes()
+        return span_columns.span_columns(views, sizes)
 
     def step_columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
         """The columns of `steps` as numpy arrays."""
-        first = self._first_steps(reducer, last_steps)
-        parts = self._cache.parts(
-            "steps", self._tables, self._lock, first, lambda view: span_columns.step_columns([view])
-        )
-        return column_cache.joined([part.columns for part in parts], span_columns.STEP_COLUMNS)
+        return span_columns.step_columns(self.views(reducer, last_steps))
 
     def sync_columns(self, reducer: int | None = None, last_steps: int | None = None) -> Columns:
         """The columns of `sync` as numpy arrays."""
-        parts = self._span_parts(reducer, last_steps)
-        return self._cache.sync(parts, {one.reducer: len(one.ranks) for one in self.reducers()})
-
-    def _span_parts(self, reducer: int | None, last_steps: int | None) -> list[column_cache.Part]:
-        with self._lock:
-            sizes, cache, first = self._book.sizes(), self._cache, self._first_steps(reducer, last_steps)
-        return cache.parts(
-            "spans", self._tables, self._lock, first, lambda view: span_columns.span_columns([view], sizes)
-        )
-
-    def _first_steps(self, reducer: int | None, last_steps: int | None) -> dict[int, int | None]:
-        with self._lock:
-            chosen = {of for of, _ in self._tables if reducer is None or of == reducer}
-            return {of: self._first_step(of, last_steps) for of in chosen}
+        ranks_of = {one.reducer: len(one.ranks) for one in self.reducers()}
+        return span_columns.sync_columns(self.columns(reducer, last_steps), dict(sorted(ranks_of.items())))
 
     def model(self, reducer: int | None = None) -> ReducerInfo | None:
         """The record of a reducer, for None of the most recently active one; None if there is none."""

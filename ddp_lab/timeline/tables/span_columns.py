@@ -19,7 +19,7 @@ from ...analysis.step_metrics import GradientSync, Overlap, milliseconds
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
-__all__ += ["device_rows", "sync_columns", "view", "view_of"]
+__all__ += ["device_rows", "sync_columns", "view_of"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -56,40 +56,14 @@ class TableView:
     previous_end: npt.NDArray[np.int64]  # backward_end of the step before each, 0 if unknown
 
 
-def view(rank: int, reducer: int, table: StepTable, *, first: int | None = None, last: int | None = None) -> TableView:
-    """Copies the rows of the steps from `first` to `last` (None: no bound), in the order of steps."""
-    held = table.rows()
-    end = previous_ends(table, held)
-    chosen = slice(
-        None if first is None else int(np.searchsorted(table.step[held], first)),
-        None if last is None else int(np.searchsorted(table.step[held], last, side="right")),
-    )
-    return _copied(rank, reducer, table, held[chosen], end[chosen])
-
-
 def view_of(rank: int, reducer: int, table: StepTable, steps: npt.NDArray[np.int64]) -> TableView:
     """Copies the rows of these steps, as far as they are held."""
     rows = table.find(steps)
     rows = rows[rows >= 0]
     before = table.find(table.step[rows] - 1)
     end = np.where(before >= 0, table.steps[before, _F["backward_end"]], table.previous_end[rows])
-    return _copied(rank, reducer, table, rows, end)
-
-
-def _copied(
-    rank: int, reducer: int, table: StepTable, rows: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
-) -> TableView:
-    before = (table.step[rows], table.generation[rows], table.process_group[rows])
-    return TableView(rank, reducer, *before, table.steps[rows], table.buckets[rows], table.gradients[rows], end)
-
-
-def previous_ends(table: StepTable, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """When the step before each row's had ended, 0 where that is unknown; rows in the order of steps."""
-    ends = table.steps[rows, _F["backward_end"]]
-    made = table.previous_end[rows]
-    follows = np.diff(table.step[rows]) == 1
-    made[1:][follows] = ends[:-1][follows]
-    return made
+    numbers = (table.step[rows], table.generation[rows], table.process_group[rows])
+    return TableView(rank, reducer, *numbers, table.steps[rows], table.buckets[rows], table.gradients[rows], end)
 
 
 def device_rows(buckets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

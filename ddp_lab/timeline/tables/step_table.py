@@ -94,11 +94,10 @@ class StepTable:
         self.buckets = np.zeros((rows, buckets, len(BUCKET_FIELDS)), np.int64)
         self.gradients = np.zeros((rows, parameters), np.int64)
 
-    def rows(self, last_steps: int | None = None) -> _Array:
-        """Indices of the rows that hold a step, in the order of steps; only the newest `last_steps`."""
+    def rows(self) -> _Array:
+        """Indices of the rows that hold a step, in the order of steps."""
         held = np.flatnonzero(self.step >= 0)
-        held = held[np.argsort(self.step[held])]
-        return held if last_steps is None else held[max(0, len(held) - last_steps) :]
+        return held[np.argsort(self.step[held])]
 
     def find(self, steps: _Array) -> _Array:
         """Indices of the rows that hold these steps, -1 where a step is not held."""
