@@ -10,17 +10,24 @@ Research 30, 1982). Neighbouring batches are still alike; what that adds to the 
 decays exponentially, and is added. The interval is Welch's, with Student's t for 99 %, and a difference is clear if it
 does not hold 0. So of 100 differences that are none about one looks clear: what is small and alone is likely an
 accident. What lasts longer than a whole side (a machine that is slower today) no interval of one run can tell.
+
+[Note: steps before and after]
+The bounds are those of [Note: how sure] and know that neighbouring steps are alike. Both sides
+were measured one after the other, once: what else changed on the machine meanwhile is in the difference, and no bound
+tells. To be sure, change back and look again.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LEVEL", "Difference", "Key", "compare_series", "largest", "median_change"]
+__all__ = ["LEVEL", "BeforeAfter", "Difference", "Key", "before_after", "compare_series", "largest", "student_t"]
 
 _Values = npt.NDArray[np.float64]
 Key = tuple[str, str, int | None, int | None]
@@ -29,16 +36,11 @@ Key = tuple[str, str, int | None, int | None]
 LEVEL = 99
 """Percent of the intervals that hold the truth."""
 
-_FEWEST_STEPS = 5
+_FEWEST_STEPS, _FEWEST_ON_A_SIDE = 5, 10
 _BATCHES = (5, 20)  # the fewest and the most
 _UNCORRELATED = 0.05  # an autocorrelation below it ends the sum
 _TOO_LOW = 1.5  # the sum ends early, and of few steps it is too low: for safety more neighbours count as one
 _ALIKE = 40.0  # of n steps, at least 1 + 40 / n count as one: of few steps the autocorrelation is not well known
-# Student's t that 99 % lie within, by degrees of freedom.
-_FREEDOM = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 60, np.inf])
-_STUDENT = np.array(
-    [63.66, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.055, 2.947, 2.845, 2.750, 2.660, 2.576]
-)
 _NEGLIGIBLE_MS = 1e-3
 
 
@@ -143,8 +145,27 @@ def median_change(a: _Values, b: _Values) -> tuple[float, float]:
     if total <= 0:
         return change, change
     freedom = total**2 / sum(error**2 / degrees for error, degrees in sides)
-    reach = float(np.interp(1 / freedom, 1 / _FREEDOM[::-1], _STUDENT[::-1])) * float(np.sqrt(total))
+    reach = student_t((1 + LEVEL / 100) / 2, round(freedom, 1)) * float(np.sqrt(total))
     return change - reach, change + reach
+
+
+@functools.lru_cache(maxsize=1_000)
+def student_t(probability: float, degrees: float) -> float:
+    """The quantile of Student's t distribution.
+
+    With t = sqrt(degrees) tan(a) the density of a is proportional to cos(a) ** (degrees - 1), which is summed.
+
+    Args:
+        probability: above 0.5 and below 1.
+        degrees: of freedom, at least 1.
+    """
+    angle = np.linspace(0, math.pi / 2, 20_001)
+    density = np.cos(angle) ** (degrees - 1)
+    if degrees == 1:
+        density[:] = 1.0
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    found = np.interp(2 * probability - 1, below / below[-1], angle)
+    return math.sqrt(degrees) * math.tan(float(found))
 
 
 def _squared_error(values: _Values, together: float) -> tuple[float, int]:
@@ -186,3 +207,69 @@ def largest(found: Sequence[Difference], scope: str, count: int) -> list[Differe
     """The clear differences of a scope that change most, in milliseconds."""
     clear = [one for one in found if one.scope == scope and one.is_clear]
     return sorted(clear, key=lambda one: -abs(one.change_ms))[:count]
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """A time per step before and after a change.
+
+    Attributes:
+        before_ms: median before it.
+        after_ms: median after it.
+        percent: change of the median; negative is faster.
+        low_percent: lower 99 % bound of it.
+        high_percent: upper 99 % bound of it.
+        steps_before: how many steps the first median is of.
+        steps_after: how many the second.
+    """
+
+    before_ms: float
+    after_ms: float
+    percent: float
+    low_percent: float
+    high_percent: float
+    steps_before: int
+    steps_after: int
+
+    @property
+    def verdict(self) -> str:
+        """``"faster"``, ``"slower"``, or ``"no clear difference"`` where the bounds hold 0."""
+        if self.high_percent < 0:
+            return "faster"
+        return "slower" if self.low_percent > 0 else "no clear difference"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.before_ms:.2f} ms before, {self.after_ms:.2f} ms after: {self.percent:+.1f} % "
+            f"({self.low_percent:+.1f} to {self.high_percent:+.1f} %), {self.verdict}; "
+            f"medians of {self.steps_before} and {self.steps_after} steps"
+        )
+
+
+def before_after(before: npt.ArrayLike, after: npt.ArrayLike) -> BeforeAfter:
+    """Compares times in milliseconds, step by step in their order.
+
+    Args:
+        before: shape [steps]; NaN is left out.
+        after: the same for the steps after the change.
+
+    Raises:
+        ValueError: there are fewer than 10 steps on a side.
+    """
+    sides = [made[np.isfinite(made)] for made in (np.asarray(before, np.float64), np.asarray(after, np.float64))]
+    for name, side in zip(("before", "after"), sides, strict=True):
+        if len(side) < _FEWEST_ON_A_SIDE:
+            raise ValueError(
+                f"{len(side)} steps {name} the change are too few to compare: let {_FEWEST_ON_A_SIDE} pass"
+            )
+    medians = [float(np.median(side)) for side in sides]
+    percents = [100 * bound / medians[0] for bound in median_change(*sides)]
+    return BeforeAfter(
+        before_ms=medians[0],
+        after_ms=medians[1],
+        percent=100 * (medians[1] / medians[0] - 1),
+        low_percent=percents[0],
+        high_percent=percents[1],
+        steps_before=len(sides[0]),
+        steps_after=len(sides[1]),
+    )

@@ -2,6 +2,12 @@
 
 Pure functions on arrays. Times are nanoseconds on one axis, 0 where it has not happened; results that end in ``_ms``
 are milliseconds, NaN where one of both ends is missing.
+
+A bucket's collective runs from its launch to its reduction. The part that lies before the end of the rank's own
+backward computation (event kind ``finalize_begin``) is *hidden*: it costs nothing. The rest is *exposed*: the rank
+does nothing but wait. Overlapping the two is what buckets are for; Li et al., "PyTorch Distributed: Experiences on
+Accelerating Data Parallel Training" (VLDB 2020), section 5.1 and figure 6, measure the same split by running
+without communication. Here it follows from the events of one run.
 """
 
 from __future__ import annotations
@@ -12,10 +18,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from . import overlap, stragglers
-
-__all__ = ["EDGES", "PHASES", "Breakdown", "GradientSync", "Overlap", "breakdown", "bus_factor", "edges"]
-__all__ += ["gradient_sync", "mean", "median", "milliseconds", "on_device", "overlap_of"]
+__all__ = [
+    "EDGES",
+    "PHASES",
+    "Breakdown",
+    "GradientSync",
+    "Overlap",
+    "alone",
+    "breakdown",
+    "bus_factor",
+    "covered",
+    "edges",
+]
+__all__ += ["gradient_sync", "mean", "median", "milliseconds", "on_device", "overlap_of", "split", "waits"]
 
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
@@ -46,6 +61,56 @@ def mean(values: _Values) -> _Values:
     """Mean over the last axis of what is known, NaN where nothing is."""
     known = (~np.isnan(values)).sum(axis=-1)
     return np.where(known > 0, np.nansum(values, axis=-1) / np.maximum(known, 1), np.nan)
+
+
+def split(launched: _Times, reduced: _Times, compute_end: _Times) -> tuple[_Times, _Times]:
+    """Splits collectives into their hidden and exposed parts.
+
+    Args:
+        launched: begin of each collective.
+        reduced: its end, same shape, not before its begin.
+        compute_end: end of the rank's backward computation; broadcast to that shape.
+
+    Returns:
+        Hidden and exposed nanoseconds, both ≥ 0; their sum is ``reduced - launched``.
+    """
+    boundary = np.clip(compute_end, launched, reduced)
+    return boundary - launched, reduced - boundary
+
+
+def covered(begin: _Times, end: _Times, valid: npt.NDArray[np.bool_]) -> _Times:
+    """Time during which at least one interval of a row is open (overlapping intervals count once).
+
+    Args:
+        begin: shape ``[rows, intervals]``.
+        end: same shape.
+        valid: same shape; the intervals that count.
+
+    Returns:
+        Nanoseconds, shape ``[rows]``; 0 for a row without valid intervals.
+    """
+    if begin.shape[1] == 0:
+        return np.zeros(len(begin), np.int64)
+    latest = np.iinfo(np.int64).max
+    start = np.where(valid, begin, latest)
+    stop = np.where(valid, np.maximum(end, begin), latest)
+    order = np.argsort(start, axis=1, kind="stable")
+    start, stop = np.take_along_axis(start, order, 1), np.take_along_axis(stop, order, 1)
+    before = np.maximum.accumulate(stop, axis=1)[:, :-1]  # end of everything that began earlier
+    start[:, 1:] = np.maximum(start[:, 1:], before)
+    # Invalid intervals are at `latest` on both sides: they add nothing.
+    return np.asarray(np.maximum(stop - start, 0).sum(axis=1))
+
+
+def algorithm_bandwidth(size: npt.NDArray[np.int64], duration: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Bytes of a buffer over the time its collective took, in GB/s (10⁹ bytes); NaN where no time passed.
+
+    This is what the caller of an all-reduce gets ("algbw" in nccl-tests), not the traffic of each link, which is
+    2 (n − 1) / n times as much for a ring of n ranks.
+    """
+    speed = np.full(np.broadcast(size, duration).shape, np.nan)
+    np.divide(size, duration, out=speed, where=np.asarray(duration) > 0)
+    return speed
 
 
 @dataclass(frozen=True)
@@ -95,11 +160,11 @@ def overlap_of(
     begin, end = np.where(device, device_begin, launched), np.where(device, device_end, reduced)
     computed = np.where(device, begin.max(axis=1, keepdims=True, initial=0), finalize[:, None])
     valid = (begin > 0) & (end > 0) & (computed > 0)
-    hidden, exposed = overlap.split(begin, np.maximum(begin, end), computed)
+    hidden, exposed = split(begin, np.maximum(begin, end), computed)
     hidden_end, exposed_begin = np.minimum(end, computed), np.maximum(begin, computed)
     # The pieces of a union don't depend on each other: hidden + exposed is the union of the whole.
-    under = overlap.covered(begin, hidden_end, valid & (hidden_end > begin))
-    after = overlap.covered(exposed_begin, end, valid & (end > exposed_begin))
+    under = covered(begin, hidden_end, valid & (hidden_end > begin))
+    after = covered(exposed_begin, end, valid & (end > exposed_begin))
     some = valid.any(axis=1)
     by_bucket = [np.where(valid, values / 1e6, np.nan) for values in (hidden, exposed)]
     by_row = [np.where(some, values / 1e6, np.nan) for values in (under, after)]
@@ -127,6 +192,33 @@ class GradientSync:
     bandwidth_gb_s: _Values
 
 
+def waits(launched: _Times) -> _Times:
+    """How long each rank's launched collective waited for the last rank's launch.
+
+    Args:
+        launched: launch times, shape ``[..., ranks]``, none missing.
+
+    Returns:
+        Same shape; 0 for the last rank.
+    """
+    return np.asarray(launched.max(axis=-1, keepdims=True) - launched)
+
+
+def alone(launched: _Times) -> _Values:
+    """How long all other ranks waited for the last one alone: from the last launch but one to the last.
+
+    Args:
+        launched: launch times, shape ``[..., ranks]``, none missing.
+
+    Returns:
+        ns, shape ``[...]``; NaN for a single rank.
+    """
+    if launched.shape[-1] < 2:
+        return np.full(launched.shape[:-1], np.nan)
+    ordered = np.sort(launched, axis=-1)
+    return np.asarray((ordered[..., -1] - ordered[..., -2]).astype(np.float64))
+
+
 def gradient_sync(launched: _Times, reduced: _Times, size: _Times) -> GradientSync:
     """Returns who waited for whom, and what the collectives took.
 
@@ -139,15 +231,15 @@ def gradient_sync(launched: _Times, reduced: _Times, size: _Times) -> GradientSy
         whole = done = np.zeros(len(size), bool)
         launched = reduced = np.zeros((1, len(size)), np.int64)
     last = launched.max(axis=0)
-    waits = np.where(whole, stragglers.waits(launched.T).T / 1e6, np.nan)
+    waited = np.where(whole, waits(launched.T).T / 1e6, np.nan)
     duration = np.where(whole & done, reduced.max(axis=0) - last, -1)
     return GradientSync(
         last=np.where(whole, launched.argmax(axis=0), -1),
-        wait_ms=waits,
-        late_ms=waits.max(axis=0),
-        alone_ms=np.where(whole, stragglers.alone(launched.T) / 1e6, np.nan),
+        wait_ms=waited,
+        late_ms=waited.max(axis=0),
+        alone_ms=np.where(whole, alone(launched.T) / 1e6, np.nan),
         all_reduce_ms=np.where(duration >= 0, duration / 1e6, np.nan),
-        bandwidth_gb_s=overlap.algorithm_bandwidth(size, np.where(size >= 0, duration, -1)),
+        bandwidth_gb_s=algorithm_bandwidth(size, np.where(size >= 0, duration, -1)),
     )
 
 

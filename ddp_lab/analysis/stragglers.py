@@ -17,7 +17,7 @@ import numpy.typing as npt
 from . import lateness
 
 __all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "VARYING", "Late", "excess_times"]
-__all__ += ["alone", "find_late", "find_varying", "waits"]
+__all__ += ["find_late", "find_varying"]
 
 ARRIVAL, EVERYWHERE, VARYING = -1, -2, -3
 PERSISTENT, DATA_DEPENDENT, RANDOM = "persistent", "data-dependent", "random"
@@ -54,33 +54,6 @@ class Late:
     share: float
     pattern: str
     late: npt.NDArray[np.bool_]
-
-
-def waits(launched: _Times) -> _Times:
-    """How long each rank's launched collective waited for the last rank's launch.
-
-    Args:
-        launched: launch times, shape ``[..., ranks]``, none missing.
-
-    Returns:
-        Same shape; 0 for the last rank.
-    """
-    return np.asarray(launched.max(axis=-1, keepdims=True) - launched)
-
-
-def alone(launched: _Times) -> _Values:
-    """How long all other ranks waited for the last one alone: from the last launch but one to the last.
-
-    Args:
-        launched: launch times, shape ``[..., ranks]``, none missing.
-
-    Returns:
-        ns, shape ``[...]``; NaN for a single rank.
-    """
-    if launched.shape[-1] < 2:
-        return np.full(launched.shape[:-1], np.nan)
-    ordered = np.sort(launched, axis=-1)
-    return np.asarray((ordered[..., -1] - ordered[..., -2]).astype(np.float64))
 
 
 def find_late(

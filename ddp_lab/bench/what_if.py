@@ -3,8 +3,8 @@
 Real Gloo ranks train each model with each bucket cap, in turns; the link between them is measured while they are idle.
 What the simulator gets of all this: the link's times for the smallest and the largest world; the workload of each model
 and world as recorded with one cap, `--base`, and how long the steps with it took ([Note: the anchor] in
-`ddp_lab.simulation.anchor`); and, to calibrate contention, the measured steps of the caps `--fit` for all models but
-the last and for those two worlds. It then predicts every other step: caps, a model and a world of which no other
+`ddp_lab/simulation/calibration.py`); and, to calibrate contention, the measured steps of the caps `--fit` for all
+models but the last and for those two worlds. It then predicts every other step: caps, a model and a world of which no other
 measured step was used. Contention differs with the number of ranks (they share the cores): it is calibrated for each of
 the two worlds, and interpolated for those in between. A round's workload predicts that round's steps; the median over
 the rounds counts, so that a machine that changes its speed from round to round does less harm. What the cap that is
@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..command_line import count, positive
-from ..simulation.anchor import anchored
-from ..simulation.calibration import Measured, calibrated
+from ..simulation.calibration import Measured, anchored, calibrated
 from ..simulation.link_model import LinkModel, Point
 from ..simulation.simulator import Configuration, simulate_many
 from ..simulation.workload import Workload

@@ -41,7 +41,7 @@ from .session import Session
 
 if TYPE_CHECKING:
     from ..simulation.link_model import LinkModel
-    from ..simulation.tuned import Tuned
+    from ..simulation.settings import Tuned
     from ..timeline.what_if import WhatIf
     from ..widgets.cluster_panel.panel import ClusterPanel
     from ..widgets.dashboard import Dashboard

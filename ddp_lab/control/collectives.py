@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.collective_runs import CollectiveRun, Holds
-from ..analysis.collective_schedules import ALGORITHMS, impossible, schedule
+from ..analysis.collectives import ALGORITHMS, CollectiveRun, Holds, impossible, schedule
 from ..errors import ClusterError
 from ..formatting import binary_size, ms
 from ..output.board import SilentBoard

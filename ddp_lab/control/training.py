@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..analysis.before_after import BeforeAfter, before_after
+from ..analysis.comparison import BeforeAfter, before_after
 from ..errors import ClusterError
 from ..faults import Fault
 from ..output.board import SilentBoard

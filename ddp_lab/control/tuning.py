@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError
 from ..output.board import SilentBoard
-from ..simulation.anchor import anchored
-from ..simulation.calibration import Measured, calibrated
+from ..simulation.calibration import Measured, anchored, calibrated
 from ..simulation.link_model import LinkModel
 from ..simulation.race import Confirmation, Race
-from ..simulation.settings import HOOKS, Setting, candidates, spread
+from ..simulation.settings import HOOKS, Setting, Tried, Tuned, candidates, spread
 from ..simulation.simulator import simulate_many
-from ..simulation.tuned import Tried, Tuned
 from ..simulation.workload import Workload
 from ..timeline import workloads
 from ..timeline.what_if import fit_link

@@ -22,7 +22,7 @@ from ..control.training import TrainingControl
 from ..control.tuning import tune_live
 from ..control.wire import Wire
 from ..errors import ClusterError, DdpLabError
-from ..simulation.tuned import Tuned
+from ..simulation.settings import Tuned
 from ..timeline.timeline import Timeline
 from . import agent
 

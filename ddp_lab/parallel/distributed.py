@@ -32,7 +32,7 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation
 
-from ..analysis.drift_report import DriftReport
+from ..analysis.check_reports import DriftReport
 from ..protocol.commands import Change
 from .core import adaptation, arguments, process_groups
 from .core.arguments import BucketCaps, ReducerOptions

@@ -165,10 +165,6 @@ class LinkModel:
         """Of the link, 10⁹ bytes a second."""
         return 1 / self.ns_per_byte if self.ns_per_byte else math.inf
 
-    def with_bandwidth(self, gb_s: float) -> LinkModel:
-        """The same link at another bandwidth (10⁹ bytes a second)."""
-        return replace(self, ns_per_byte=1 / gb_s)
-
     def scaled(self, factor: float) -> LinkModel:
         """The same link on which every all-reduce takes `factor` times as long."""
         inside = None if self.inside is None else self.inside.scaled(factor)
@@ -205,20 +201,15 @@ class LinkModel:
         if algorithm == "hierarchical":
             raise ValueError("fit the links inside a node and between nodes one by one, then build a LinkModel of both")
         size, ranks, time = _medians(points)
-        terms = np.stack(
-            [
-                np.ones_like(size),
-                np.array([hops(algorithm, n) for n in ranks]),
-                size * [traffic(algorithm, n) for n in ranks],
-            ],
-            axis=1,
+        several = float(len(set(ranks.tolist())) > 1)
+        terms = np.array(
+            [(several, hops(algorithm, n), one * traffic(algorithm, n)) for one, n in zip(size, ranks, strict=True)]
         )
-        if len(set(ranks.tolist())) == 1:
-            terms[:, 0] = 0
         overhead, latency, per_byte = _robust(terms, time)
         made = cls(latency, per_byte, overhead, algorithm, lanes=lanes)
-        predicted = _predict(made, size, ranks)
-        correction = _correction(size, time / predicted) if per_size else ()
+        predicted = np.array([float(made.time_ns(one, n)) for one, n in zip(size, ranks.tolist(), strict=True)])
+        at = np.unique(size) if per_size else ()
+        correction = tuple((float(one), float(np.median((time / predicted)[size == one]))) for one in at)
         return replace(made, correction=correction, fit=_goodness(predicted, time))
 
 
@@ -261,14 +252,6 @@ def _non_negative(matrix: _Floats, target: _Floats) -> _Floats:
                 best, best_error = np.zeros(matrix.shape[1]), error
                 best[list(chosen)] = part
     return best
-
-
-def _predict(link: LinkModel, size: _Floats, ranks: npt.NDArray[np.int64]) -> _Floats:
-    return np.array([float(link.time_ns(one, n)) for one, n in zip(size, ranks.tolist(), strict=True)])
-
-
-def _correction(size: _Floats, ratio: _Floats) -> tuple[tuple[float, float], ...]:
-    return tuple((float(one), float(np.median(ratio[size == one]))) for one in np.unique(size))
 
 
 def _goodness(predicted: _Floats, time: _Floats) -> Fit:

@@ -16,7 +16,6 @@ often than 5 % of the time: each early look spends a share of the 5 %, the last 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,29 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Confirmation", "Gain", "Race", "student_t"]
+from ..analysis.comparison import student_t
+
+__all__ = ["Confirmation", "Gain", "Race"]
 
 _LEVEL = 0.05
+_FEWEST_ROUNDS, _MOST_ROUNDS = 2, 6  # of a race
+_CLOSE = 0.01  # a race is over when all that are left are so close to the fastest, as a fraction of the step
 _Floats = npt.NDArray[np.float64]
-
-
-@functools.cache
-def student_t(probability: float, degrees: int) -> float:
-    """The quantile of Student's t distribution.
-
-    With t = sqrt(degrees) tan(a) the density of a is proportional to cos(a) ** (degrees - 1), which is summed.
-
-    Args:
-        probability: above 0.5 and below 1.
-        degrees: of freedom, at least 1.
-    """
-    angle = np.linspace(0, math.pi / 2, 20_001)
-    density = np.cos(angle) ** (degrees - 1)
-    if degrees == 1:
-        density[:] = 1.0
-    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    found = np.interp(2 * probability - 1, below / below[-1], angle)
-    return math.sqrt(degrees) * math.tan(float(found))
 
 
 class Race:
@@ -54,14 +38,9 @@ class Race:
 
     Args:
         entrants: how many settings; number 0 is the user's, which stays to the end.
-        most_rounds: when it is over at the latest.
-        close: it is over when all that are left are this close to the fastest, as a fraction of the step.
     """
 
-    _FEWEST_ROUNDS = 2
-
-    def __init__(self, entrants: int, *, most_rounds: int = 6, close: float = 0.01) -> None:
-        self.most_rounds, self.close = most_rounds, close
+    def __init__(self, entrants: int) -> None:
         self.alive = list(range(entrants))
         self._turns: list[dict[int, float]] = []
         self._began: dict[int, int] = dict.fromkeys(self.alive, 0)
@@ -91,7 +70,7 @@ class Race:
     def add(self, turns: dict[int, Sequence[float] | _Floats]) -> None:
         """A complete round: the times of the steps of everyone's turn."""
         self._turns.append({number: math.log(float(np.median(times))) for number, times in turns.items()})
-        if self.rounds >= self._FEWEST_ROUNDS:
+        if self.rounds >= _FEWEST_ROUNDS:
             self._drop()
 
     def logs(self, one: int, other: int) -> _Floats:
@@ -119,15 +98,15 @@ class Race:
     @property
     def over(self) -> bool:
         """Whether more rounds would bring nothing."""
-        if self.rounds < self._FEWEST_ROUNDS:
+        if self.rounds < _FEWEST_ROUNDS:
             return False
-        if len(self.alive) < 2 or self.rounds >= self.most_rounds:
+        if len(self.alive) < 2 or self.rounds >= _MOST_ROUNDS:
             return True
         noise = self._noise()
         if noise is None:
             return False
         spread = [self._bounds(one, noise) for one in self.alive if one != self.best]
-        return all(high < self.close for _, high in spread)
+        return all(high < _CLOSE for _, high in spread)
 
     def _drop(self) -> None:
         noise, best = self._noise(), self.best

@@ -7,14 +7,14 @@ what the times are made of is [Note: the replay's model] in `csrc/reduce/replay.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .._schedule import Replay
-from ..analysis import overlap
+from ..analysis.step_metrics import covered
 from .configuration import Assignment, Configuration, Hook, caps_of
 from .link_model import LinkModel
 from .workload import Workload
@@ -106,19 +106,16 @@ def simulate_many(
     each = [links] * len(configurations) if isinstance(links, LinkModel) else list(links)
     if len(each) != len(configurations):
         raise ValueError(f"{len(configurations)} configurations, but {len(each)} links")
-    if not configurations:
-        return Predictions(*(np.zeros(0) for _ in range(6)))
-    parts: list[dict[str, _Floats]] = [{}] * len(configurations)
+    found = {field.name: np.zeros(len(configurations)) for field in fields(Predictions)}
     # What differs in contention or overlap starts from other times of readiness: one replay each.
     groups: dict[tuple[float, bool], list[int]] = {}
     for index, (configuration, link) in enumerate(zip(configurations, each, strict=True)):
         groups.setdefault((link.compute_slowdown, configuration.overlap), []).append(index)
     for chosen in groups.values():
         run = _Run(workload, [configurations[index] for index in chosen], [each[index] for index in chosen])
-        totals = run.totals()
-        for position, index in enumerate(chosen):
-            parts[index] = {name: values[position] for name, values in totals.items()}
-    return Predictions(**{name: np.array([part[name] for part in parts]) for name in parts[0]})
+        for name, values in run.totals().items():
+            found[name][chosen] = values
+    return Predictions(**found)
 
 
 class _Run:
@@ -165,14 +162,14 @@ class _Run:
         compute, exposed = computed - begin, np.maximum(reduced - computed, 0)
         hidden_end = np.minimum(self.reduced, computed[:, None])
         shown = valid & (hidden_end > self.begun)
-        covered = overlap.covered(self.begun.astype(np.int64), hidden_end.astype(np.int64), shown)
+        under = covered(self.begun.astype(np.int64), hidden_end.astype(np.int64), shown)
         every = np.array([one.sync_every for one in self.configurations], np.float64)
         # Backwards that only accumulate: computation alone.
         alone = self.base.computed_ns[last]
         compute = (compute + (every - 1) * alone) / every
         other = (end - forward - (computed - begin) - exposed) / every
         exposed = (exposed + self._waits()) / every
-        hidden = covered / every
+        hidden = under / every
         # What is less than nothing of the waiting is less of the rest.
         waiting = exposed + self.base.waits_ns / every
         exposed, other = np.maximum(waiting, 0), other + np.minimum(waiting, 0)

@@ -1,16 +1,22 @@
-"""Workload: what one training step of a model computes, and when its gradients become ready."""
+"""Workload: what one training step of a model computes, when its gradients become ready, and what of them travels."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Workload"]
+__all__ = ["Workload", "carried", "shares"]
 
 _Floats = npt.NDArray[np.float64]
+_BY_RANK = ("ready_ns", "computed_ns", "forward_ns", "other_ns", "busy_ns")
+_HALVED = re.compile(r"\b(fp16|bf16)_compress(_hook)?$", re.IGNORECASE)  # also as c10d's built-in hooks are called
+_UNKNOWN = re.compile(r"powersgd|quantization|wrapper", re.IGNORECASE)
+_HALF = 2  # bytes of a number that such a hook has rounded
 
 
 @dataclass(frozen=True)
@@ -32,9 +38,9 @@ class Workload:
         caps: bytes at which the recorded buckets were closed (see `ddp_lab.bucketing.assign_buckets`); empty: unknown.
         world_size: ranks that trained.
         step_ns: median of the recorded steps, mean over the ranks; None: unknown.
-        waits_ns: what a step takes beyond what a replay explains, see `ddp_lab.simulation.anchor`; may be negative.
+        waits_ns: what a step takes beyond what a replay explains, see [Note: the anchor]; may be negative.
         buffered: bytes of the buckets' buffers over `sizes`: less than 1 with mixed precision.
-        carried: bytes that travelled over `sizes`, with the recorded comm hook; see `ddp_lab.simulation.bytes_on_wire`.
+        carried: bytes that travelled over `sizes`, with the recorded comm hook; see `carried`.
     """
 
     names: tuple[str, ...]
@@ -56,10 +62,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         ranks, parameters = self.ready_ns.shape
-        shapes = {"computed_ns": self.computed_ns, "forward_ns": self.forward_ns, "other_ns": self.other_ns}
-        for name, values in shapes.items():
-            if values.shape != (ranks,):
-                raise ValueError(f"{name} has shape {values.shape}, but there are {ranks} ranks")
+        for name in ("computed_ns", "forward_ns", "other_ns"):
+            if (shape := getattr(self, name).shape) != (ranks,):
+                raise ValueError(f"{name} has shape {shape}, but there are {ranks} ranks")
         if not len(self.sizes) == len(self.keys) == len(self.names) == parameters or parameters == 0:
             raise ValueError(
                 f"{len(self.names)} names, {len(self.sizes)} sizes, {len(self.keys)} keys, {parameters} times"
@@ -138,30 +143,11 @@ class Workload:
             raise ValueError(f"there is no rank {rank} beside others; times of {self.ranks} ranks are known")
         others = [other for other in range(self.ranks) if other != rank]
         changed = {}
-        for name in ("ready_ns", "computed_ns", "forward_ns", "other_ns", "busy_ns"):
+        for name in _BY_RANK:
             values = getattr(self, name).copy()
             values[rank] = np.median(values[others], axis=0)
             changed[name] = values
         return replace(self, **changed)
-
-    def typical(self) -> Workload:
-        """One rank: the median of all."""
-        changed = {
-            name: np.median(getattr(self, name), axis=0, keepdims=True)
-            for name in ("ready_ns", "computed_ns", "forward_ns", "other_ns", "busy_ns")
-        }
-        return replace(self, **changed)
-
-    def scaled(self, factor: float) -> Workload:
-        """The same step on a device on which computation takes `factor` times as long."""
-        fixed, per_byte = self.write_back_ns
-        changed = {
-            name: getattr(self, name) * factor
-            for name in ("ready_ns", "computed_ns", "forward_ns", "other_ns", "busy_ns")
-        }
-        step = None if self.step_ns is None else self.step_ns * factor
-        made = replace(self, write_back_ns=(fixed * factor, per_byte * factor), **changed)
-        return replace(made, step_ns=step, waits_ns=self.waits_ns * factor)
 
 
 def _union(intervals: _Floats) -> _Floats:
@@ -182,3 +168,36 @@ def _before(intervals: _Floats, at: _Floats) -> _Floats:
     begin, end = intervals[:, 0], intervals[:, 1]
     inside: _Floats = np.clip(at[:, None], begin, end) - np.maximum(begin, 0)
     return np.asarray(np.maximum(inside, 0).sum(axis=1))
+
+
+def carried(assignment: Mapping[str, Any]) -> list[float] | None:
+    """Bytes of each bucket that its all-reduce carries: times of a link count what travels.
+
+    A bucket's buffer may be smaller than its parameters (mixed precision averages in 16 bits), and a comm hook may send
+    less than the buffer.
+
+    Args:
+        assignment: as ranks describe it, see tutorials/site/descriptions.md.
+
+    Returns:
+        None where the comm hook alone knows it (PowerSGD, quantization). A hook that is not one of torch's counts as
+        one that sends its buffer.
+    """
+    hook = str((assignment.get("options") or {}).get("comm_hook") or "")
+    if _UNKNOWN.search(hook):
+        return None
+    buffers = [float(one["bytes"]) for one in assignment["buckets"]]
+    if not _HALVED.search(hook):
+        return buffers
+    numels = {one["index"]: one.get("numel", one["bytes"] // 4) for one in assignment["parameters"]}
+    halved = [float(_HALF * sum(numels[index] for index in one["parameters"])) for one in assignment["buckets"]]
+    return [min(pair) for pair in zip(buffers, halved, strict=True)]
+
+
+def shares(assignment: Mapping[str, Any]) -> tuple[float, float]:
+    """Bytes of all buffers, and of all that travels, over those of the parameters in them."""
+    of = {one["index"]: one["bytes"] for one in assignment["parameters"]}
+    whole = sum(of[index] for one in assignment["buckets"] for index in one["parameters"])
+    buffers = sum(one["bytes"] for one in assignment["buckets"])
+    found = carried(assignment)
+    return buffers / max(whole, 1), (buffers if found is None else sum(found)) / max(whole, 1)

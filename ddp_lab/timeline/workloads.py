@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..simulation.bytes_on_wire import carried, shares
 from ..simulation.link_model import Point
-from ..simulation.workload import Workload
+from ..simulation.workload import Workload, carried, shares
 from .judgement.layouts import newest
 from .tables.span_columns import TableView, device_rows, step_columns
 from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS

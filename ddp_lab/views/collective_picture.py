@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..analysis.collective_runs import CollectiveStep, Holds
+from ..analysis.collectives import CollectiveStep, Holds
 from ..control.collectives import ShownCollective
 from .paint.palette import COLOURS, rank_role
 from .paint.scene_svg import sheet, text

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis import findings, stragglers
+from ..analysis import findings, step_metrics
 from ..analysis.findings.facts import Facts
 from ..analysis.findings.ranks import varying_rank
 from ..formatting import counted, ms, step_range
@@ -152,7 +152,7 @@ def _last_most_often(facts: Facts) -> tuple[npt.NDArray[np.intp], npt.NDArray[np
     """Of each collective the position of the rank that launched it last, and by how many ms after the one before."""
     launched = facts.steps.launched.reshape(len(facts.steps.ranks), -1)
     launched = launched[:, (launched > 0).all(axis=0)].T
-    return launched.argmax(axis=1), stragglers.alone(launched) / 1e6
+    return launched.argmax(axis=1), step_metrics.alone(launched) / 1e6
 
 
 def _where(one: LatePlace) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ..analysis.step_metrics import bus_factor
 from ..faults import mark_kind
 from ..protocol.events import Kind
-from ..simulation.bytes_on_wire import carried
+from ..simulation.workload import carried
 from ..timeline.timeline import Timeline
 from ..views.step_frames import StepFrame, StepFrames
 from .step_messages import encode_steps

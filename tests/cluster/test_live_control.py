@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_lab import CellError, ClusterError, faults
-from ddp_lab.simulation.bytes_on_wire import shares
+from ddp_lab.simulation.workload import shares
 from ddp_lab.widgets.controls.controls import Controls
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until

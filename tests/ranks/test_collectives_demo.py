@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_lab.analysis.collective_schedules import ALGORITHMS, schedule
+from ddp_lab.analysis.collectives import ALGORITHMS, schedule
 from tests.ranks.conftest import Ranks
 
 CASES = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_lab.analysis.before_after import before_after
+from ddp_lab.analysis.comparison import before_after
 
 
 def test_a_change_is_found() -> None:

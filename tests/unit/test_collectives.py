@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddp_lab.analysis.collective_runs import CollectiveStep, Holds
-from ddp_lab.analysis.collective_schedules import ALGORITHMS, schedule
+from ddp_lab.analysis.collectives import ALGORITHMS, CollectiveStep, Holds, schedule
 from ddp_lab.control.collectives import ShownCollective, choices
 from ddp_lab.errors import ClusterError
 from ddp_lab.views import collective_picture

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_lab.analysis.drift_report import DriftReport
+from ddp_lab.analysis.check_reports import BucketCheck, DriftReport, HookProblem, HookReport, TrainingCheck
 from ddp_lab.analysis.gradient_noise import noise_scale, signal_and_noise
-from ddp_lab.analysis.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
 from ddp_lab.parallel.hook_check.cases import Case, Shapes
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_lab.analysis import overlap
+from ddp_lab.analysis import step_metrics
 
 TIMES = st.integers(0, 10**12)
 INTERVALS = st.lists(st.tuples(TIMES, st.integers(0, 10**9), st.booleans()), min_size=1, max_size=8)
@@ -16,7 +16,7 @@ def test_split_by_hand() -> None:
     """A collective is hidden up to the end of the computation and exposed after it."""
     launched = np.array([10, 40, 90, 120])
     reduced = np.array([30, 110, 100, 150])
-    hidden, exposed = overlap.split(launched, reduced, np.array(100))
+    hidden, exposed = step_metrics.split(launched, reduced, np.array(100))
     assert hidden.tolist() == [20, 60, 10, 0]
     assert exposed.tolist() == [0, 10, 0, 30]
 
@@ -26,7 +26,7 @@ def test_parts_add_up(collectives: list[tuple[int, int]], compute_end: int) -> N
     """Hidden and exposed parts are not negative and add up to the collective, whatever the times."""
     launched = np.array([begin for begin, _ in collectives])
     reduced = launched + np.array([length for _, length in collectives])
-    hidden, exposed = overlap.split(launched, reduced, np.array(compute_end))
+    hidden, exposed = step_metrics.split(launched, reduced, np.array(compute_end))
     assert (hidden >= 0).all()
     assert (exposed >= 0).all()
     assert (hidden + exposed == reduced - launched).all()
@@ -37,8 +37,10 @@ def test_covered_by_hand() -> None:
     begin = np.array([[0, 5, 20, 7], [0, 0, 0, 0]])
     end = np.array([[10, 12, 25, 8], [9, 9, 9, 9]])
     valid = np.array([[True, True, True, True], [False, False, False, False]])
-    assert overlap.covered(begin, end, valid).tolist() == [17, 0]
-    assert overlap.covered(np.zeros((2, 0), np.int64), np.zeros((2, 0), np.int64), np.zeros((2, 0), bool)).tolist() == [
+    assert step_metrics.covered(begin, end, valid).tolist() == [17, 0]
+    assert step_metrics.covered(
+        np.zeros((2, 0), np.int64), np.zeros((2, 0), np.int64), np.zeros((2, 0), bool)
+    ).tolist() == [
         0,
         0,
     ]
@@ -51,11 +53,11 @@ def test_covered_counts_instants(intervals: list[tuple[int, int, bool]]) -> None
     end = begin + np.array([[length for _, length, _ in intervals]])
     valid = np.array([[keep for _, _, keep in intervals]])
     instants = {t for a, length, keep in intervals if keep for t in range(a, a + length)}
-    assert overlap.covered(begin, end, valid).tolist() == [len(instants)]
+    assert step_metrics.covered(begin, end, valid).tolist() == [len(instants)]
 
 
 def test_bandwidth() -> None:
     """Bytes per nanosecond are GB/s; no time, no figure."""
-    speed = overlap.algorithm_bandwidth(np.array([2_000_000, 1]), np.array([1_000_000, 0]))
+    speed = step_metrics.algorithm_bandwidth(np.array([2_000_000, 1]), np.array([1_000_000, 0]))
     assert speed[0] == 2.0
     assert np.isnan(speed[1])

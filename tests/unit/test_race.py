@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_lab.simulation.race import Confirmation, Race, student_t
+from ddp_lab.analysis.comparison import student_t
+from ddp_lab.simulation.race import Confirmation, Race
 
 
 class _Machine:

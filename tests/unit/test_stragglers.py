@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_lab.analysis import stragglers
+from ddp_lab.analysis import step_metrics, stragglers
 
 MS = 1_000_000
 RANKS, STEPS, BUCKETS = 4, 20, 6
@@ -23,19 +23,19 @@ def _even(ranks: int = RANKS, noise: float = 0.0) -> tuple[np.ndarray, np.ndarra
 
 def test_waits_by_hand() -> None:
     """Each rank waits from its own launch to the last one, and for that alone from the last but one."""
-    assert stragglers.waits(np.array([[10, 30, 25]])).tolist() == [[20, 0, 5]]
-    assert stragglers.alone(np.array([[10, 30, 25], [9, 1, 2]])).tolist() == [5, 7]
-    assert np.isnan(stragglers.alone(np.array([[10]]))).all()
+    assert step_metrics.waits(np.array([[10, 30, 25]])).tolist() == [[20, 0, 5]]
+    assert step_metrics.alone(np.array([[10, 30, 25], [9, 1, 2]])).tolist() == [5, 7]
+    assert np.isnan(step_metrics.alone(np.array([[10]]))).all()
 
 
 @given(st.lists(st.lists(st.integers(1, 10**12), min_size=3, max_size=3), min_size=1))
 def test_somebody_is_last(launched: list[list[int]]) -> None:
     """Waits are not negative, and exactly the last rank's is zero; every collective has one last rank."""
     times = np.array(launched)
-    waits = stragglers.waits(times)
+    waits = step_metrics.waits(times)
     assert (waits.min(axis=1) == 0).all()
     assert (waits.max(axis=1) == times.max(axis=1) - times.min(axis=1)).all()
-    assert (stragglers.alone(times) == np.sort(waits, axis=1)[:, 1]).all()
+    assert (step_metrics.alone(times) == np.sort(waits, axis=1)[:, 1]).all()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...simulation.race import student_t
+from ...analysis.comparison import student_t
 
 __all__ = ["NOT_NEEDED", "second_look", "words"]
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 
 from ... import recording
-from ...analysis.hook_report import BucketCheck, HookProblem, HookReport, TrainingCheck
+from ...analysis.check_reports import BucketCheck, HookProblem, HookReport, TrainingCheck
 from ..core import comm_hooks, process_groups
 from ..distributed import DistributedDataParallel
 from . import training, verdict

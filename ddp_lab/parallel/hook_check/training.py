@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ... import native
-from ...analysis.hook_report import HookProblem, TrainingCheck
+from ...analysis.check_reports import HookProblem, TrainingCheck
 from ..distributed import DistributedDataParallel
 from ..monitoring.drift import digest_of
 from . import traffic, trial

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from ...analysis.hook_report import BucketCheck, HookProblem
+from ...analysis.check_reports import BucketCheck, HookProblem
 from .cases import Case
 from .traffic import traffic
 from .trial import Trial

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...analysis.collective_runs import CollectiveRun, CollectiveStep
-from ...analysis.collective_schedules import Transfer, schedule
+from ...analysis.collectives import CollectiveRun, CollectiveStep, Transfer, schedule
 
 __all__ = ["demonstrate"]
 

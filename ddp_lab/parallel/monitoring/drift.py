@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ... import native, recording
-from ...analysis.drift_report import DriftReport
+from ...analysis.check_reports import DriftReport
 from ..core import arguments, process_groups
 from ..core.synchronizer import GradientSynchronizer
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...analysis.before_after import before_after
+from ...analysis.comparison import before_after
 from ...errors import DdpLabError
 from ...timeline.judgement.changes import BucketChange, last_change
 

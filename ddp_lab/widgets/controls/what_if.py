@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...formatting import step_range
-from ...simulation.anchor import anchored
+from ...simulation.calibration import anchored
 from ...simulation.configuration import Configuration
 from ...simulation.link_model import LinkModel
 from ...simulation.settings import grid

@@ -1,6 +1,7 @@
 """Algorithms of collectives as data: in each step, which rank sends which parts of its buffer to which rank.
 
 A buffer is cut into as many parts as there are ranks. Steps follow each other; the transfers of one step run at once.
+A `CollectiveRun` tells who sent what, and who held what after each step, of one that was run step by step.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ALGORITHMS", "Transfer", "impossible", "schedule"]
+__all__ = ["ALGORITHMS", "CollectiveRun", "CollectiveStep", "Holds", "Transfer", "impossible", "schedule"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,9 @@ def _ring_all_gather(n: int) -> list[Step]:
     return [[Transfer(r, (r + 1) % n, ((r - s) % n,), False) for r in range(n)] for s in range(n - 1)]
 
 
-def _halving_reduce_scatter(n: int) -> list[Step]:
-    """Each step: exchange half of what is left with a partner half as far away."""
-    steps = []
-    distance = n // 2
-    while distance:
-        # Rank r goes on with the parts that agree with r in this bit and in all higher ones.
-        steps.append([Transfer(r, r ^ distance, _block((r ^ distance), distance, n), True) for r in range(n)])
-        distance //= 2
-    return steps
+def _distances(n: int) -> list[int]:
+    """The powers of two below n."""
+    return [1 << bit for bit in range((n - 1).bit_length())]
 
 
 def _block(rank: int, size: int, n: int) -> tuple[int, ...]:
@@ -64,25 +59,19 @@ def _block(rank: int, size: int, n: int) -> tuple[int, ...]:
     return tuple(range(begin, min(begin + size, n)))
 
 
+def _halving_reduce_scatter(n: int) -> list[Step]:
+    """Each step: exchange half of what is left with a partner half as far away."""
+    # Rank r goes on with the parts that agree with r in this bit and in all higher ones.
+    return [[Transfer(r, r ^ d, _block(r ^ d, d, n), True) for r in range(n)] for d in reversed(_distances(n))]
+
+
 def _doubling_all_gather(n: int) -> list[Step]:
-    steps = []
-    distance = 1
-    while distance < n:
-        steps.append([Transfer(r, r ^ distance, _block(r, distance, n), False) for r in range(n)])
-        distance *= 2
-    return steps
+    return [[Transfer(r, r ^ d, _block(r, d, n), False) for r in range(n)] for d in _distances(n)]
 
 
 def _tree_reduce(n: int) -> list[Step]:
     """Up a binomial tree to rank 0."""
-    every = tuple(range(n))
-    steps = []
-    distance = 1
-    while distance < n:
-        senders = range(distance, n, 2 * distance)
-        steps.append([Transfer(r, r - distance, every, True) for r in senders])
-        distance *= 2
-    return steps
+    return [[Transfer(r, r - d, tuple(range(n)), True) for r in range(d, n, 2 * d)] for d in _distances(n)]
 
 
 def _tree_broadcast(n: int) -> list[Step]:
@@ -162,3 +151,68 @@ def schedule(collective: str, algorithm: str, ranks: int) -> list[Step]:
     if why := impossible(algorithm, ranks):
         raise ValueError(why)
     return ALGORITHMS[collective][algorithm](ranks)
+
+
+Holds = tuple[tuple[tuple[int, ...], ...], ...]
+"""By rank and part: the ranks whose contributions are in it."""
+
+
+@dataclass(frozen=True)
+class CollectiveStep:
+    """One step of an algorithm, as it happened.
+
+    Attributes:
+        transfers: what was sent, all at once.
+        bytes: of each transfer.
+        holds: after the step.
+        ms: how long it took on the slowest rank; of several runs the median.
+    """
+
+    transfers: tuple[Transfer, ...]
+    bytes: tuple[int, ...]
+    holds: Holds
+    ms: float
+
+    @property
+    def adds(self) -> bool:
+        """Whether what arrives is added to what is there; else it replaces it."""
+        return any(one.reduces for one in self.transfers)
+
+    def sent(self, rank: int) -> int:
+        """Bytes that a rank sent."""
+        return sum(count for one, count in zip(self.transfers, self.bytes, strict=True) if one.source == rank)
+
+
+@dataclass(frozen=True)
+class CollectiveRun:
+    """A collective, step by step; the same on all ranks.
+
+    Attributes:
+        collective: e.g. ``"all_reduce"``.
+        algorithm: e.g. ``"ring"``.
+        ranks: how many.
+        bytes: of each rank's buffer; it has as many parts as there are ranks.
+        begin: before the first step.
+        steps: one after the other.
+    """
+
+    collective: str
+    algorithm: str
+    ranks: int
+    bytes: int
+    begin: Holds
+    steps: tuple[CollectiveStep, ...]
+
+    def sent(self, rank: int) -> int:
+        """Bytes that a rank sent in all steps."""
+        return sum(step.sent(rank) for step in self.steps)
+
+    @property
+    def busiest_bytes(self) -> int:
+        """What the steps' busiest ranks sent, in all: the bytes that the time depends on (β)."""
+        return sum(max((step.sent(rank) for rank in range(self.ranks)), default=0) for step in self.steps)
+
+    @property
+    def ms(self) -> float:
+        """All steps."""
+        return sum(step.ms for step in self.steps)

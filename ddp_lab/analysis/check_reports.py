@@ -1,4 +1,4 @@
-"""What `ddp_lab.check_hook` found out about a comm hook: numbers, problems with remedies, in words and as HTML."""
+"""What checks of all ranks found: of a comm hook (`check_hook`; in words and as HTML), of replicas (`check_drift`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..formatting import ms, size
+from ..formatting import ms, names, size
 
-__all__ = ["BucketCheck", "HookProblem", "HookReport", "TrainingCheck"]
+__all__ = ["BucketCheck", "DriftReport", "HookProblem", "HookReport", "TrainingCheck"]
 
 
 @dataclass(frozen=True)
@@ -238,3 +238,50 @@ def _curves(training: TrainingCheck) -> str:
         f'<figure><svg role="img" aria-label="{label}" viewBox="-2 -2 {_WIDTH + 4} {_HEIGHT + 4}" width="{_WIDTH}">'
         f"{plain}{hook}</svg><figcaption>{label}.</figcaption></figure>"
     )
+
+
+@dataclass(frozen=True, repr=False)
+class DriftReport:
+    """Whether all ranks hold the same parameters and buffers, bit by bit; the same on all ranks.
+
+    Attributes:
+        ok: nothing that is compared differs.
+        step: the model's synchronised backwards so far; -1 for a plain module.
+        first: qualified name of the first parameter or buffer that differs, parameters before buffers; None.
+        groups: for `first`, the ranks that hold equal values, together.
+        differing: all names that differ.
+        pending: buffers that differ now, and become rank 0's before the next forward.
+        tensors: how many were compared.
+        bytes: how many a rank hashed.
+        seconds: how long it took here.
+    """
+
+    ok: bool
+    step: int
+    first: str | None
+    groups: tuple[tuple[int, ...], ...]
+    differing: tuple[str, ...]
+    pending: tuple[str, ...]
+    tensors: int
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        cost = f"{self.tensors} tensors, {size(self.bytes)}, {ms(1e3 * self.seconds)}"
+        later = (
+            f" ({len(self.pending)} buffers differ until the next forward broadcasts rank 0's.)" if self.pending else ""
+        )
+        if self.ok:
+            return f"All ranks hold the same parameters and buffers ({cost}).{later}"
+        held = [(", ".join(map(str, ranks)), "s" if len(ranks) > 1 else "") for ranks in self.groups]
+        holders = " | ".join(f"rank{s} {ranks}" for ranks, s in held)
+        more = f"; in all {len(self.differing)} differ: {names(self.differing)}" if len(self.differing) > 1 else ""
+        after = f" after step {self.step - 1}" if self.step > 0 else ""
+        return (
+            f"The replicas have drifted apart{after}: '{self.first}' is not the same on all ranks. Equal values are "
+            f"held by: {holders}{more} ({cost}).{later} Look for updates that not all ranks make alike: an optimizer "
+            "step that is skipped on some ranks, a learning rate or random number of a rank's own, parameters that are "
+            "not averaged (no_sync, find_unused_parameters), a comm hook whose result differs (check_hook)."
+        )
+
+    __repr__ = __str__
