@@ -4,12 +4,12 @@ Real Gloo ranks train each model with each bucket cap, in turns; the link betwee
 What the simulator gets of all this: the link's times for the smallest and the largest world; the workload of each model
 and world as recorded with one cap, `--base`, and how long the steps with it took ([Note: the anchor] in
 `ddp_lab/simulation/calibration.py`); and, to calibrate contention, the measured steps of the caps `--fit` for all
-models but the last and for those two worlds. It then predicts every other step: caps, a model and a world of which no other
-measured step was used. Contention differs with the number of ranks (they share the cores): it is calibrated for each of
-the two worlds, and interpolated for those in between. A round's workload predicts that round's steps; the median over
-the rounds counts, so that a machine that changes its speed from round to round does less harm. What the cap that is
-predicted to be the best costs beside the one that was measured to be the best says [Note: the second look]. `--mbit`
-trains over a link shaped to so many megabits a second (needs root). Run it on a quiet machine.
+models but the last and for those two worlds. It then predicts every other step: caps, a model and a world of which no
+other measured step was used. Contention differs with the number of ranks (they share the cores): it is calibrated for
+each of the two worlds, and interpolated for those in between. A round's workload predicts that round's steps; the
+median over the rounds counts, so that a machine that changes its speed from round to round does less harm. What the cap
+that is predicted to be the best costs beside the one that was measured to be the best says [Note: the second look].
+`--mbit` trains over a link shaped to so many megabits a second (needs root). Run it on a quiet machine.
 """
 
 from __future__ import annotations

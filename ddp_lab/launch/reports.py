@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..printable import printable_lines
-from ..timeline.runs import RecordedRun, read_run
+from ..timeline.timeline import RecordedRun, read_run
 
 __all__ = ["read", "write_pages"]
 

@@ -12,6 +12,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from ..simulation.link_model import LinkModel
 
-__all__ = ["Inspection", "Kept", "LatePlace", "RankStatus", "ReducerInfo", "Timeline"]
+__all__ = ["Inspection", "Kept", "LatePlace", "RankStatus", "RecordedRun", "ReducerInfo", "Timeline", "read_run"]
 
 _JUDGED_STEPS = 100  # complete steps that findings and late ranks are told of
 
@@ -357,14 +358,12 @@ class Timeline(TimelineModel):
         """
         files = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(file) for file in path]
         if len(files) != 1 or files[0].is_dir() or files[0].suffix == SUFFIX:
-            recorded = merge.read(files, partial=partial)
+            run = _filled(cls, merge.read(files, partial=partial))
         else:
-            recorded = merge.of_saved(files[0], partial=True)
-        for sentence in recorded.damage:
+            run = _filled(cls, merge.of_saved(files[0], partial=True))
+        for sentence in run.damage:
             warnings.warn(sentence, stacklevel=2)
-        made = cls(max_events=max(1_000_000, recorded.events))
-        recorded.fill(made)
-        return made
+        return run.timeline
 
     def to_perfetto(self, path: str | os.PathLike[str], *, last_steps: int | None = None) -> Path:
         """Writes a Chrome trace (JSON) for ui.perfetto.dev: one process per rank, a track for each bucket.
@@ -412,3 +411,40 @@ def _frame(columns: Columns) -> pd.DataFrame:
 
     frame: pd.DataFrame = pd.DataFrame(columns)
     return frame
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Files of one run, merged.
+
+    Attributes:
+        timeline: of all its ranks.
+        notices: sentences on what a reader of the timeline should know: who is missing, who was killed, how the clocks
+            were aligned, what is damaged.
+        damage: those of them on what of the files is damaged or missing.
+    """
+
+    timeline: Timeline
+    notices: tuple[str, ...]
+    damage: tuple[str, ...] = ()
+
+
+def read_run(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> RecordedRun:
+    """Merges files that ranks wrote.
+
+    Args:
+        paths: files, or folders that hold them.
+        partial: ranks without a file are said in a notice, and are no error.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is no recording or of another schema version; two are of the same rank, or of different
+            runs; a rank of a model has none.
+    """
+    return _filled(Timeline, merge.read(paths, partial=partial))
+
+
+def _filled(kind: type[Timeline], recorded: merge.Recorded) -> RecordedRun:
+    timeline = kind(max_events=max(1_000_000, recorded.events))
+    more = recorded.fill(timeline)
+    return RecordedRun(timeline, (*recorded.notices, *more), recorded.damage)

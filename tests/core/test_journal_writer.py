@@ -14,7 +14,7 @@ from ddp_lab.launch.journal_writer import JournalWriter
 from ddp_lab.protocol import journal
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.recorded import journal_messages
-from ddp_lab.timeline.runs import read_run
+from ddp_lab.timeline.timeline import read_run
 from tests.disks import full
 from tests.leftovers import wait_until
 
@@ -52,7 +52,7 @@ def _caught_up(writer: JournalWriter) -> None:
 def _sequence(path: Path) -> list[int]:
     """Numbers of the events in a journal, in which no byte may be damaged."""
     decoder = journal_messages.Decoder(path)
-    batches = [said for said in journal_messages.read(path, decoder) if isinstance(said, Batch)]
+    batches = [said for said in decoder.read() if isinstance(said, Batch)]
     assert decoder.notices() == []
     return [number for batch in batches for number in batch.events["sequence"].tolist()]
 

@@ -24,7 +24,7 @@ import ddp_lab
 from ddp_lab.cli import main
 from ddp_lab.launch.agent import run_agent
 from ddp_lab.protocol import journal
-from ddp_lab.timeline.runs import read_run
+from ddp_lab.timeline.timeline import read_run
 from tests.disks import small_disk
 from tests.ranks.harness import ROOT
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_lab.timeline.runs import read_run
+from ddp_lab.timeline.timeline import read_run
 from tests.ranks.compare import assert_same
 from tests.ranks.harness import ROOT
 

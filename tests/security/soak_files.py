@@ -30,8 +30,7 @@ import numpy as np
 from ddp_lab import attach
 from ddp_lab.protocol import events, journal
 from ddp_lab.timeline.comparison import compare
-from ddp_lab.timeline.runs import read_run
-from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.timeline.timeline import Timeline, read_run
 from tests import journals
 from tests.security import hostile
 from tests.training_events import Training

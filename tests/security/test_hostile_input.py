@@ -33,8 +33,7 @@ from ddp_lab.control.wire import JSON_FRAME, Wire
 from ddp_lab.launch.serve import JournalServer
 from ddp_lab.protocol import events, journal
 from ddp_lab.timeline.comparison import compare
-from ddp_lab.timeline.runs import read_run
-from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.timeline.timeline import Timeline, read_run
 from ddp_lab.views import pictures
 from ddp_lab.views.timeline_scene import find_step
 from tests import journals

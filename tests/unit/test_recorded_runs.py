@@ -13,9 +13,8 @@ from ddp_lab import attach
 from ddp_lab.cli import main
 from ddp_lab.protocol import events, journal
 from ddp_lab.protocol.events import Batch
-from ddp_lab.timeline.recorded.files import find_files
-from ddp_lab.timeline.runs import read_run
-from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.timeline.recorded.merge import find_files
+from ddp_lab.timeline.timeline import Timeline, read_run
 from tests import journals
 from tests.leftovers import wait_until
 from tests.training_events import Training

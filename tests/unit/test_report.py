@@ -15,8 +15,7 @@ import pytest
 from ddp_lab.analysis.step_metrics import Breakdown
 from ddp_lab.protocol.events import Batch
 from ddp_lab.report import page
-from ddp_lab.timeline.runs import read_run
-from ddp_lab.timeline.timeline import Timeline
+from ddp_lab.timeline.timeline import Timeline, read_run
 from ddp_lab.views.paint import scene_svg
 from ddp_lab.views.scenes import overlap_scene
 from tests.training_events import Training

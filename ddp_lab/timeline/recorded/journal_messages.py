@@ -13,8 +13,7 @@ import numpy as np
 from ...printable import printable, printable_json
 from ...protocol import descriptions, events, journal
 
-__all__ = ["Decoder", "End", "Opening", "read"]
-
+__all__ = ["Decoder", "End", "Opening"]
 
 _NONE = np.empty(0, events.DTYPE)
 
@@ -42,18 +41,18 @@ class End:
 
 @dataclass(frozen=True)
 class Opening:
-    """Whose journal it is.
+    """Whose journal, or other recording, it is.
 
     Attributes:
         path: the file, as errors call it.
         rank: the rank.
-        session: identifies the life of its process.
+        session: when its process began, in nanoseconds since 1970; 0 if unknown.
         run: what torch's agent calls the run; empty if unknown.
         restart: how often its process had been restarted.
-        world_size: how many ranks the run had.
+        world_size: how many ranks the run had; 0 if unknown.
         host: name of its host.
-        clock: the same for ranks with one clock.
-        pid: its process.
+        clock: the same for ranks with one clock; empty if unknown.
+        pid: its process; None if unknown.
         torch: the version of torch; empty if unknown.
         script: what it runs; empty if unknown.
         end: how the program ended, where the disk had no room for a further message.
@@ -61,21 +60,21 @@ class Opening:
 
     path: Path
     rank: int
-    session: int
-    run: str
-    restart: int
-    world_size: int
-    host: str
-    clock: str
-    pid: int
+    session: int = 0
+    run: str = ""
+    restart: int = 0
+    world_size: int = 0
+    host: str = ""
+    clock: str = ""
+    pid: int | None = None
     torch: str = ""
     script: str = ""
     end: End | None = None
 
 
-_WHOLE = descriptions.integer(0, 1 << 31)
+_WHOLE, _COUNT = descriptions.integer(0, 1 << 31), descriptions.integer(0, 1 << 63)
 _FIELDS = {
-    "rank": _WHOLE, "session": descriptions.integer(0, 1 << 63), "run": descriptions.text, "restart": _WHOLE,
+    "rank": _WHOLE, "session": _COUNT, "run": descriptions.text, "restart": _WHOLE,
     "world_size": _WHOLE, "host": descriptions.text, "clock": descriptions.text, "pid": _WHOLE,
 }  # fmt: skip
 _MAY_LACK = {"torch": descriptions.text, "script": descriptions.text}
@@ -100,6 +99,16 @@ class Decoder:
     @property
     def offset(self) -> int:
         return self.reader.offset
+
+    def read(self) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
+        """What the whole file says.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is no journal, or a message is none.
+        """
+        for data in journal.chunks(self._path, self.reader):
+            yield from self.feed(data, last=not data)
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
         """What these bytes say, in order: the opening, batches, descriptions and the end.
@@ -143,8 +152,7 @@ class Decoder:
         return ["; ".join(said)]
 
     def _said(self, frames: list[bytes]) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
-        is_json = bool(frames) and frames[0] == journal.JSON_FRAME
-        if not is_json:
+        if not frames or frames[0] != journal.JSON_FRAME:
             batch = events.decode(frames)
             if self.opening is None:
                 raise ValueError("it does not begin with whose journal it is")
@@ -187,26 +195,14 @@ class Decoder:
 
 
 def _end(message: dict[str, Any]) -> End:
-    why, missing = message.get("why", ""), message.get("missing", 0)
-    recorded = message.get("recorded")
+    why, missing, recorded = message.get("why", ""), message.get("missing", 0), message.get("recorded")
     descriptions.text(message["how"], "how it ended")
     descriptions.text(why, "why events are missing")
-    descriptions.integer(0, 1 << 63)(missing, "the number of missing events")
+    _COUNT(missing, "the number of missing events")
     if recorded is not None:
-        descriptions.integer(0, 1 << 63)(recorded, "the number of recorded events")
+        _COUNT(recorded, "the number of recorded events")
     return End(printable(message["how"]), missing, printable(why), recorded)
 
 
 class _OtherSchema(ValueError):
     """Another ddp_lab wrote it: nothing is damaged."""
-
-
-def read(path: Path, decoder: Decoder) -> Iterator[Opening | End | events.Batch | dict[str, Any]]:
-    """What a whole file says.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no journal, or a message is none.
-    """
-    for data in journal.chunks(path, decoder.reader):
-        yield from decoder.feed(data, last=not data)

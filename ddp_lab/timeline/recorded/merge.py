@@ -10,7 +10,7 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,11 @@ from ...protocol.events import Batch, Kind
 from ...protocol.journal import SUFFIX, is_journal
 from ..clocks import TIMES
 from ..model import TimelineModel
-from . import files as recorded_files
 from . import saved as saved_files
-from .files import Recording
-from .journal_messages import Opening
+from .journal_messages import Decoder, End, Opening
 from .saved import Saved
 
-__all__ = ["Recorded", "check_ranks", "of_saved", "read"]
+__all__ = ["Recorded", "check_ranks", "find_files", "of_saved", "read"]
 
 _GOOD_ENDS = ("finished", "saved")
 _ALL_OR_A_PART = "Give all ranks' files, or ask for a part (--partial, partial=True)"
@@ -37,6 +35,25 @@ _NO_MODEL = (
     "no DistributedDataParallel was built in the processes that were recorded, so there is nothing to show "
     "(a model on one process needs none; a program that starts its ranks itself is not reached)"
 )
+
+
+@dataclass(frozen=True)
+class Recording(Opening):
+    """What one process of one rank recorded.
+
+    Attributes:
+        how: how the program ended: "finished", "interrupted", an error; "killed" if the file does not say.
+        batches: events, oldest first.
+        descriptions: what they refer to.
+        damage: sentences on what of it is damaged or missing.
+        moved: by how much the times were moved onto another host's clock; None: they were not.
+    """
+
+    how: str = ""
+    batches: list[Batch] = field(default_factory=list)
+    descriptions: list[dict[str, Any]] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    moved: ClockOffset | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,7 @@ def read(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> R
         ValueError: a file is no recording or of another schema version; two are of the same rank, or of different
             runs; a rank of a model has none.
     """
-    files, left_out = recorded_files.find_files([Path(path) for path in paths])
+    files, left_out = find_files([Path(path) for path in paths])
     if len(files) == 1 and not is_journal(files[0]):
         if files[0].suffix == SUFFIX:
             raise ValueError(f"{files[0]} is no journal of `ddp-lab run`: it does not begin as one")
@@ -108,7 +125,7 @@ def read(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> R
     notices = [*left_out]
     for path in files:
         try:
-            recordings += recorded_files.read(path)
+            recordings += [_journal(path)] if is_journal(path) else _saved(path)
         except ValueError as error:
             if not partial:
                 raise
@@ -149,14 +166,14 @@ def _early_ends(recordings: Sequence[Recording]) -> list[str]:
     return [f"rank {one.rank} ended early: {one.how}" for one in early]
 
 
-def check_ranks(recordings: Sequence[Recording] | Sequence[Opening]) -> None:
+def check_ranks(recordings: Sequence[Opening]) -> None:
     """Refuses files that can't be of one run.
 
     Raises:
         ValueError: two are of the same rank, or of different runs.
     """
-    known: dict[tuple[int, int], Recording | Opening] = {}
-    runs: dict[str, Recording | Opening] = {}
+    known: dict[tuple[int, int], Opening] = {}
+    runs: dict[str, Opening] = {}
     for one in recordings:
         other = known.setdefault((one.rank, one.restart), one)
         if other is not one:
@@ -179,12 +196,89 @@ def _missing(recordings: Iterable[Recording]) -> list[range]:
     world, present, members = 0, set(), set()
     for one in recordings:
         present.add(one.rank)
-        world = max(world, one.world_size or 0)
+        world = max(world, one.world_size)
         for description in one.descriptions:
             members.update(description.get("group_ranks", ()))
     edges = [-1, *sorted(rank for rank in present if rank < world), world]
     gaps = [range(before + 1, after) for before, after in itertools.pairwise(edges)]
     return [*filter(len, gaps), *(range(rank, rank + 1) for rank in sorted(members - present) if rank >= world)]
+
+
+# ---- files, one by one ----------------------------------------------------------------------------------
+
+
+def find_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """The files that are meant: those given, and of each folder the journals, or else the ``.npz`` files.
+
+    Returns:
+        The files, and in words what in a folder has such a name and is no recording.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: a folder holds no recording.
+    """
+    found: list[Path] = []
+    others: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            if not path.exists():
+                raise FileNotFoundError(f"{path} does not exist")
+            found.append(path)
+            continue
+        inside = []
+        for suffix, is_one in ((SUFFIX, is_journal), (".npz", saved_files.is_saved)):
+            for one in sorted(path.glob(f"*{suffix}")):
+                try:
+                    why = "" if is_one(one) else "it is no recording"
+                except ValueError as error:
+                    why = str(error)
+                if why:
+                    others.append(f"{one} is left out: {why}")
+                else:
+                    inside.append(one)
+            if inside:
+                break
+        if not inside:
+            raise ValueError("; ".join([f"{path} holds no recording: neither *{SUFFIX} nor *.npz", *others]))
+        found += inside
+    return found, others
+
+
+def _journal(path: Path) -> Recording:
+    decoder = Decoder(path)
+    said = list(decoder.read())
+    opening = decoder.opening
+    assert opening is not None  # else the decoder has refused the file
+    batches = [one for one in said if isinstance(one, Batch)]
+    end = next((one for one in reversed(said) if isinstance(one, End)), None)
+    if end is None and opening.end is not None:
+        end = opening.end
+        batches += end.rest(opening.rank, opening.session)
+    damage = decoder.notices()
+    missing = max(sum(batch.dropped for batch in batches), end.missing if end is not None else 0)
+    if missing:
+        why = f": {end.why}" if end is not None and end.why else ""
+        damage.append(f"{missing:,} events of rank {opening.rank} could not be recorded{why}")
+    described = [one for one in said if isinstance(one, dict)]
+    how = "killed" if end is None else end.how
+    return Recording(**vars(opening), how=how, batches=batches, descriptions=described, damage=damage)
+
+
+def _saved(path: Path) -> list[Recording]:
+    """Several of a timeline that was saved."""
+    saved = saved_files.read(path)
+    by_rank = {rank: Recording(path, rank, how="saved") for rank in saved.ranks}
+    for rank, description in saved.described:
+        by_rank[rank].descriptions.append(description)
+    following: dict[int, int] = {}
+    for rank, chunk in saved.chunks:
+        if len(chunk):
+            first = int(chunk["sequence"][0])
+            if first < following.get(rank, 0):
+                raise ValueError(f"{path} holds several processes of rank {rank}: it can be reported, but not merged")
+            following[rank] = int(chunk["sequence"][-1]) + 1
+            by_rank[rank].batches.append(Batch(rank, 0, first, 0, chunk))
+    return list(by_rank.values())
 
 
 # ---- clocks ---------------------------------------------------------------------------------------------
