@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline.recorded import chrome_trace
-from ddp_lab.timeline.recorded.json_rows import JsonRows, Number
 from ddp_lab.timeline.tables.gradient_columns import GRADIENT_COLUMNS, gradient_columns
+from ddp_lab.timeline.tables.span_columns import SPAN_COLUMNS, STEP_COLUMNS
 from ddp_lab.timeline.timeline import Timeline
 from tests import trace_format
 from tests.benchmarks import trace
@@ -164,19 +164,24 @@ def test_compressed_and_some_steps(tmp_path: Path) -> None:
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.tuples(st.integers(-3, 2**52), st.integers(0, 10**15), st.integers(0, 10**9)), max_size=30),
-    st.integers(0, 2),
+    st.lists(st.tuples(st.integers(1, 2**52), st.integers(0, 10**15), st.none() | st.integers(0, 10**9)), max_size=30),
+    st.sampled_from(["µ 100 %", "%d", '"']),
 )
-def test_rows_of_one_width(numbers: list[tuple[int, int, int]], objects: int) -> None:
-    """Numbers of any size come out of the text as they went in, with their decimals."""
+def test_slices_hold_their_numbers(rows: list[tuple[int, int, int | None]], name: str) -> None:
+    """Numbers of any size come out of the text as they went in, with their decimals; what is unknown is left out."""
+    nothing = np.zeros(len(rows), np.int64)
+    begin, last = (np.array([row[place] for row in rows], np.int64) for place in (0, 1))
+    hidden = np.array([np.nan if row[2] is None else row[2] / 1e6 for row in rows])
+    spans = dict.fromkeys(SPAN_COLUMNS, nothing) | {"step": np.arange(len(rows)), "launched_ns": begin}
+    spans |= {"reduced_ns": begin + last, "hidden_ms": hidden, "exposed_ms": hidden}
+    steps = dict.fromkeys(STEP_COLUMNS, nothing[:0])
+    gradients = dict.fromkeys(GRADIENT_COLUMNS, nothing) | {"begin_ns": begin, "end_ns": begin + last}
     file = BytesIO()
-    rows = JsonRows(file)
-    rows.texts(["{}"] * objects)
-    a, b, c = (np.array([row[place] for row in numbers], np.int64) for place in range(3))
-    rows.rows(['{"a":', Number(a), ',"µ":', Number(b, 3), ',"c":[', Number(c, 6), ",", Number(a), "]}"])
-    rows.texts(["[]"] * objects)
-    expected = [{"a": x, "µ": y / 1e3, "c": [z / 1e6, x]} for x, y, z in numbers]
-    assert json.loads(f"[{file.getvalue().decode()}]") == [{}] * objects + expected + [[]] * objects
+    chrome_trace.write(file, chrome_trace.Trace(spans, steps, gradients, {}, {0: [name]}))
+    slices = [one for one in json.loads(file.getvalue())["traceEvents"] if one["ph"] == "X"]
+    found = [(one["ts"], one["dur"], one["args"].get("hidden_ms")) for one in slices if one["name"] == "all_reduce"]
+    assert found == [(at / 1e3, took / 1e3, None if ns is None else ns / 1e6) for at, took, ns in rows]
+    assert [one["args"]["step"] for one in slices if one["name"] == name] == [0] * len(rows)
 
 
 def test_devices_marks_and_steps_that_go_on(tmp_path: Path) -> None:

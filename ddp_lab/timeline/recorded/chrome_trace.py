@@ -11,15 +11,14 @@ A large trace holds less of what is many (`MOST_GRADIENTS`, `MOST_ARROWS`), and 
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from .json_rows import JsonRows, Number, Sink
 
 __all__ = ["MOST_ARROWS", "MOST_GRADIENTS", "Trace", "write"]
 
@@ -30,9 +29,11 @@ MOST_GRADIENTS = 250_000
 MOST_ARROWS = 100_000
 """Of more arrows only those of the rank that launched last, for which the others waited."""
 
+_AT_ONCE = 16_384  # objects that are written together
 _TOGETHER = 1_000_000  # process of the collectives
-_PHASES_THREAD, _GRADIENTS_THREAD, _BUCKETS_THREAD = 1, 2, 3
-_THREADS_PER_REDUCER, _DEVICE_THREADS = 10_000, 1_000_000
+# Threads of a model: phases, gradients, one for each bucket on the host and one for it on the device.
+_PHASES_THREAD, _GRADIENTS_THREAD, _BUCKETS_THREAD, _DEVICE_THREADS = 1, 2, 3, 500_000
+_THREADS_PER_REDUCER = 1_000_000
 _PHASES = (
     ("forward", "forward_begin_ns", "forward_end_ns"),
     ("backward", "backward_begin_ns", "finalize_ns"),
@@ -40,6 +41,13 @@ _PHASES = (
 )
 _BUCKET_PHASES = (("fill", "first_ready_ns", "ready_ns"), ("in line", "ready_ns", "launched_ns"))
 _SHORTEST_LINE_NS = 1_000  # a bucket that is launched at once was in no line
+
+
+class _Sink(Protocol):
+    """A file, or what compresses for one."""
+
+    def write(self, data: bytes, /) -> object:
+        """Takes bytes."""
 
 
 @dataclass(frozen=True)
@@ -63,156 +71,127 @@ class Trace:
     names: Mapping[int, Sequence[str]]
     marks: Sequence[tuple[int, int, str]] = ()
     notes: Sequence[str] = ()
-    used: dict[tuple[int, int], str] = field(default_factory=dict, init=False)  # (process, thread) -> its name
 
 
-def write(file: Sink, trace: Trace) -> None:
+class _Events:
+    """The trace's events, as they are written: objects of a JSON array, separated by commas."""
+
+    def __init__(self, file: _Sink) -> None:
+        self._file, self._comma = file, b""
+        self.tracks: set[tuple[int, int]] = set()  # (process, thread) of the slices
+
+    def texts(self, objects: Iterable[str]) -> None:
+        """Writes objects that are text already."""
+        objects = iter(objects)
+        while piece := ",\n".join(itertools.islice(objects, _AT_ONCE)):
+            self._file.write(self._comma + piece.encode())
+            self._comma = b",\n"
+
+    def rows(self, template: str, *columns: npt.NDArray[Any] | list[str]) -> None:
+        """Writes a template for each row of the columns, which take the places of its ``%``."""
+        lists = (one if isinstance(one, list) else one.tolist() for one in columns)
+        self.texts(map(template.__mod__, zip(*lists, strict=True)))
+
+    def slices(
+        self, name: str, process: npt.NDArray[Any], thread: npt.NDArray[Any], begin: npt.NDArray[Any],
+        end: npt.NDArray[Any], **arguments: npt.NDArray[Any],
+    ) -> None:  # fmt: skip
+        """Writes complete events of one name; what has not happened or not ended is left out.
+
+        Args:
+            name: of all of them.
+            process, thread: their track.
+            begin, end: ns.
+            arguments: what a click shows: integers, or ms as floats, left out where they are NaN: JSON has none.
+        """
+        shown = np.flatnonzero((begin > 0) & (end >= begin))
+        process, thread, begin, end = (one[shown] for one in (process, thread, begin, end))
+        self.tracks.update(zip(*np.unique([process, thread], axis=1).tolist(), strict=True))
+        told: list[npt.NDArray[Any] | list[str]] = []
+        words: list[str] = []
+        for key, values in arguments.items():
+            comma = "," if words else ""
+            if values.dtype.kind == "f":
+                words.append("%s")
+                told.append([f'{comma}"{key}":{ms:.6f}' if ms == ms else "" for ms in values[shown].tolist()])
+            else:
+                words.append(f'{comma}"{key}":%d')
+                told.append(values[shown])
+        title = json.dumps(name).replace("%", "%%")
+        template = f'{{"name":{title},"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"args":{{{"".join(words)}}}}}'
+        self.rows(template, process, thread, begin / 1e3, (end - begin) / 1e3, *told)
+
+
+def write(file: _Sink, trace: Trace) -> None:
     """Writes the trace as one JSON object."""
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-    rows = JsonRows(file)
-    notes = list(trace.notes)
-    arrows = _arrows(trace)
+    events, notes = _Events(file), list(trace.notes)
+    whole = _together(trace.spans)
+    arrows = _arrows(trace, whole)
     shown = _shown_gradients(trace, arrows)
-    if arrows is not None and not arrows.of_every_rank:
+    if not arrows.of_every_rank:
         notes.append("Arrows, and gradients at their beginning, only of the rank that launched last.")
     elif len(shown["rank"]) and shown["completes"].all():
         notes.append("Of each bucket's gradients only the one that completes it.")
-    _phases(rows, trace)
-    _buckets(rows, trace)
-    _gradients(rows, trace, shown)
-    _collectives(rows, trace)
-    if arrows is not None:
-        _flows(rows, arrows)
-    rows.texts(
-        [
-            f'{{"name":{json.dumps(name)},"ph":"i","s":"p","pid":{rank},"tid":{_PHASES_THREAD},"ts":{at / 1e3!r}}}'
-            for rank, at, name in trace.marks
-        ]
+    steps = trace.steps
+    for name, begin, end in _PHASES:
+        threads = _thread(steps, _PHASES_THREAD)
+        events.slices(name, steps["rank"], threads, steps[begin], steps[end], step=steps["step"])
+    _buckets(events, trace.spans)
+    _gradients(events, trace, shown)
+    _collectives(events, trace.spans, whole)
+    _flows(events, arrows)
+    events.texts(
+        f'{{"name":{json.dumps(name)},"ph":"i","s":"p","pid":{rank},"tid":{_PHASES_THREAD},"ts":{at / 1e3!r}}}'
+        for rank, at, name in trace.marks
     )
-    rows.texts(_names(trace.used))
+    events.texts(map(json.dumps, _names(events.tracks, trace.modules)))
     about = f',"otherData":{json.dumps({"notes": " ".join(notes)})}' if notes else ""
     file.write(f"\n]{about}}}\n".encode())
 
 
-def _rows(*columns: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.tolist() for column in columns), strict=True)
+def _thread(columns: _Columns, which: int) -> npt.NDArray[Any]:
+    return np.asarray(columns["reducer"] * _THREADS_PER_REDUCER + which)
 
 
-def _slices(
-    rows: JsonRows, name: str, process: npt.NDArray[Any], thread: npt.NDArray[Any], begin: npt.NDArray[Any],
-    end: npt.NDArray[Any], **arguments: npt.NDArray[Any],
-) -> None:  # fmt: skip
-    """Complete events of one name; what has not happened or not ended is left out.
-
-    Args:
-        rows: where they go.
-        name: of all of them.
-        process, thread: their track.
-        begin, end: ns.
-        arguments: what a click shows: integers, or ms as floats, left out where they are NaN.
-    """
-    shown = np.flatnonzero((begin > 0) & (end >= begin))
-    given = {key: values[shown] for key, values in arguments.items()}
-    # JSON has no NaN: objects of equal text lack the same numbers.
-    lacks = {key: np.isnan(values) for key, values in given.items() if values.dtype.kind == "f"}
-    kinds = sum((2**place * flags.astype(np.int64) for place, flags in enumerate(lacks.values())), 0 * shown)
-    for kind in np.unique(kinds).tolist():
-        chosen = np.flatnonzero(kinds == kind)
-        at, row = shown[chosen], chosen
-        missing = {key for place, key in enumerate(lacks) if kind >> place & 1}
-        parts: list[str | Number] = [
-            f'{{"name":{json.dumps(name)},"ph":"X","pid":', Number(process[at]), ',"tid":', Number(thread[at]),
-            ',"ts":', Number(begin[at], 3), ',"dur":', Number(end[at] - begin[at], 3), ',"args":{',
-        ]  # fmt: skip
-        comma = ""
-        for key, values in given.items():
-            if key not in missing:
-                is_ms = values.dtype.kind == "f"
-                parts += [f'{comma}"{key}":', Number(np.rint(values[row] * 1e6), 6) if is_ms else Number(values[row])]
-                comma = ","
-        rows.rows([*parts, "}}"])
+def _bucket_thread(columns: _Columns) -> npt.NDArray[Any]:
+    return np.asarray(_thread(columns, _BUCKETS_THREAD) + columns["bucket"])
 
 
-def _thread(reducer: npt.NDArray[Any], which: npt.NDArray[Any] | int) -> npt.NDArray[Any]:
-    return np.asarray(reducer * _THREADS_PER_REDUCER + which)
-
-
-def _name_threads(trace: Trace, process: npt.NDArray[Any], thread: npt.NDArray[Any], names: Mapping[int, str]) -> None:
-    """Notes the names of the threads that were used."""
-    pairs = np.unique(np.stack([process, thread]), axis=1) if len(process) else np.zeros((2, 0), np.int64)
-    for pid, tid in pairs.T.tolist():
-        trace.used[pid, tid] = names[tid]
-
-
-def _phases(rows: JsonRows, trace: Trace) -> None:
-    steps = trace.steps
-    if not len(steps["rank"]):
-        return
-    threads = _thread(steps["reducer"], _PHASES_THREAD)
-    named = {int(_thread(np.asarray(r), _PHASES_THREAD)): f"{trace.modules.get(r, '?')} [{r}]" for r in _of(steps)}
-    _name_threads(trace, steps["rank"], threads, named)
-    for name, begin, end in _PHASES:
-        _slices(rows, name, steps["rank"], threads, steps[begin], steps[end], step=steps["step"])
-
-
-def _of(columns: _Columns) -> list[int]:
-    return [int(reducer) for reducer in np.unique(columns["reducer"])]
-
-
-def _bucket_threads(columns: _Columns) -> npt.NDArray[Any]:
-    return _thread(columns["reducer"], _BUCKETS_THREAD + columns["bucket"])
-
-
-def _buckets(rows: JsonRows, trace: Trace) -> None:
-    spans = trace.spans
-    if not len(spans["rank"]):
-        return
-    threads, rank, step = _bucket_threads(spans), spans["rank"], spans["step"]
-    named = {
-        int(thread): f"[{reducer}] bucket {bucket}"
-        for thread, reducer, bucket in _rows(threads, spans["reducer"], spans["bucket"])
-    }
-    _name_threads(trace, rank, threads, named)
+def _buckets(events: _Events, spans: _Columns) -> None:
+    threads, rank, step = _bucket_thread(spans), spans["rank"], spans["step"]
     for name, begin, end in _BUCKET_PHASES:
         least = _SHORTEST_LINE_NS if name == "in line" else 0
         shown = spans[end] - spans[begin] >= least
-        _slices(rows, name, rank[shown], threads[shown], spans[begin][shown], spans[end][shown], step=step[shown])
+        events.slices(name, rank[shown], threads[shown], spans[begin][shown], spans[end][shown], step=step[shown])
     told = {key: spans[key] for key in ("step", "bucket", "bytes", "n_parameters", "hidden_ms", "exposed_ms")}
-    _slices(rows, "all_reduce", rank, threads, spans["launched_ns"], spans["reduced_ns"], **told)
-    on_device = spans["device_end_ns"] > 0
-    if on_device.any():
-        device = {thread + _DEVICE_THREADS: f"{name} on the device" for thread, name in named.items()}
-        _name_threads(trace, rank[on_device], threads[on_device] + _DEVICE_THREADS, device)
-        first, last = spans["device_begin_ns"], spans["device_end_ns"]
-        _slices(rows, "all_reduce (device)", rank, threads + _DEVICE_THREADS, first, last, step=step)
+    events.slices("all_reduce", rank, threads, spans["launched_ns"], spans["reduced_ns"], **told)
+    device = threads + _DEVICE_THREADS
+    events.slices("all_reduce (device)", rank, device, spans["device_begin_ns"], spans["device_end_ns"], step=step)
 
 
-def _shown_gradients(trace: Trace, arrows: _Arrows | None) -> _Columns:
+def _shown_gradients(trace: Trace, arrows: _Arrows) -> _Columns:
     """All of them; of many those that complete a bucket; of very many those at which an arrow begins."""
     found = trace.gradients
-    if arrows is not None and not arrows.of_every_rank:
+    if not arrows.of_every_rank:
         return {name: column[arrows.gradient] for name, column in found.items()}
     if len(found["rank"]) > MOST_GRADIENTS:
         return {name: column[found["completes"].astype(bool)] for name, column in found.items()}
     return found
 
 
-def _gradients(rows: JsonRows, trace: Trace, found: _Columns) -> None:
-    if not len(found["rank"]):
-        return
-    threads = _thread(found["reducer"], _GRADIENTS_THREAD)
-    named = {int(_thread(np.asarray(r), _GRADIENTS_THREAD)): f"[{r}] gradients" for r in _of(found)}
-    _name_threads(trace, found["rank"], threads, named)
+def _gradients(events: _Events, trace: Trace, found: _Columns) -> None:
+    threads = _thread(found, _GRADIENTS_THREAD)
     order = np.lexsort((found["parameter"], found["reducer"]))
     key = np.stack([found["reducer"][order], found["parameter"][order]])
     begins = np.flatnonzero(np.diff(key, axis=1, prepend=-1).any(axis=0))
-    for chosen in np.split(order, begins[1:]):
+    for chosen in np.split(order, begins)[1:]:
         reducer, parameter = int(found["reducer"][chosen[0]]), int(found["parameter"][chosen[0]])
         names = trace.names.get(reducer, ())
         title = names[parameter] if parameter < len(names) else f"parameter {parameter}"
         begin, end = found["begin_ns"][chosen], found["end_ns"][chosen]
         told = {name: found[name][chosen] for name in ("step", "bucket")}
-        _slices(rows, title, found["rank"][chosen], threads[chosen], begin, np.maximum(end, begin + 1), **told)
+        events.slices(title, found["rank"][chosen], threads[chosen], begin, np.maximum(end, begin + 1), **told)
 
 
 @dataclass(frozen=True)
@@ -226,35 +205,24 @@ class _Whole:
     end: npt.NDArray[np.int64]
 
 
-def _together(spans: _Columns) -> _Whole | None:
+def _together(spans: _Columns) -> _Whole:
     """The collectives that have ended on every rank that launched them."""
     done = np.flatnonzero((spans["launched_ns"] > 0) & (spans["reduced_ns"] > 0))
-    if not len(done):
-        return None
     order = np.lexsort((spans["bucket"][done], spans["step"][done], spans["reducer"][done]))
     rows = done[order]
     key = np.stack([spans[name][rows] for name in ("reducer", "step", "bucket")])
-    new = np.concatenate([[True], np.diff(key, axis=1).any(axis=0)])
+    new = np.diff(key, axis=1, prepend=-1).any(axis=0)
     first = np.flatnonzero(new)
-    begin = np.maximum.reduceat(spans["launched_ns"][rows], first)
-    end = np.maximum.reduceat(spans["reduced_ns"][rows], first)
+    times = (spans[name][rows] for name in ("launched_ns", "reduced_ns"))
+    begin, end = (np.maximum.reduceat(one, first) if len(first) else one for one in times)
     return _Whole(rows, first, np.cumsum(new) - 1, begin, end)
 
 
-def _collectives(rows: JsonRows, trace: Trace) -> None:
-    spans, whole = trace.spans, _together(trace.spans)
-    if whole is None:
-        return
-    first = whole.rows[whole.first]
-    columns = {name: spans[name][first] for name in ("reducer", "bucket", "step", "bytes")}
-    threads, process = _bucket_threads(columns), np.full(len(first), _TOGETHER)
-    named = {
-        int(thread): f"[{reducer}] bucket {bucket}"
-        for thread, reducer, bucket in _rows(threads, columns["reducer"], columns["bucket"])
-    }
-    _name_threads(trace, process, threads, named)
-    told = {"step": columns["step"], "bytes": columns["bytes"]}
-    _slices(rows, "collective", process, threads, whole.begin, whole.end, **told)
+def _collectives(events: _Events, spans: _Columns, whole: _Whole) -> None:
+    first = {name: spans[name][whole.rows[whole.first]] for name in ("reducer", "bucket", "step", "bytes")}
+    process = np.full(len(whole.first), _TOGETHER)
+    told = {name: first[name] for name in ("step", "bytes")}
+    events.slices("collective", process, _bucket_thread(first), whole.begin, whole.end, **told)
 
 
 @dataclass(frozen=True)
@@ -271,11 +239,8 @@ class _Arrows:
     of_every_rank: bool
 
 
-def _arrows(trace: Trace) -> _Arrows | None:
-    spans, whole = trace.spans, _together(trace.spans)
-    if whole is None:
-        return None
-    rows, of = whole.rows, whole.of_row
+def _arrows(trace: Trace, whole: _Whole) -> _Arrows:
+    spans, rows, of = trace.spans, whole.rows, whole.of_row
     every = len(rows) <= MOST_ARROWS
     if not every:
         last = np.flatnonzero(spans["launched_ns"][rows] == whole.begin[of])
@@ -289,8 +254,8 @@ def _arrows(trace: Trace) -> _Arrows | None:
     rows, of, starts = rows[known], of[known], starts[known]
     return _Arrows(
         rank=spans["rank"][rows],
-        gradient_thread=_thread(spans["reducer"][rows], _GRADIENTS_THREAD),
-        bucket_thread=_bucket_threads(spans)[rows],
+        gradient_thread=_thread(spans, _GRADIENTS_THREAD)[rows],
+        bucket_thread=_bucket_thread(spans)[rows],
         gradient=starts,
         begins=begins[known],
         launched=launched[known],
@@ -299,18 +264,15 @@ def _arrows(trace: Trace) -> _Arrows | None:
     )
 
 
-def _flows(rows: JsonRows, arrows: _Arrows) -> None:
+def _flows(events: _Events, arrows: _Arrows) -> None:
     """Arrows: the gradient that completes a bucket, the rank's collective, everybody's collective."""
-    number, rank, bucket = Number(np.arange(len(arrows.rank))), Number(arrows.rank), Number(arrows.bucket_thread)
-    head = '{"name":"bucket","cat":"flow","ph":'
-    rows.rows(
-        [
-            f'{head}"s","id":', number, ',"pid":', rank, ',"tid":', Number(arrows.gradient_thread), ',"ts":',
-            Number(arrows.begins, 3), f'}},\n{head}"t","id":', number, ',"pid":', rank, ',"tid":', bucket, ',"ts":',
-            Number(arrows.launched, 3), f'}},\n{head}"f","bp":"e","id":', number, f',"pid":{_TOGETHER},"tid":', bucket,
-            ',"ts":', Number(arrows.middle, 3), "}",
-        ]
-    )  # fmt: skip
+    head, number = '{"name":"bucket","cat":"flow","ph":', np.arange(len(arrows.rank))
+    place = '"id":%d,"pid":%d,"tid":%d,"ts":%.3f}'
+    template = f'{head}"s",{place},\n{head}"t",{place},\n{head}"f","bp":"e",{place}'
+    first = (number, arrows.rank, arrows.gradient_thread, arrows.begins / 1e3)
+    second = (number, arrows.rank, arrows.bucket_thread, arrows.launched / 1e3)
+    third = (number, np.full(len(number), _TOGETHER), arrows.bucket_thread, arrows.middle / 1e3)
+    events.rows(template, *first, *second, *third)
 
 
 def _completing(gradients: _Columns, wanted: _Columns) -> npt.NDArray[np.intp]:
@@ -327,15 +289,25 @@ def _completing(gradients: _Columns, wanted: _Columns) -> npt.NDArray[np.intp]:
     return np.where(keys[order[place]] == asked, found[order[place]], -1)
 
 
-def _names(used: Mapping[tuple[int, int], str]) -> list[str]:
-    made = []
-    for process in sorted({process for process, _ in used}):
+def _names(tracks: set[tuple[int, int]], modules: Mapping[int, str]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for process in sorted({process for process, _ in tracks}):
         name = "all ranks" if process == _TOGETHER else f"rank {process}"
         made.append({"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}})
         order = {"sort_index": -1 if process == _TOGETHER else process}
         made.append({"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": order})
-    for (process, thread), name in sorted(used.items()):
+    for process, thread in sorted(tracks):
         common = {"ph": "M", "pid": process, "tid": thread}
-        made.append({"name": "thread_name", **common, "args": {"name": name}})
+        made.append({"name": "thread_name", **common, "args": {"name": _thread_name(thread, modules)}})
         made.append({"name": "thread_sort_index", **common, "args": {"sort_index": thread}})
-    return [json.dumps(one) for one in made]
+    return made
+
+
+def _thread_name(thread: int, modules: Mapping[int, str]) -> str:
+    reducer, which = divmod(thread, _THREADS_PER_REDUCER)
+    if which == _PHASES_THREAD:
+        return f"{modules.get(reducer, '?')} [{reducer}]"
+    if which == _GRADIENTS_THREAD:
+        return f"[{reducer}] gradients"
+    of_device, bucket = divmod(which, _DEVICE_THREADS)
+    return f"[{reducer}] bucket {bucket - _BUCKETS_THREAD}{' on the device' if of_device else ''}"
