@@ -19,7 +19,7 @@ from ..output.board import SilentBoard
 from ..protocol import commands
 from ..protocol.commands import Command
 from ..protocol.entry_points import CHECK_DRIFT
-from ..timeline.judgement.changes import last_change
+from ..timeline.changes import last_change
 from ..timeline.records import DriftRecord
 from .live_records import Reconfigured, StepState
 

@@ -12,7 +12,7 @@ from typing import Any
 from .._version import __version__
 from ..analysis.findings.facts import Finding
 from ..formatting import enumeration
-from ..timeline.judgement.summary import CHANGE
+from ..timeline.summary import CHANGE
 from ..timeline.timeline import Timeline
 from ..views.paint.palette import ROLE_RULES
 from . import figures

@@ -11,7 +11,6 @@ second; what was moved once is never moved again. How far the line is from the e
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import threading
 import time
@@ -97,15 +96,7 @@ class ClockLine:
 
     def offset(self, at_ns: int) -> int:
         """What to add to a time of the other clock."""
-        last = self._at[-1]
-        if at_ns >= last:
-            return self._offset[-1] + round(self._slope * (at_ns - last))
-        after = bisect.bisect_right(self._at, at_ns)
-        if after == 0:
-            return self._offset[0]
-        before_ns, before = self._at[after - 1], self._offset[after - 1]
-        share = (at_ns - before_ns) / (self._at[after] - before_ns)
-        return before + round(share * (self._offset[after] - before))
+        return int(self.offsets(np.int64(at_ns)))
 
     def offsets(self, at_ns: Any) -> Any:
         """The same for an array of int64."""

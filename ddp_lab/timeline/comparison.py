@@ -14,9 +14,7 @@ import numpy.typing as npt
 from ..analysis.comparison import LEVEL, Difference, Key, compare_series, largest
 from ..analysis.steps import Steps
 from ..formatting import counted
-from .judgement.aligned import aligned
-from .judgement.diagnosis import WARM_UP
-from .judgement.layouts import Layout
+from .judged_steps import WARM_UP, Layout, aligned
 from .records import ReducerInfo
 from .timeline import Timeline
 
@@ -146,14 +144,18 @@ def compare(
         FileNotFoundError: there is no such file.
     """
     names = _names(run_a, run_b)
-    loaded = [_loaded(run) for run in (run_a, run_b)]
+    loaded = [run if isinstance(run, Timeline) else Timeline.load(run) for run in (run_a, run_b)]
     infos = [_model(*three) for three in zip(loaded, reducers, names, strict=True)]
     known = [_steps(*three) for three in zip(loaded, infos, names, strict=True)]
-    steps, layouts = [one for one, _ in known], [layout for _, layout in known]
+    steps, layouts = zip(*known, strict=True)
     common = [rank for rank in steps[0].ranks if rank in steps[1].ranks]
     warnings = _warnings(infos, names)
-    notes, buckets = _unlike(layouts, names)
-    series = [_series(one, common, with_buckets=buckets) for one in steps]
+    held = [_buckets(one) for one in layouts]
+    alike, notes = held[0] == held[1] and bool(held[0]), []
+    if not alike:
+        counts = f"{len(held[0])} in {names[0]}, {len(held[1])} in {names[1]}"
+        notes = [f"The buckets hold other parameters ({counts}): they are not compared one by one."]
+    series = [_series(one, common, with_buckets=alike) for one in steps]
     differences = compare_series(series[0], series[1])
     if not any(one.name == "step" for one in differences):
         raise ValueError(f"{names[0]} and {names[1]} have no rank in common: {steps[0].ranks} and {steps[1].ranks}")
@@ -167,15 +169,11 @@ def _names(a: object, b: object) -> tuple[str, str]:
     return made if made[0] != made[1] else (str(a), str(b))
 
 
-def _loaded(run: Timeline | str | os.PathLike[str]) -> Timeline:
-    return run if isinstance(run, Timeline) else Timeline.load(run)
-
-
 def _model(timeline: Timeline, reducer: int | None, name: str) -> ReducerInfo:
-    known = [one for one in timeline.reducers() if one.last_step >= 0 and reducer in (None, one.reducer)]
-    if not known:
+    found = timeline.model(reducer)
+    if found is None:
         raise ValueError(f"{name} holds no steps" + ("" if reducer is None else f" of model {reducer}"))
-    return known[-1]
+    return found
 
 
 def _steps(timeline: Timeline, info: ReducerInfo, name: str) -> tuple[Steps, Layout]:
@@ -202,16 +200,6 @@ def _warnings(infos: Sequence[ReducerInfo], names: Sequence[str]) -> list[str]:
     if a.module != b.module:
         made.append(f"The models differ: {a.module} in {names[0]}, {b.module} in {names[1]}.")
     return made
-
-
-def _unlike(layouts: Sequence[Layout], names: Sequence[str]) -> tuple[list[str], bool]:
-    """What can't be compared, in sentences, and whether buckets can."""
-    held = [_buckets(one) for one in layouts]
-    alike = held[0] == held[1] and bool(held[0])
-    if alike:
-        return [], True
-    counts = f"{len(held[0])} in {names[0]}, {len(held[1])} in {names[1]}"
-    return [f"The buckets hold other parameters ({counts}): they are not compared one by one."], False
 
 
 def _buckets(layout: Layout) -> list[list[str]]:

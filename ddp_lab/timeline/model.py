@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..protocol import descriptions, events
-from .judgement.layouts import Layout, layouts, newest
+from .judged_steps import Layout, layouts, newest
 from .models import FLEETING, ReducerBook
 from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .records import Inspection
-from .tables.gradient_norms import GradientBook
+from .tables.gradients import GradientBook
 
 __all__ = ["FLEETING", "ReducerBook"]
 

@@ -18,22 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis import findings
 from ..analysis.findings.facts import Facts, Finding
-from ..analysis.gradient_noise import noise_scale
 from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
 from ..simulation.workload import Workload
-from . import what_if, workloads
+from . import judged_steps, what_if, workloads
+from . import summary as words
 from .clocks import HostClock, clocks_of
-from .judgement import diagnosis
-from .judgement import summary as timeline_words
-from .judgement.layouts import newest
 from .model import TimelineModel
 from .recorded import chrome_trace, merge, saved
 from .recorded.player import Player
 from .records import Inspection, Kept, LatePlace, RankStatus, ReducerInfo
 from .tables import span_columns
-from .tables.gradient_columns import gradient_columns
-from .tables.gradient_norms import ALL_BUCKETS, drift_columns, gradient_norm_columns
+from .tables.gradients import ALL_BUCKETS, drift_columns, gradient_columns, gradient_norm_columns, noise_scale
 from .tables.span_columns import Columns
 
 if TYPE_CHECKING:
@@ -178,7 +174,7 @@ class Timeline(TimelineModel):
             The most costly place first.
         """
         known = self.judgement(reducer, last_steps, minimum_ms=minimum_ms, minimum_share=minimum_share)
-        return diagnosis.late_places(known) if known is not None else []
+        return judged_steps.late_places(known) if known is not None else []
 
     def findings(self, reducer: int | None = None, last_steps: int = _JUDGED_STEPS) -> list[Finding]:
         """What to change, the largest gain first: each finding with its evidence, a remedy and an estimated gain.
@@ -196,19 +192,19 @@ class Timeline(TimelineModel):
         Args:
             reducer: which model; None for the most recently active.
             last_steps: how many complete steps to look at, see [Note: the layout that is judged].
-            options: of `diagnosis.facts`.
+            options: of `judged_steps.facts`.
 
         Returns:
             None if no step is complete on all ranks.
         """
         chosen = self.model(reducer)
         known = self.layouts(chosen.reducer) if chosen is not None else []
-        layout = newest(known)
+        layout = judged_steps.newest(known)
         if chosen is None or layout is None:
             return None
-        steps = layout.warm(diagnosis.WARM_UP, last_steps)
+        steps = layout.warm(judged_steps.WARM_UP, last_steps)
         newer = sum(int((one.step > steps[-1]).sum()) for one in known)
-        return diagnosis.facts(self.views_of(chosen.reducer, steps), layout, steps, newer=newer, **options)
+        return judged_steps.facts(self.views_of(chosen.reducer, steps), layout, steps, newer=newer, **options)
 
     # ---- what if ----------------------------------------------------------------------------------------
 
@@ -308,24 +304,24 @@ class Timeline(TimelineModel):
         """A few sentences computed from the events: what a step costs, what waited, who was late, what was lost."""
         chosen = self.model(reducer)
         if chosen is None:
-            return timeline_words.NOTHING
+            return words.NOTHING
         layout, found = self.judged(chosen.reducer), self.judgement(chosen.reducer)
         if layout is None or found is None:
-            return timeline_words.incomplete(chosen, self._dropped())
-        views = self.views_of(chosen.reducer, layout.warm(diagnosis.WARM_UP, last_steps))
+            return words.incomplete(chosen, self._dropped())
+        views = self.views_of(chosen.reducer, layout.warm(judged_steps.WARM_UP, last_steps))
         spans = span_columns.span_columns(views, {})
-        facts = timeline_words.Facts(
+        facts = words.Facts(
             info=chosen,
             steps=span_columns.step_columns(views),
             sync=span_columns.sync_columns(spans, {chosen.reducer: len(chosen.ranks)}),
-            late=diagnosis.late_places(found),
+            late=judged_steps.late_places(found),
             assignment=layout.description,
             dropped=self._dropped(),
             findings=findings.findings(found),
             kept=self.kept(chosen.reducer),
             clocks=self.clocks,
         )
-        return timeline_words.summary(facts)
+        return words.summary(facts)
 
     def _dropped(self) -> int:
         return sum(rank.dropped for rank in self.ranks())

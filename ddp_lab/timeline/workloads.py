@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from ..simulation.link_model import Point
 from ..simulation.workload import Workload, carried, shares
-from .judgement.layouts import newest
-from .tables.span_columns import TableView, device_rows, step_columns
-from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
+from .judged_steps import SideBySide, newest
+from .tables.span_columns import TableView, step_columns
+from .tables.step_table import STEP_FIELDS
 
 if TYPE_CHECKING:
     from .model import TimelineModel
@@ -21,38 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["RecordedStep", "all_reduces", "recorded_step", "step_times", "workload"]
 
 _Floats = npt.NDArray[np.float64]
-_S, _B = {n: i for i, n in enumerate(STEP_FIELDS)}, {n: i for i, n in enumerate(BUCKET_FIELDS)}
 _MEBIBYTE = 1024 * 1024
 _WARM_UP = 2  # steps after a rebuild: memory is new
 
 
-class _Steps:
-    """Steps of all ranks with what lies before each; arrays ``[ranks, steps, ...]``."""
-
-    def __init__(self, views: Sequence[TableView], steps: npt.NDArray[np.int64]) -> None:
-        self.views, self.step = views, steps
-        rows = [np.searchsorted(one.step, self.step) for one in views]
-        buckets = max((one.buckets.shape[1] for one in views), default=0)
-        parameters = max((one.gradients.shape[1] for one in views), default=0)
-        self.steps = np.stack([one.steps[row] for one, row in zip(views, rows, strict=True)])
-        self.before = np.stack([one.previous_end[row] for one, row in zip(views, rows, strict=True)])
-        self.buckets = np.zeros((len(views), len(self.step), buckets, len(BUCKET_FIELDS)), np.int64)
-        self.gradients = np.zeros((len(views), len(self.step), parameters), np.int64)
-        for rank, (one, row) in enumerate(zip(views, rows, strict=True)):
-            self.buckets[rank, :, : one.buckets.shape[1]] = one.buckets[row]
-            self.gradients[rank, :, : one.gradients.shape[1]] = one.gradients[row]
-        self.on_device = len(views) > 0 and all(device_rows(of_rank).all() for of_rank in self.buckets)
-
-    def field(self, name: str) -> npt.NDArray[np.int64]:
-        return np.asarray(self.steps[:, :, _S[name]])
-
-    def bucket(self, name: str) -> npt.NDArray[np.int64]:
-        return np.asarray(self.buckets[:, :, :, _B[name]])
-
-
 def _chosen(
     timeline: TimelineModel, reducer: int | None, generation: int | None, last_steps: int
-) -> tuple[Any, _Steps]:
+) -> tuple[Any, SideBySide]:
     """The description of the layout that is judged (or of one assignment), and its newest steps after another one."""
     info = timeline.model(reducer)
     if info is None:
@@ -69,12 +44,12 @@ def _chosen(
             f"{info.module} has not trained two steps in a row with the same buckets on all its ranks; train a few more"
         )
     steps = layout.warm(_WARM_UP, last_steps)
-    return layout.description, _Steps(timeline.views_of(info.reducer, steps), steps)
+    return layout.description, SideBySide(timeline.views_of(info.reducer, steps), steps)
 
 
 def _with_forward(views: Sequence[TableView]) -> npt.NDArray[np.int64]:
     """The steps of which all ranks recorded a forward; of views with the same steps."""
-    known = np.stack([one.steps[:, _S["forward_begin"]] > 0 for one in views])
+    known = np.stack([one.steps[:, STEP_FIELDS.index("forward_begin")] > 0 for one in views])
     return np.asarray(views[0].step[known.all(axis=0)])
 
 
@@ -197,7 +172,7 @@ def _ready(since_begin: npt.NDArray[np.int64], members: Sequence[Sequence[int]])
 
 
 def _device_times(
-    steps: _Steps, members: Sequence[Sequence[int]], size: npt.NDArray[np.int64]
+    steps: SideBySide, members: Sequence[Sequence[int]], size: npt.NDArray[np.int64]
 ) -> tuple[_Floats, _Floats]:
     """Readiness where devices compute: known when a bucket is launched; within it by bytes.
 
@@ -214,19 +189,17 @@ def _device_times(
     return ready, before
 
 
-def _busy(steps: _Steps, begin: npt.NDArray[np.int64], buckets: int) -> _Floats:
+def _busy(steps: SideBySide, begin: npt.NDArray[np.int64], buckets: int) -> _Floats:
     """Median begin and end of each bucket's collective; it begins when the last rank has launched it."""
     first, last = ("device_begin", "device_end") if steps.on_device else ("launched", "reduced")
-    launched = steps.bucket(first)[:, :, :buckets].max(axis=0)
-    times = np.stack(
-        [np.broadcast_to(launched, steps.bucket(last)[:, :, :buckets].shape), steps.bucket(last)[:, :, :buckets]]
-    )
+    ended = steps.bucket(last, buckets)
+    times = np.stack([np.broadcast_to(steps.bucket(first, buckets).max(axis=0), ended.shape), ended])
     return np.moveaxis(np.median(times - begin[None, :, :, None], axis=2), 0, -1)
 
 
-def _write_back(steps: _Steps, size: npt.NDArray[np.int64]) -> float:
+def _write_back(steps: SideBySide, size: npt.NDArray[np.int64]) -> float:
     """ns for each byte that is written back: what follows the last collective, or the computation."""
-    reduced, finalize = steps.bucket("reduced")[:, :, : len(size)], steps.field("finalize")
+    reduced, finalize = steps.bucket("reduced", len(size)), steps.field("finalize")
     last = reduced.max(axis=2)
     after = steps.field("backward_end") - np.maximum(last, finalize)
     # Earlier buckets were written back while the last one was under way.
@@ -247,10 +220,9 @@ def all_reduces(
     ranks = len(description["group_ranks"])
     size = carried(description) or [float(one["bytes"]) for one in description["buckets"]]
     if steps.on_device:
-        duration = (steps.bucket("device_end") - steps.bucket("device_begin")).min(axis=0)[:, : len(size)]
+        duration = (steps.bucket("device_end", len(size)) - steps.bucket("device_begin", len(size))).min(axis=0)
         return [(size[b], float(ns), ranks) for row in duration for b, ns in enumerate(row) if ns > 0]
-    launched = steps.bucket("launched").max(axis=0)[:, : len(size)]
-    reduced = steps.bucket("reduced").max(axis=0)[:, : len(size)]
+    launched, reduced = (steps.bucket(name, len(size)).max(axis=0) for name in ("launched", "reduced"))
     before = np.maximum.accumulate(np.concatenate([np.zeros((len(reduced), 1), np.int64), reduced[:, :-1]], 1), axis=1)
     rows, buckets = np.nonzero((launched >= before) & (launched > 0) & (reduced > launched))
     return [(size[b], float(reduced[row, b] - launched[row, b]), ranks) for row, b in zip(rows, buckets, strict=True)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis.gradient_noise import noise_scale, signal_and_noise
+from ..timeline.tables.gradients import noise_scale, signal_and_noise
 from ..timeline.timeline import Timeline
 
 __all__ = ["gradient_facts", "gradients_words"]

@@ -18,7 +18,7 @@ from ..analysis import findings, step_metrics
 from ..analysis.findings.facts import Facts
 from ..analysis.findings.ranks import varying_rank
 from ..formatting import counted, ms, step_range
-from ..timeline.judgement import diagnosis
+from ..timeline import judged_steps
 from ..timeline.tables.step_table import STEP_FIELDS
 from ..timeline.timeline import LatePlace, Timeline
 from ..views.gradients import gradient_facts
@@ -88,7 +88,7 @@ class SlowFacts:
             text = findings.headline(facts, found)
             made["findings"] = {"reducer": reducer, "steps": steps, "text": text, "items": items}
         if "stragglers" in wanted:
-            late = diagnosis.late_places(facts) if facts is not None else []
+            late = judged_steps.late_places(facts) if facts is not None else []
             text = late_text(facts, late)
             made["late"] = {"reducer": reducer, "steps": steps, "text": text, "places": late_places(late)}
         if "buckets" in wanted:

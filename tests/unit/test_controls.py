@@ -11,7 +11,7 @@ import pytest
 from ddp_lab import faults
 from ddp_lab.control.live_records import BucketStage, StepState
 from ddp_lab.protocol.events import Batch
-from ddp_lab.timeline.judgement.changes import last_change
+from ddp_lab.timeline.changes import last_change
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.controls.buckets import BucketControl, change_back, compared, described
 from ddp_lab.widgets.controls.controls import Controls

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ddp_lab.analysis.check_reports import BucketCheck, DriftReport, HookProblem, HookReport, TrainingCheck
-from ddp_lab.analysis.gradient_noise import noise_scale, signal_and_noise
 from ddp_lab.parallel.hook_check.cases import Case, Shapes
+from ddp_lab.timeline.tables.gradients import noise_scale, signal_and_noise
 
 
 def report(*problems: HookProblem) -> HookReport:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddp_lab.report.data import gather
-from ddp_lab.timeline.judgement.layouts import layouts, newest
+from ddp_lab.timeline.judged_steps import layouts, newest
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.controls.buckets import compared
 from ddp_lab.widgets.controls.what_if import WhatIfStage

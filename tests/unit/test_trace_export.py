@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ddp_lab.protocol.events import Batch, Kind
 from ddp_lab.timeline.recorded import chrome_trace
-from ddp_lab.timeline.tables.gradient_columns import GRADIENT_COLUMNS, gradient_columns
+from ddp_lab.timeline.tables.gradients import GRADIENT_COLUMNS, gradient_columns
 from ddp_lab.timeline.tables.span_columns import SPAN_COLUMNS, STEP_COLUMNS
 from ddp_lab.timeline.timeline import Timeline
 from tests import trace_format

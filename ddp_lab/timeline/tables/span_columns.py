@@ -19,7 +19,7 @@ from ...analysis.step_metrics import GradientSync, Overlap, milliseconds
 from .step_table import BUCKET_FIELDS, STEP_FIELDS, StepTable
 
 __all__ = ["SPAN_COLUMNS", "STEP_COLUMNS", "SYNC_COLUMNS", "Columns", "TableView", "span_columns", "step_columns"]
-__all__ += ["device_rows", "sync_columns", "view_of"]
+__all__ += ["device_rows", "objects", "sync_columns", "view_of"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -202,9 +202,7 @@ def _sync_of(by_rank: Columns) -> Columns:
     """Columns of shape ``[n, ranks]`` -> columns of shape ``[n]``."""
     size, rank = by_rank["bytes"].max(axis=1), by_rank["rank"]
     found: GradientSync = step_metrics.gradient_sync(by_rank["launched_ns"].T, by_rank["reduced_ns"].T, size)
-    wait_by_rank = np.empty(len(rank), object)
-    names = [int(number) for number in rank[0]]
-    wait_by_rank[:] = [dict(zip(names, row, strict=True)) for row in found.wait_ms.T.tolist()]
+    names = rank[0].tolist()
     made = {name: by_rank[name][:, 0] for name in ("reducer", "step", "generation", "bucket", "n_parameters")}
     return made | {
         "bytes": size,
@@ -214,10 +212,17 @@ def _sync_of(by_rank: Columns) -> Columns:
         "last_rank": np.take_along_axis(rank, found.last[:, None], 1)[:, 0],
         "late_ms": found.late_ms,
         "alone_ms": found.alone_ms,
-        "wait_ms": wait_by_rank,
+        "wait_ms": objects([dict(zip(names, row, strict=True)) for row in found.wait_ms.T.tolist()]),
         "hidden_ms": by_rank["hidden_ms"].mean(axis=1),
         "exposed_ms": by_rank["exposed_ms"].mean(axis=1),
     }
+
+
+def objects(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """A column of any objects, also of such that numpy takes for arrays."""
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...analysis.comparison import before_after
 from ...errors import DdpLabError
-from ...timeline.judgement.changes import BucketChange, last_change
+from ...timeline.changes import BucketChange, last_change
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...analysis.findings.facts import Finding
-from ...analysis.findings.ranks import varying_rank
-from ...formatting import enumeration, ms, size, step_range
-from ..clocks import HostClock
-from ..records import Kept, LatePlace, ReducerInfo
+from ..analysis.findings.facts import Finding
+from ..analysis.findings.ranks import varying_rank
+from ..formatting import counted, enumeration, ms, size, step_range
+from .clocks import HostClock
+from .records import Kept, LatePlace, ReducerInfo
 
 __all__ = ["CHANGE", "NOTHING", "Facts", "incomplete", "summary"]
 
@@ -52,8 +52,8 @@ def incomplete(info: ReducerInfo, dropped: int) -> str:
 
 def summary(facts: Facts) -> str:
     """Returns the sentences, one a line."""
-    steps, sync = facts.steps, facts.sync
-    lines = [_cost(facts, steps), _communication(facts, steps, sync)]
+    sync = facts.sync
+    lines = [_cost(facts), _communication(facts)]
     if len(facts.info.ranks) > 1 and len(sync["step"]):
         lines += [_longest(facts, sync), _last(sync)]
         lines += [_late(facts, one) for one in facts.late[:2] if one.cost_percent >= _LEAST_COST]
@@ -62,10 +62,10 @@ def summary(facts: Facts) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _cost(facts: Facts, steps: Mapping[str, npt.NDArray[Any]]) -> str:
-    ranks, numbers = len(facts.info.ranks), np.unique(steps["step"])
-    where = f"{facts.info.module} on {ranks} rank{'s' if ranks > 1 else ''}"
-    span = step_range(numbers.tolist())
+def _cost(facts: Facts) -> str:
+    steps = facts.steps
+    where = f"{facts.info.module} on {counted(len(facts.info.ranks), 'rank')}"
+    span = step_range(np.unique(steps["step"]).tolist())
     total = _median(steps["step_ms"])
     whole = f"{ms(total)} a step" if total is not None else f"{ms(_median(steps['backward_ms']))} a backward"
     parts = {
@@ -78,11 +78,12 @@ def _cost(facts: Facts, steps: Mapping[str, npt.NDArray[Any]]) -> str:
     return f"{where}, {span}: {whole} (median){of_which}."
 
 
-def _communication(facts: Facts, steps: Mapping[str, npt.NDArray[Any]], sync: Mapping[str, npt.NDArray[Any]]) -> str:
+def _communication(facts: Facts) -> str:
+    steps = facts.steps
     busy, hidden = np.nansum(steps["communication_ms"]), np.nansum(steps["hidden_ms"])
     buckets = int(np.median(steps["buckets"]))
     of_bytes = size(float(np.median(steps["bytes"])))
-    told = f"{buckets} bucket{'s' if buckets != 1 else ''} ({of_bytes}) a step"
+    told = f"{counted(buckets, 'bucket')} ({of_bytes}) a step"
     if len(facts.info.ranks) == 1:
         return f"{told}; with one rank there is nobody to communicate with."
     if busy <= 0:
@@ -138,9 +139,9 @@ def _late(facts: Facts, one: LatePlace) -> str:
 
 
 def _largest(findings: Sequence[Finding]) -> str:
-    first = next(iter(findings), None)
-    if first is None or first.gain_percent < _WORTH_TELLING:
+    if not findings or findings[0].gain_percent < _WORTH_TELLING:
         return ""
+    first = findings[0]
     return f"{CHANGE}, for about {first.gain_percent:.0f} % of the step: {first.title} {first.remedy}"
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...faults import mark_kind
-from ..tables.span_columns import Columns, step_columns
-from .layouts import alike
+from ..faults import mark_kind
+from .judged_steps import alike
+from .tables.span_columns import Columns, step_columns
 
 if TYPE_CHECKING:
-    from ..model import TimelineModel
+    from .model import TimelineModel
 
 __all__ = ["BucketChange", "last_change"]
 

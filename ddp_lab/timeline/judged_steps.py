@@ -1,0 +1,237 @@
+"""Steps that are judged: those that all ranks have completed with one layout of the buckets, and what they show.
+
+[Note: the layout that is judged]
+Every rebuild, every change and every rejoin gives the assignment of buckets another number (its generation). After a
+rejoin the first assignment is back until the next step, and has no steps at all. So the newest number says little.
+Assignments with the same buckets, options and ranks are one layout, whatever lies between them. What is judged is the
+newest layout with at least 5 complete steps; if there is none, the newest with any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..analysis import stragglers
+from ..analysis.findings import ranks
+from ..analysis.findings.facts import Facts
+from ..analysis.steps import Steps
+from ..analysis.stragglers import ARRIVAL, EVERYWHERE, VARYING
+from .records import LatePlace
+from .tables.span_columns import TableView, device_rows
+from .tables.step_table import BUCKET_FIELDS, STEP_FIELDS
+
+__all__ = ["FEWEST_STEPS", "WARM_UP", "Layout", "SideBySide", "aligned", "alike", "facts", "late_places", "layouts"]
+__all__ += ["newest"]
+
+_Numbers = npt.NDArray[np.int64]
+
+FEWEST_STEPS = 5  # fewer say nothing: the first ones after a rebuild are not like the others
+WARM_UP = 3
+"""First steps with an assignment of buckets that are left out where as many others are left."""
+_FIELDS = ("parameters", "buckets", "options", "group_ranks", "backend")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One layout of a model's buckets, and its steps.
+
+    Attributes:
+        description: of its newest assignment, None if no rank has described it.
+        step: steps that all ranks have completed with it, ascending.
+        generation: shape of `step`: the number of the assignment that each of them had.
+    """
+
+    description: dict[str, Any] | None
+    step: _Numbers
+    generation: _Numbers
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Layout:
+        """The same with some of its steps."""
+        return replace(self, step=self.step[chosen], generation=self.generation[chosen])
+
+    def warm(self, warm_up: int, last_steps: int | None = None) -> _Numbers:
+        """The steps without the first `warm_up` of each assignment, where that leaves as many; the newest `last_steps`.
+
+        Memory is new after buckets were assigned, so these take longer than others.
+        """
+        first = np.zeros(len(self.step), bool)
+        for number in np.unique(self.generation):
+            first[np.flatnonzero(self.generation == number)[:warm_up]] = True
+        kept = self.step[~first] if (~first).sum() >= warm_up else self.step
+        return kept if last_steps is None else kept[max(0, len(kept) - last_steps) :]
+
+
+def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two assignments are one layout: equal buckets of equal parameters, options and ranks."""
+    return all(one.get(name) == other.get(name) for name in _FIELDS)
+
+
+def layouts(done: Sequence[tuple[_Numbers, _Numbers]], described: Mapping[int, dict[str, Any]]) -> list[Layout]:
+    """The layouts that have steps, in the order of their newest step.
+
+    Args:
+        done: of each rank the steps that it has completed, ascending, and the generation of each.
+        described: generation -> description of the assignment. Steps of others are left out, if there are any.
+    """
+    step, generation = _common(done)
+    if not described:
+        return [Layout(None, step, generation)] if len(step) else []
+    of_layout: dict[int, int] = {}  # generation -> the first one that is alike
+    for number in np.unique(generation).tolist():
+        if number in described:
+            same = (known for known in of_layout.values() if alike(described[known], described[number]))
+            of_layout[number] = next(same, number)
+    made = []
+    for first in sorted(set(of_layout.values())):
+        members = [number for number, of in of_layout.items() if of == first]
+        rows = np.isin(generation, members)
+        made.append(Layout(described[max(members)], step[rows], generation[rows]))
+    return sorted(made, key=lambda one: int(one.step[-1]))
+
+
+def newest(known: Sequence[Layout]) -> Layout | None:
+    """The layout that is judged: see [Note: the layout that is judged]; None if there is none."""
+    enough = [one for one in known if len(one.step) >= FEWEST_STEPS]
+    return next(reversed(enough or known), None)
+
+
+def _common(done: Sequence[tuple[_Numbers, _Numbers]]) -> tuple[_Numbers, _Numbers]:
+    """The steps that are in all lists with the same generation, and that generation."""
+    if not done:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    step, generation = done[0]
+    for other, of_other in done[1:]:
+        step, here, there = np.intersect1d(step, other, assume_unique=True, return_indices=True)
+        generation = generation[here]
+        same = generation == of_other[there]
+        step, generation = step[same], generation[same]
+    return step, generation
+
+
+class SideBySide:
+    """Steps out of the tables of all ranks of one model: arrays of shape ``[ranks, steps, ...]``.
+
+    Args:
+        views: one for each rank.
+        step: which, ascending; all of them are in all tables.
+
+    Attributes:
+        before: shape ``[ranks, steps]``: when the step before each had ended, 0 if unknown.
+        gradients: shape ``[ranks, steps, parameters]``: when each gradient was accumulated.
+        on_device: devices have timed all collectives.
+    """
+
+    def __init__(self, views: Sequence[TableView], step: _Numbers) -> None:
+        self.views, self.step = views, step
+        shape = (len(views), len(step))
+        self._steps, self.before = np.zeros((*shape, len(STEP_FIELDS)), np.int64), np.zeros(shape, np.int64)
+        buckets = max((one.buckets.shape[1] for one in views), default=0)
+        self._buckets = np.zeros((*shape, buckets, len(BUCKET_FIELDS)), np.int64)
+        parameters = max((one.gradients.shape[1] for one in views), default=0)
+        self.gradients = np.zeros((*shape, parameters), np.int64)
+        for rank, one in enumerate(views):
+            row = np.searchsorted(one.step, step)
+            self._steps[rank], self.before[rank] = one.steps[row], one.previous_end[row]
+            self._buckets[rank, :, : one.buckets.shape[1]] = one.buckets[row]
+            self.gradients[rank, :, : one.gradients.shape[1]] = one.gradients[row]
+        self.on_device = bool(len(step)) and all(device_rows(of_rank).all() for of_rank in self._buckets)
+
+    def field(self, name: str) -> _Numbers:
+        """A time of each step, by its name in `STEP_FIELDS`: shape ``[ranks, steps]``."""
+        return np.asarray(self._steps[:, :, STEP_FIELDS.index(name)])
+
+    def bucket(self, name: str, buckets: int | None = None) -> _Numbers:
+        """A time of each of the first so many buckets, by its name in `BUCKET_FIELDS`; None for all."""
+        return np.asarray(self._buckets[:, :, :buckets, BUCKET_FIELDS.index(name)])
+
+
+def aligned(views: Sequence[TableView], step: _Numbers, buckets: int | None = None) -> Steps:
+    """Steps out of the tables of all ranks of one model.
+
+    Args:
+        views: one for each rank.
+        step: which, ascending; all of them are in all tables.
+        buckets: how many these steps have; None: as many as the tables, which are as wide as the widest layout.
+    """
+    found = SideBySide(views, step)
+    host, device = ("ready", "launched", "reduced"), ("device_begin", "device_begin", "device_end")
+    ready, launched, reduced = (found.bucket(name, buckets) for name in (device if found.on_device else host))
+    return Steps(
+        ranks=tuple(one.rank for one in views),
+        step=step,
+        forward_begin=found.field("forward_begin"),
+        forward_end=found.field("forward_end"),
+        begin=found.field("backward_begin"),
+        finalize=found.field("finalize"),
+        end=found.field("backward_end"),
+        gradients=found.gradients,
+        ready=ready,
+        launched=launched,
+        reduced=reduced,
+        on_device=found.on_device,
+    )
+
+
+def facts(
+    views: Sequence[TableView],
+    layout: Layout,
+    steps: npt.NDArray[np.int64],
+    *,
+    newer: int = 0,
+    minimum_ms: float = 1.0,
+    minimum_share: float = 0.25,
+) -> Facts:
+    """What steps with one layout of the buckets show.
+
+    Args:
+        views: tables of the ranks of one model, with these steps.
+        layout: of the buckets; without a description there are no names and no buckets.
+        steps: some of its steps.
+        newer: how many complete steps there are after these, with other buckets.
+        minimum_ms: smaller delays of a rank are taken for noise.
+        minimum_share: fraction of the steps in which a rank has to be late at one place.
+    """
+    described = layout.description or {"parameters": (), "buckets": (), "group_ranks": ()}
+    parameters, buckets = described["parameters"], described["buckets"]
+    shown = aligned(views, steps, len(buckets) if layout.description else None)
+    late = stragglers.find_late(
+        shown.begin, shown.places(), shown.forward_ns(), minimum_ns=minimum_ms * 1e6, minimum_share=minimum_share
+    )
+    found = Facts(
+        steps=shown,
+        names=[one["name"] for one in parameters],
+        sizes=[one["bytes"] for one in parameters],
+        keys=[(one.get("dtype", "?"), one.get("device", "?")) for one in parameters],
+        buckets=[one["parameters"] for one in buckets],
+        options=described.get("options", {}),
+        late=late,
+        missing_ranks=len(set(described["group_ranks"]) - {one.rank for one in views}),
+        newer=newer,
+    )
+    return ranks.with_varying(found, minimum_ms * 1e6)
+
+
+def late_places(found: Facts) -> list[LatePlace]:
+    """The late places of a model, the most costly first."""
+    made = []
+    for one in found.late:
+        on_device, at_place = found.steps.on_device, one.place >= 0
+        cost = ranks.cost_ns(found, one) if found.buckets else one.delay_ns * one.share
+        made.append(
+            LatePlace(
+                rank=found.steps.ranks[one.rank],
+                bucket=None if not at_place else one.place if on_device else found.bucket_of(one.place),
+                parameter=found.names[one.place] if at_place and not on_device and found.names else None,
+                delay_ms=one.delay_ns / 1e6,
+                share=one.share,
+                where={ARRIVAL: "arrival", EVERYWHERE: "everywhere", VARYING: "varying"}.get(one.place, "place"),
+                pattern=one.pattern,
+                cost_percent=float(np.clip(found.percent(cost), 0.0, 100.0)),
+            )
+        )
+    return sorted(made, key=lambda one: -one.cost_percent)

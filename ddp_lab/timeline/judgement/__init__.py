@@ -1,1 +1,0 @@
-"""Which steps count, what they say, and in which words."""
