@@ -103,30 +103,26 @@ class Replay:
             service: shape ``[steps, buckets]``.
             computed: shape ``[ranks, steps]``; None for the recorded one.
         """
-        return self._ended(ready.max(axis=0), service, self.computed() if computed is None else computed)
+        return self._ended(ready.max(axis=0), service, computed)
 
-    def _ended(self, everywhere: _Values, service: _Values, computed: _Values) -> _Values:
+    def _ended(self, everywhere: _Values, service: _Values, computed: _Values | None = None) -> _Values:
         """The same from when the last rank has launched: shape ``[steps, buckets]``."""
+        computed = self.computed() if computed is None else computed
         free = np.zeros(everywhere.shape[0])
         for bucket in range(everywhere.shape[1]):
             free = np.maximum(free, everywhere[:, bucket]) + service[:, bucket]
         return np.asarray(np.maximum(free, computed.max(axis=0)))
 
-    def saved_ns(self, ended: _Values) -> float:
-        """Median over the steps of what a change saves; negative if it costs."""
-        return float(np.median(self.base - ended)) if len(ended) else 0.0
-
     def with_service(self, service: _Values) -> float:
-        """What other times of the collectives save (ns)."""
-        return self.saved_ns(self.ended(self.ready(), service))
+        """What other times of the collectives save: median over the steps (ns), negative if they cost."""
+        return float(np.median(self.base - self.ended(self.ready(), service)))
 
     def with_buckets(self, buckets: Sequence[Sequence[int]]) -> float:
         """What another assignment of buckets saves (ns), with the times of `line` against the same of the present one.
 
         A parameter without a gradient is ready when the backward begins.
         """
-        changed = self._with(buckets)
-        return float(np.median(self._present - changed)) if len(changed) else 0.0
+        return float(np.median(self._present - self._with(buckets)))
 
     @cached_property
     def _present(self) -> _Values:
@@ -140,15 +136,11 @@ class Replay:
     def _with(self, buckets: Sequence[Sequence[int]]) -> _Values:
         """When the steps had ended with these buckets."""
         order = np.concatenate([np.asarray(one, np.intp) for one in buckets])
-        everywhere = np.maximum.reduceat(self._latest[:, order], _begins(buckets), axis=1)
-        return self._ended(everywhere, self._modelled(buckets), self.computed())
-
-    def _modelled(self, buckets: Sequence[Sequence[int]]) -> _Values:
-        sizes = np.add.reduceat(
-            np.asarray(self.sizes)[np.concatenate([list(one) for one in buckets])], _begins(buckets)
-        )
+        begins = np.cumsum([0, *(len(one) for one in buckets[:-1])], dtype=np.intp)
+        everywhere = np.maximum.reduceat(self._latest[:, order], begins, axis=1)
+        sizes = np.add.reduceat(np.asarray(self.sizes)[order], begins)
         times = self.line.start_ns + self.line.ns_per_byte * sizes
-        return np.broadcast_to(times, (len(self.steps), len(times)))
+        return self._ended(everywhere, np.broadcast_to(times, (len(self.steps), len(times))))
 
     @cached_property
     def gradients(self) -> _Values:
@@ -211,8 +203,3 @@ class Replay:
             return np.full(len(self.steps), -np.inf)
         moment = self.steps.places()[rank, :, place]
         return np.asarray(np.where(moment > 0, moment - self.zero, np.inf))
-
-
-def _begins(buckets: Sequence[Sequence[int]]) -> npt.NDArray[np.intp]:
-    """Where each bucket begins if they lie one after the other."""
-    return np.cumsum([0, *(len(one) for one in buckets[:-1])], dtype=np.intp)

@@ -30,7 +30,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["follows", "never_absent", "repeated", "spread", "steady", "usual", "waited_for"]
+__all__ = ["follows", "never_absent", "repeated", "steady", "usual", "waited_for"]
 
 _Values = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
@@ -44,12 +44,6 @@ _USUAL, _HALF, _CHANCE_OF_WAITS, _FEWEST_WAITS = 0.7, 0.5, 1e-3, 15
 _FEWEST_STEPS = 8  # for a correlation, and for a share of nine in ten
 
 
-def spread(values: _Values, axis: int = -1) -> _Values:
-    """Median absolute deviation from the median, scaled to the standard deviation of normal values; ignores NaN."""
-    middle = np.nanmedian(values, axis=axis, keepdims=True)
-    return np.asarray(1.4826 * np.nanmedian(np.abs(values - middle), axis=axis))
-
-
 def steady(excess: _Values, minimum: float) -> bool:
     """Whether a rank is late by much the same time in most steps.
 
@@ -61,7 +55,8 @@ def steady(excess: _Values, minimum: float) -> bool:
     if not len(known):
         return False
     lowest, lower = (float(value) for value in np.quantile(known, [0.1, 0.25]))
-    return lowest > 0 and lower >= max(minimum, _SPREADS * float(spread(known)))
+    spread = 1.4826 * float(np.median(np.abs(known - np.median(known))))
+    return lowest > 0 and lower >= max(minimum, _SPREADS * spread)
 
 
 def never_absent(excess: _Values, minimum: float) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import lateness
+from .step_metrics import median
 
 __all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "VARYING", "Late", "excess_times"]
 __all__ += ["find_late", "find_varying"]
@@ -202,7 +203,7 @@ def _own_time(begin: _Times, ready: _Times) -> npt.NDArray[np.float64]:
     some_missing = bool(missing.any())
     if some_missing:
         since_begin[missing] = np.nan
-    usual = _nanmedian(since_begin.reshape(-1, ready.shape[2]).T)
+    usual = median(since_begin.reshape(-1, ready.shape[2]).T)
     order = np.argsort(usual, kind="stable")  # NaN comes last
     ordered = since_begin[:, :, order]
     # A rank may have reached some places in another order: it can't be late before it was there.
@@ -219,28 +220,11 @@ def _own_time(begin: _Times, ready: _Times) -> npt.NDArray[np.float64]:
 def _excess(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """values[r] minus the median over the other ranks, along the first axis; NaN where there is no other."""
     ordered = np.sort(values, axis=0)  # NaN comes last
-    if np.isnan(ordered[-1]).any():
-        others = np.isfinite(values).sum(axis=0) - 1
-        low, high = np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2
-        last = len(values) - 1
-        planes = [
-            np.take_along_axis(ordered, np.minimum(at, last)[None], 0)[0] for at in (low, low + 1, high, high + 1)
-        ]
-    else:
-        others = np.full(values.shape[1:], len(values) - 1)
-        low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
-        planes = [ordered[min(max(at, 0), len(values) - 1)] for at in (low, low + 1, high, high + 1)]
+    others = np.isfinite(values).sum(axis=0) - 1
+    low, high, last = np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2, len(values) - 1
+    at = (np.minimum(one, last)[None] for one in (low, low + 1, high, high + 1))
+    planes = [np.take_along_axis(ordered, one, 0)[0] for one in at]
     # Without a rank's own value, those from it on move up by one.
     below = np.where(values <= planes[0], planes[1], planes[0])
     above = np.where(values <= planes[2], planes[3], planes[2])
     return np.where(others > 0, values - (below + above) / 2, np.nan)
-
-
-def _nanmedian(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Median along the last axis that ignores NaN; NaN (without a warning) where nothing is left."""
-    if not np.isnan(values).any():
-        return np.asarray(np.median(values, axis=-1)) if values.shape[-1] else np.full(values.shape[:-1], np.nan)
-    result = np.full(values.shape[:-1], np.nan)
-    some = ~np.isnan(values).all(axis=-1)
-    result[some] = np.nanmedian(values[some], axis=-1)
-    return result

@@ -220,13 +220,13 @@ def late_places(found: Facts) -> list[LatePlace]:
     """The late places of a model, the most costly first."""
     made = []
     for one in found.late:
-        on_device, at_place = found.steps.on_device, one.place >= 0
+        bucket, parameter = found.place_of(one)
         cost = ranks.cost_ns(found, one) if found.buckets else one.delay_ns * one.share
         made.append(
             LatePlace(
                 rank=found.steps.ranks[one.rank],
-                bucket=None if not at_place else one.place if on_device else found.bucket_of(one.place),
-                parameter=found.names[one.place] if at_place and not on_device and found.names else None,
+                bucket=bucket,
+                parameter=parameter,
                 delay_ms=one.delay_ns / 1e6,
                 share=one.share,
                 where={ARRIVAL: "arrival", EVERYWHERE: "everywhere", VARYING: "varying"}.get(one.place, "place"),

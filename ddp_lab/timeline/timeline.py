@@ -183,8 +183,7 @@ class Timeline(TimelineModel):
             reducer: which model; None for the most recently active.
             last_steps: how many complete steps to look at, of the last layout of the buckets that has some.
         """
-        known = self.judgement(reducer, last_steps)
-        return findings.findings(known) if known is not None else []
+        return findings.findings(self.judgement(reducer, last_steps))
 
     def judgement(self, reducer: int | None = None, last_steps: int = _JUDGED_STEPS, **options: float) -> Facts | None:
         """What findings, late ranks and the summary are made from: the times of the judged steps, and late places.

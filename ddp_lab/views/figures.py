@@ -179,7 +179,7 @@ def _where(cell: Cell, idle: set[int]) -> str:
 def findings_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: int = 100) -> go.Figure:
     """Returns what to change, by gain."""
     facts = timeline.judgement(reducer, last_steps)
-    found = findings.findings(facts) if facts is not None else []
+    found = findings.findings(facts)
     return to_plotly(scenes.findings_scene(found, findings.headline(facts, found)), 160 + 64 * len(found))
 
 

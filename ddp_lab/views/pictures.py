@@ -96,7 +96,7 @@ def _hatching(x: float, y: float, width: float, height: float) -> str:
 
 def _findings(timeline: Timeline, reducer: int) -> str:
     facts = timeline.judgement(reducer)
-    found = findings.findings(facts) if facts is not None else []
+    found = findings.findings(facts)
     if not found:
         return empty_svg(f"Findings: {findings.headline(facts, found)}")
     body, y = [], 4

@@ -79,7 +79,7 @@ class SlowFacts:
             facts = self._timeline.judgement(reducer, _STEPS)  # one for both: they can't disagree
         steps = 0 if facts is None else len(facts.steps)
         if "findings" in wanted:
-            found = findings.findings(facts) if facts is not None else []
+            found = findings.findings(facts)
             items = [
                 {"kind": one.kind, "title": one.title, "evidence": one.evidence, "remedy": one.remedy}
                 | {"gain": one.gain_percent, "rank": one.rank, "bucket": one.bucket}

@@ -5,7 +5,7 @@ What a gain means, [Note: gains] says (`facts.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,7 +15,8 @@ from .facts import Facts, Finding
 
 __all__ = ["Facts", "Finding", "findings", "headline"]
 
-_Rule = Callable[[Facts], list[Finding]]
+_LEAST_PERCENT = 0.5
+_Rule = Callable[[Facts], Iterable[Finding]]
 
 _BETWEEN_RANKS: Final[tuple[_Rule, ...]] = (
     ranks.stragglers,
@@ -36,22 +37,23 @@ _OF_COLLECTIVES: Final = ("communication-bound", "bucket-too-small")
 """Kinds that start from how long collectives take, which is not known where ranks that share cores disturb them."""
 
 
-def findings(facts: Facts, minimum_percent: float = 0.5) -> list[Finding]:
+def findings(facts: Facts | None) -> list[Finding]:
     """All findings, the largest gain first.
 
+    What would gain less than half a percent is left out, but for what is asked for and brings nothing
+    (`options.ALWAYS`).
+
     Args:
-        facts: of one model.
-        minimum_percent: what would gain less is left out, but for what is asked for and brings nothing
-            (`findings_options.ALWAYS`).
+        facts: of one model; None if no step has ended on every rank.
     """
-    if not len(facts.steps) or not facts.buckets or facts.step_ns <= 0:
+    if facts is None or not len(facts.steps) or not facts.buckets or facts.step_ns <= 0:
         return []
     rules = (*_BETWEEN_RANKS, *_OF_A_RANK) if facts.together else _OF_A_RANK
     judged = (int(facts.steps.step[0]), int(facts.steps.step[-1]))
     found = [replace(one, steps=judged) for rule in rules for one in rule(facts)]
     least = ranks.least_of_collectives(facts)
     found = [one for one in found if one.kind not in _OF_COLLECTIVES or one.gain_percent > least]
-    shown = [one for one in found if one.gain_percent >= minimum_percent or one.kind in options.ALWAYS]
+    shown = [one for one in found if one.gain_percent >= _LEAST_PERCENT or one.kind in options.ALWAYS]
     return sorted(shown, key=lambda one: -one.gain_percent)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,15 +33,7 @@ def _percent(facts: Facts, buckets: Sequence[Sequence[int]]) -> float:
 
 
 def _grouped(facts: Facts, order: Sequence[int], caps: Sequence[float]) -> list[list[int]]:
-    made = _assigned(tuple(facts.sizes), tuple(facts.keys), tuple(int(cap) for cap in caps), tuple(order))
-    return [list(bucket) for bucket in made]
-
-
-@lru_cache(maxsize=128)  # a live view asks for much the same again and again
-def _assigned(
-    sizes: tuple[int, ...], keys: tuple[tuple[str, str], ...], caps: tuple[int, ...], order: tuple[int, ...]
-) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(bucket) for bucket in assign_buckets(sizes, keys, caps, order))
+    return assign_buckets(facts.sizes, facts.keys, [int(cap) for cap in caps], order)
 
 
 def _mebibytes(cap: float) -> str:
@@ -58,90 +49,81 @@ def _assumption(facts: Facts) -> str:
     return f"a collective takes {ms(line.start_ns / 1e6)} + {line.ns_per_byte:.3g} ms a MB, {how}"
 
 
-def sizes(facts: Facts) -> list[Finding]:
+def sizes(facts: Facts) -> Iterator[Finding]:
     """Another cap for all buckets, if it gains: at most one finding."""
     total, order_ = sum(facts.replay.bytes), facts.by_readiness
 
-    @cache
-    def gain(parts: int) -> tuple[float, int]:
-        made = _grouped(facts, order_, [total / parts])
-        return _percent(facts, made), len(made)
-
-    best = max(_PARTS, key=lambda parts: gain(parts)[0])
-    gained, count = gain(best)
+    tried = {parts: _grouped(facts, order_, [total / parts]) for parts in _PARTS}
+    gains = {parts: _percent(facts, made) for parts, made in tried.items()}
+    best = max(_PARTS, key=gains.__getitem__)
+    gained, count = gains[best], len(tried[best])
     present = len(facts.buckets)
     if gained < _MINIMUM_PERCENT or count == present:
-        return []
+        return
     ready = facts.replay.ready().max(axis=0)
     first, computed = float(np.median(ready[:, 0])) / 1e6, float(np.median(facts.replay.computed().max(axis=0))) / 1e6
     begins = f"the first is launched {ms(first)} into a backward that computes for {ms(computed)}"
     told = f"{present} bucket{'s' if present > 1 else ''} ({size(total)} in all); {begins}"
     too_big = count > present
-    return [
-        Finding(
-            kind="bucket-too-big" if too_big else "bucket-too-small",
-            title="The buckets are too big: communication starts late and ends after the computation."
-            if too_big
-            else "The buckets are too small: what each collective costs by itself adds up.",
-            evidence=f"{told}. With {count} of about {size(total / best)}, the recorded steps are replayed "
-            f"{gained:.1f} % shorter ({_assumption(facts)}).",
-            remedy=f"Build the model with bucket_cap_mb={_mebibytes(total / best)}.",
-            gain_percent=gained,
-        )
-    ]
+    yield Finding(
+        kind="bucket-too-big" if too_big else "bucket-too-small",
+        title="The buckets are too big: communication starts late and ends after the computation."
+        if too_big
+        else "The buckets are too small: what each collective costs by itself adds up.",
+        evidence=f"{told}. With {count} of about {size(total / best)}, the recorded steps are replayed "
+        f"{gained:.1f} % shorter ({_assumption(facts)}).",
+        remedy=f"Build the model with bucket_cap_mb={_mebibytes(total / best)}.",
+        gain_percent=gained,
+    )
 
 
-def first_bucket(facts: Facts) -> list[Finding]:
+def first_bucket(facts: Facts) -> Iterator[Finding]:
     """A smaller first bucket, if that alone gains."""
     caps, order_ = _caps(facts), facts.by_readiness
     others = caps[-1] if caps[-1] < sum(facts.replay.bytes) else sum(facts.replay.bytes)
     smaller = [others / part for part in (2, 4, 8, 16, 32)]
     if len(facts.buckets) < 2 or facts.replay.bytes[0] < others / 2:
-        return []
+        return
     gains = {first: _percent(facts, _grouped(facts, order_, [first, others])) for first in smaller}
     best = max(gains, key=lambda first: gains[first])
     if gains[best] < _MINIMUM_PERCENT:
-        return []
+        return
     first_ns = float(np.median(facts.replay.ready().max(axis=0)[:, 0]))
     idle = f"No collective runs in the first {ms(first_ns / 1e6)} of the backward"
     caps_mb = f"[{_mebibytes(best)}, {_mebibytes(others)}]"
-    return [
-        Finding(
-            kind="first-bucket-late",
-            title="The first bucket is launched late.",
-            evidence=f"{idle}: bucket 0 holds {size(facts.replay.bytes[0])}. With a first bucket of {size(best)} the "
-            f"recorded steps are replayed {gains[best]:.1f} % shorter.",
-            remedy=f"Build the model with bucket_cap_mb_list={caps_mb}.",
-            gain_percent=gains[best],
-            bucket=0,
-        )
-    ]
+    yield Finding(
+        kind="first-bucket-late",
+        title="The first bucket is launched late.",
+        evidence=f"{idle}: bucket 0 holds {size(facts.replay.bytes[0])}. With a first bucket of {size(best)} the "
+        f"recorded steps are replayed {gains[best]:.1f} % shorter.",
+        remedy=f"Build the model with bucket_cap_mb_list={caps_mb}.",
+        gain_percent=gains[best],
+        bucket=0,
+    )
 
 
-def order(facts: Facts) -> list[Finding]:
+def order(facts: Facts) -> Iterator[Finding]:
     """Buckets in the order in which gradients come, if that order has changed and the new one gains."""
     usual = facts.by_readiness
     if usual == [index for bucket in facts.buckets for index in bucket] or facts.steps.on_device:
-        return []
+        return
     gained = _percent(facts, _grouped(facts, usual, _caps(facts)))
     if gained < _MINIMUM_PERCENT:
-        return []
+        return
     place = {index: position for position, index in enumerate(usual)}
     held_up = max(range(len(facts.buckets)), key=lambda b: _reach(facts.buckets[b], place))
     last = max(facts.buckets[held_up], key=lambda index: place[index])
-    return [
-        Finding(
-            kind="order-changed",
-            title="Gradients come in another order than the one the buckets were made for.",
-            evidence=f"Bucket {held_up} waits for {facts.names[last]}, which comes at place {place[last] + 1} of "
-            f"{len(usual)}, while later buckets are complete. In the present order the recorded steps are replayed "
-            f"{gained:.1f} % shorter.",
-            remedy="Call model.follow_order(0.1) once on all ranks: it assigns the buckets anew when the order drifts.",
-            gain_percent=gained,
-            bucket=held_up,
-            parameter=facts.names[last],
-        )
-    ]
+    yield Finding(
+        kind="order-changed",
+        title="Gradients come in another order than the one the buckets were made for.",
+        evidence=f"Bucket {held_up} waits for {facts.names[last]}, which comes at place {place[last] + 1} of "
+        f"{len(usual)}, while later buckets are complete. In the present order the recorded steps are replayed "
+        f"{gained:.1f} % shorter.",
+        remedy="Call model.follow_order(0.1) once on all ranks: it assigns the buckets anew when the order drifts.",
+        gain_percent=gained,
+        bucket=held_up,
+        parameter=facts.names[last],
+    )
 
 
 def _reach(members: Sequence[int], place: dict[int, int]) -> int:
@@ -150,10 +132,10 @@ def _reach(members: Sequence[int], place: dict[int, int]) -> int:
     return max(places) - min(places) - len(places) + 1
 
 
-def last_parameter(facts: Facts) -> list[Finding]:
+def last_parameter(facts: Facts) -> Iterator[Finding]:
     """A parameter that is always the last of its bucket and keeps the others waiting."""
     if facts.steps.on_device:
-        return []
+        return
     moments = facts.replay.gradients.max(axis=0)
     computed = float(np.median(facts.replay.computed().max(axis=0)))
     found = []
@@ -181,19 +163,17 @@ def last_parameter(facts: Facts) -> list[Finding]:
         if gained >= _MINIMUM_PERCENT:
             found.append((gained, number, parameter, held, share))
     if not found:
-        return []
+        return
     gained, number, parameter, held, share = max(found)
     rest = facts.replay.bytes[number] - facts.sizes[parameter]
-    return [
-        Finding(
-            kind="parameter-last",
-            title=f"{facts.names[parameter]} is always the last gradient of bucket {number} and holds it up.",
-            evidence=f"In {100 * share:.0f} % of the steps it comes last, {ms(held / 1e6)} after the others, whose "
-            f"{size(rest)} wait for it. With a bucket of its own, the steps are replayed {gained:.1f} % shorter.",
-            remedy="Close the bucket before it (bucket_cap_mb_list), or let its gradient come earlier: weights that "
-            "are shared by the first and the last layer are complete only at the end of the backward.",
-            gain_percent=gained,
-            bucket=number,
-            parameter=facts.names[parameter],
-        )
-    ]
+    yield Finding(
+        kind="parameter-last",
+        title=f"{facts.names[parameter]} is always the last gradient of bucket {number} and holds it up.",
+        evidence=f"In {100 * share:.0f} % of the steps it comes last, {ms(held / 1e6)} after the others, whose "
+        f"{size(rest)} wait for it. With a bucket of its own, the steps are replayed {gained:.1f} % shorter.",
+        remedy="Close the bucket before it (bucket_cap_mb_list), or let its gradient come earlier: weights that "
+        "are shared by the first and the last layer are complete only at the end of the backward.",
+        gain_percent=gained,
+        bucket=number,
+        parameter=facts.names[parameter],
+    )

@@ -119,6 +119,11 @@ class Facts:
         """A saving in percent of the step."""
         return 100 * saved_ns / self.step_ns if self.step_ns > 0 else 0.0
 
-    def bucket_of(self, parameter: int) -> int | None:
-        """Which bucket a parameter travels in."""
-        return next((number for number, members in enumerate(self.buckets) if parameter in members), None)
+    def place_of(self, late: Late) -> tuple[int | None, str | None]:
+        """The bucket and the parameter at which a rank falls behind; None for what is unknown, or if it is no place."""
+        if late.place < 0:
+            return None, None
+        if self.steps.on_device:
+            return late.place, None
+        bucket = next((number for number, members in enumerate(self.buckets) if late.place in members), None)
+        return bucket, self.names[late.place] if self.names else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -27,34 +28,32 @@ _REMEDIES = {
 _AFTERWARDS = "What communication costs can be told when that is gone."
 
 
-def stragglers(facts: Facts) -> list[Finding]:
+def stragglers(facts: Facts) -> Iterator[Finding]:
     """One finding for each place at which a rank falls behind."""
-    return [_finding(facts, one) for one in facts.late]
+    yield from (_finding(facts, one) for one in facts.late)
 
 
-def disturbances(facts: Facts) -> list[Finding]:
+def disturbances(facts: Facts) -> Iterator[Finding]:
     """Ranks that wait for each other for long, and for no one in particular, or too briefly for a straggler."""
     if facts.late or len(facts.steps) < _FEWEST_STEPS:
-        return []
+        return
     waited = facts.replay.waited
     gained = facts.percent(float(waited.sum(axis=0).mean()))
     if gained < _DISTURBED_PERCENT:
-        return []
+        return
     was = np.bincount(waited.argmax(axis=0)[waited.max(axis=0) > 0], minlength=len(waited))
     most, steps = int(was.argmax()), len(facts.steps)
     rank, share = facts.steps.ranks[most], float(was[most]) / steps
     whom = f"mostly for rank {rank}" if share >= _MOSTLY else "now for one, now for another"
-    return [
-        Finding(
-            kind="ranks-disturbed",
-            title=f"The ranks wait for each other, {whom}.",
-            evidence=f"In each step all others wait for one rank, {ms(float(waited.sum(axis=0).mean()) / 1e6)} (mean); "
-            f"most often for rank {rank}, in {100 * share:.0f} % of {steps} steps.",
-            remedy="Look for what disturbs them: more ranks than cores, other processes on the hosts, batches of "
-            f"different cost. {_AFTERWARDS}",
-            gain_percent=gained,
-        )
-    ]
+    yield Finding(
+        kind="ranks-disturbed",
+        title=f"The ranks wait for each other, {whom}.",
+        evidence=f"In each step all others wait for one rank, {ms(float(waited.sum(axis=0).mean()) / 1e6)} (mean); "
+        f"most often for rank {rank}, in {100 * share:.0f} % of {steps} steps.",
+        remedy="Look for what disturbs them: more ranks than cores, other processes on the hosts, batches of "
+        f"different cost. {_AFTERWARDS}",
+        gain_percent=gained,
+    )
 
 
 def least_of_collectives(facts: Facts) -> float:
@@ -110,8 +109,7 @@ def _finding(facts: Facts, one: Late) -> Finding:
             gain_percent=facts.percent(cost_ns(facts, one)),
             rank=rank,
         )
-    parameter = None if one.place < 0 or facts.steps.on_device else facts.names[one.place]
-    bucket = None if one.place < 0 else one.place if facts.steps.on_device else facts.bucket_of(one.place)
+    bucket, parameter = facts.place_of(one)
     if one.place == ARRIVAL:
         where = "comes late to its backward"
     elif one.place == EVERYWHERE:
