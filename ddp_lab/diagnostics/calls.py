@@ -8,9 +8,23 @@ from dataclasses import dataclass, replace
 from .flights import SKEW_S, Distance, Mismatch, distances, find_mismatch
 from .rank_state import Examined, label
 
-__all__ = ["SAME_CALLS", "Diagnosis", "diagnose_ahead", "diagnose_mismatch", "launched_alone", "mismatch_of"]
+__all__ = ["HANGS", "SAME_CALLS", "SAME_TENSORS", "Diagnosis", "diagnose_ahead", "diagnose_mismatch", "hang_lesson"]
+__all__ += ["launched_alone", "mismatch_of"]
 
+SAME_TENSORS = "Tensors have to agree in shape and dtype; uneven ones: gather their sizes first."
 SAME_CALLS = "All ranks of a group have to make the same calls in the same order."
+
+HANGS = "tutorials/11_why_does_my_cell_hang.ipynb"
+_BUSY, _ENDED, _CALLS = "A rank that is busy", "A rank that has ended", "Different calls"
+_HEADINGS = {
+    **dict.fromkeys(("busy", "paused", "silent", "stopped", "peer"), _BUSY),
+    **dict.fromkeys(("ended", "subset", "unused"), _ENDED),
+    **dict.fromkeys(("mismatch", "sizes", "root", "ahead", "group", "groups", "making", "crossed", "backward"), _CALLS),
+    "order": _CALLS,
+    "dead": "A rank that is gone",
+    "slow": "A link that is slow",
+    "unknown": "Who is asked",
+}
 
 
 @dataclass(frozen=True)
@@ -46,8 +60,7 @@ def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
     (first, who), *others = by_call.items()
     words = ", ".join([f"{label(who)} entered {first}", *(f"{label(which)} {call}" for call, which in others)])
     if found.sizes:
-        remedy = "Tensors have to agree in shape and dtype; uneven ones: gather their sizes first."
-        return Diagnosis("sizes", f"{words}: the tensors differ.", remedy)
+        return Diagnosis("sizes", f"{words}: the tensors differ.", SAME_TENSORS)
     return Diagnosis("mismatch", f"{words}.", SAME_CALLS)
 
 
@@ -77,3 +90,15 @@ def diagnose_ahead(ranks: Sequence[Examined], found: Distance) -> Diagnosis:
         )
     remedy = f"{SAME_CALLS} Wait for the works of async_op=True calls before the next step."
     return Diagnosis("ahead", sentence, remedy)
+
+
+def hang_lesson(kind: str) -> str:
+    """The lesson of this project that explains a diagnosis, and a heading in it.
+
+    E.g. ``'tutorials/11_why_does_my_cell_hang.ipynb, "Different calls"'``; "" for a kind that is no trouble.
+
+    Args:
+        kind: of a `Diagnosis`.
+    """
+    heading = _HEADINGS.get(kind)
+    return f'{HANGS}, "{heading}"' if heading else ""

@@ -15,19 +15,8 @@ from typing import Any
 
 from ..formatting import binary_size
 
-__all__ = [
-    "SKEW_S",
-    "Collective",
-    "Distance",
-    "Distances",
-    "Flight",
-    "GroupFlights",
-    "Mismatch",
-    "distances",
-    "find_mismatch",
-    "in_flight_words",
-    "open_words",
-]
+__all__ = ["SKEW_S", "Collective", "Distance", "Distances", "Flight", "GroupFlights", "Mismatch", "distances"]
+__all__ += ["find_mismatch", "in_flight_words", "open_words"]
 
 SKEW_S = 1.0  # between the first and the last answer of one examination
 _STANDS = 10  # collectives ahead of a rank that does not move
@@ -106,18 +95,12 @@ class GroupFlights:
     def of(cls, answer: Mapping[str, Any]) -> GroupFlights:
         """From what the rank answered (`ddp_lab.engine.status.flights`)."""
         kinds = [Collective(*kind) for kind in answer["kinds"]]
+        known = {name: answer[name] for name in ("group", "backend", "entered", "sequence", "begun", "open_count")}
         return cls(
-            group=answer["group"],
-            backend=answer["backend"],
+            **known,
             ranks=tuple(answer["ranks"]),
-            entered=answer["entered"],
-            sequence=answer["sequence"],
-            begun=answer["begun"],
             entries={number: kinds[kind] for number, kind in answer["entries"]},
-            open=tuple(
-                Flight(number, kinds[kind], seconds, bucket) for number, kind, seconds, bucket in answer["open"]
-            ),
-            open_count=answer["open_count"],
+            open=tuple(Flight(number, kinds[kind], *more) for number, kind, *more in answer["open"]),
         )
 
 
@@ -263,10 +246,9 @@ class Distances:
             course = self._courses.get(key)
             if course is None or now.behind != course.last.behind or now.gap < course.last.gap:
                 course = _Course(at, now, now)
-            course.last = now
-            courses[key] = course
-            if at - course.since >= self._seconds and self._stays(course, at - course.since, ended):
-                found = found or now
+            course.last, courses[key] = now, course
+            if found is None and at - course.since >= self._seconds and self._stays(course, at - course.since, ended):
+                found = now
         self._courses = courses
         return found
 

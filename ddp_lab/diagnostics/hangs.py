@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..formatting import binary_size, enumeration, names
-from .calls import SAME_CALLS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
+from .calls import SAME_CALLS, SAME_TENSORS, Diagnosis, diagnose_mismatch, launched_alone, mismatch_of
 from .rank_state import Call, Examined, label
 
 __all__ = ["diagnose", "different_calls"]
 
+_SLOW_LINK = "If it takes long, the link is slow or has been cut."
 _Rule = Callable[[Sequence[Examined], Sequence[Examined]], Diagnosis | None]
 
 
@@ -33,15 +34,13 @@ def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diag
     """
     waiting = [one for one in ranks if one.waits]
     for rule in _SURE:
-        found = rule(ranks, waiting)
-        if found is not None:
+        if (found := rule(ranks, waiting)) is not None:
             return found
     then = {_wait(one) for one in before}
     if before and waiting and not any(_wait(one) in then for one in waiting):
         return Diagnosis("working", f"The ranks come on; at this moment {_each(ranks)}", stuck=False)
     for rule in _RULES:
-        found = rule(ranks, waiting)
-        if found is not None:
+        if (found := rule(ranks, waiting)) is not None:
             return found
     return Diagnosis("unknown", _each(ranks))
 
@@ -60,26 +59,27 @@ def _each(ranks: Sequence[Examined]) -> str:
     return "; ".join(f"{'each of ' if len(who) > 1 else ''}{label(who)} {what}" for what, who in doing.items()) + "."
 
 
+def _who(ranks: Sequence[Examined]) -> str:
+    return label(one.rank for one in ranks)
+
+
 def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    gone = [one for one in ranks if one.state == "dead"]
-    if not gone:
+    if not (gone := [one for one in ranks if one.state == "dead"]):
         return None
-    one_is = len(gone) == 1
-    others = f"; {label(one.rank for one in waiting)} waited for {'it' if one_is else 'them'}" if waiting else ""
-    sentence = f"{label(one.rank for one in gone)} {'is' if one_is else 'are'} gone ({gone[0].why}){others}."
-    new = "a new process for it" if one_is else "new processes for them"
+    are, them, new = ("are", "them", "new processes for them")
+    if len(gone) == 1:
+        are, them, new = ("is", "it", "a new process for it")
+    others = f"; {_who(waiting)} waited for {them}" if waiting else ""
+    sentence = f"{_who(gone)} {are} gone ({gone[0].why}){others}."
     return Diagnosis("dead", sentence, f"The next cell, or `%cluster rejoin`, starts {new}.")
 
 
 def _paused(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    paused = [one for one in ranks if one.paused is not None]
+    paused = [(one, one.paused.paused) for one in ranks if one.paused is not None]
     if not paused:
         return None
-    model = paused[0].paused
-    assert model is not None
-    sentence = (
-        f"{label(one.rank for one in paused)} pause{'s' if len(paused) == 1 else ''} at a breakpoint: {model.paused}."
-    )
+    who = label(one.rank for one, _ in paused)
+    sentence = f"{who} pause{'s' if len(paused) == 1 else ''} at a breakpoint: {paused[0][1]}."
     return Diagnosis(
         "paused", sentence, "`lab.next_event()` goes on by one, `lab.resume()` takes the breakpoints away."
     )
@@ -95,15 +95,17 @@ def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> D
 
 
 def _stopped(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    stopped = [one for one in ranks if one.state == "stopped"]
-    if not stopped:
+    if not (stopped := [one for one in ranks if one.state == "stopped"]):
         return None
-    are, continue_, it = ("is", "continues", "it") if len(stopped) == 1 else ("are", "continue", "them")
-    wait = "waits" if len(waiting) == 1 else "wait"
-    others = f" {label(one.rank for one in waiting)} {wait} in {waiting[0].waits_in}." if waiting else ""
-    sentence = f"{label(one.rank for one in stopped)} {are} stopped (SIGSTOP).{others}"
+    are, continue_, them = ("is", "continues", "it") if len(stopped) == 1 else ("are", "continue", "them")
+    others = f" {_who(waiting)} {_wait_s(waiting)} in {waiting[0].waits_in}." if waiting else ""
+    sentence = f"{_who(stopped)} {are} stopped (SIGSTOP).{others}"
     commands = enumeration([f"`{one.why}`" for one in stopped])
-    return Diagnosis("stopped", sentence, f"{commands} {continue_} {it}; nothing is lost.")
+    return Diagnosis("stopped", sentence, f"{commands} {continue_} {them}; nothing is lost.")
+
+
+def _wait_s(waiting: Sequence[Examined]) -> str:
+    return "waits" if len(waiting) == 1 else "wait"
 
 
 def _idle(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -113,18 +115,13 @@ def _idle(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
 
 
 def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    silent = [one for one in ranks if one.state == "silent"]
-    if not silent:
+    if not (silent := [one for one in ranks if one.state == "silent"]):
         return None
-    does, it, ends = (
-        ("does", "it", "that rank's process; the next cell starts a new one")
-        if len(silent) == 1
-        else ("do", "them", "those ranks' processes; the next cell starts new ones")
-    )
-    wait = f" {label(one.rank for one in waiting)} wait{'s' if len(waiting) == 1 else ''} for {it}." if waiting else ""
-    sentence = (
-        f"{label(one.rank for one in silent)} {does} not answer: a call into C code holds Python's interpreter.{wait}"
-    )
+    do, them, ends = ("do", "them", "those ranks' processes; the next cell starts new ones")
+    if len(silent) == 1:
+        do, them, ends = ("does", "it", "that rank's process; the next cell starts a new one")
+    wait = f" {_who(waiting)} {_wait_s(waiting)} for {them}." if waiting else ""
+    sentence = f"{_who(silent)} {do} not answer: a call into C code holds Python's interpreter.{wait}"
     return Diagnosis("silent", sentence, f"Interrupting the cell ends {ends}.")
 
 
@@ -168,7 +165,7 @@ def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis 
         absent = [other for other in _members(one, ranks) if other.state in ("idle", "freed")]
         if not absent:
             continue
-        who, what = label(other.rank for other in absent), one.waits_in
+        who, what = _who(absent), one.waits_in
         has, it = ("have", "them") if len(absent) > 1 else ("has", "it")
         if not any(other.asked for other in absent):
             sentence = (
@@ -179,31 +176,25 @@ def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis 
                 "ranks, and `group=`); interrupting the cell ends the wait."
             )
             return Diagnosis("subset", sentence, remedy)
-        unused = _never_produced(one, absent)
-        if unused is not None:
+        if (unused := _never_produced(one, absent)) is not None:
             return unused
         sentence = f"{who} {has} ended the cell; rank {one.rank} still waits in {what}{_at(one)}."
-        if one.bucket is not None:
-            remedy = "Ranks with fewer batches than others: train inside `with model.join():`."
-        else:
-            remedy = SAME_CALLS
-        return Diagnosis("ended", sentence, remedy)
+        fewer = "Ranks with fewer batches than others: train inside `with model.join():`."
+        return Diagnosis("ended", sentence, SAME_CALLS if one.bucket is None else fewer)
     return None
 
 
 def _never_produced(one: Examined, others: Sequence[Examined]) -> Diagnosis | None:
     """A backward that waits for a gradient that will not come."""
-    if one.bucket is None:
+    lacking = [(other.rank, model.missing) for other in others for model in other.models if model.missing]
+    if one.bucket is None or not lacking:
         return None
-    for other in others:
-        for model in other.models:
-            if model.missing:
-                sentence = (
-                    f"rank {one.rank} waits for bucket {one.bucket[1]}; rank {other.rank} never produced a gradient "
-                    f"for {names(model.missing)}: not used in its forward."
-                )
-                return Diagnosis("unused", sentence, "Wrap the model with find_unused_parameters=True.")
-    return None
+    rank, missing = lacking[0]
+    sentence = (
+        f"rank {one.rank} waits for bucket {one.bucket[1]}; rank {rank} never produced a gradient for "
+        f"{names(missing)}: not used in its forward."
+    )
+    return Diagnosis("unused", sentence, "Wrap the model with find_unused_parameters=True.")
 
 
 def _busy(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -216,21 +207,20 @@ def _busy(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
         if unused is not None:
             return unused
         waits = [other for other in waiting if other.waits_in == one.waits_in]
-        verb = "waits" if len(waits) == 1 else "wait"
-        sentence = f"{label(other.rank for other in waits)} {verb} in {one.waits_in}; {_each(busy)}"
+        sentence = f"{_who(waits)} {_wait_s(waits)} in {one.waits_in}; {_each(busy)}"
         return Diagnosis("busy", sentence, _remedy_of(busy[0]))
     return None
 
 
 def _remedy_of(busy: Examined) -> str:
     """What helps against what a rank does while others wait for it."""
-    place, innermost = busy.place, busy.stack[0] if busy.stack else None
-    text = place.text if place is not None else ""
+    text = busy.place.text if busy.place is not None else ""
+    innermost = busy.stack[0].file if busy.stack else ""
     if "sleep" in text:
         return f"rank {busy.rank} sleeps: the others go on when it is done."
     if busy.within("dataloader.py"):
         return f"rank {busy.rank} waits for its data: more or faster DataLoader workers, or a balanced sampler."
-    if innermost is not None and any(name in innermost.file for name in ("threading.py", "queue.py")):
+    if "threading.py" in innermost or "queue.py" in innermost:
         return f"rank {busy.rank} waits for a thread or a queue of its own."
     if ".save(" in text:
         return f"rank {busy.rank} writes a file while the others wait: all of them can go on before it is written."
@@ -270,14 +260,12 @@ def _uneven(waiting: Sequence[Examined]) -> bool:
 def _in_buckets(buckets: Sequence[Examined]) -> Diagnosis:
     found = {one.rank: one.bucket for one in buckets if one.bucket is not None}
     if len({(model.module, number) for model, number in found.values()}) > 1:
-        words = "; ".join(
-            f"rank {rank} for bucket {number} of {model.module}" for rank, (model, number) in found.items()
-        )
+        each = (f"rank {rank} for bucket {number} of {model.module}" for rank, (model, number) in found.items())
         remedy = "They run backwards of different models, or in different orders."
-        return Diagnosis("order", f"Ranks wait for different buckets: {words}.", remedy)
+        return Diagnosis("order", f"Ranks wait for different buckets: {'; '.join(each)}.", remedy)
     model, number = next(iter(found.values()))
     sentence = f"All ranks wait for bucket {number} of {model.module}: all have launched it, it is being reduced."
-    return Diagnosis("slow", sentence, "If it takes long, the link is slow or has been cut.")
+    return Diagnosis("slow", sentence, _SLOW_LINK)
 
 
 def _in_calls(calls: dict[int, Call], words: str, uneven: bool) -> Diagnosis:
@@ -294,12 +282,8 @@ def _in_calls(calls: dict[int, Call], words: str, uneven: bool) -> Diagnosis:
         return Diagnosis("ahead", f"Ranks are not equally far: {words}.", "One of them left out, or repeated, a call.")
     if len({(one.bytes, one.what) for one in some}) > 1:
         sizes = enumeration([f"{binary_size(one.bytes)} on rank {rank}" for rank, one in calls.items()])
-        sentence = f"{some[0].name} was called with different tensors: {sizes} ({words})."
-        return Diagnosis(
-            "sizes", sentence, "Tensors have to agree in shape and dtype; uneven ones: gather their sizes first."
-        )
-    sentence = f"{label(calls)} are all in {some[0]}: it is under way."
-    return Diagnosis("slow", sentence, "If it takes long, the link is slow or has been cut.")
+        return Diagnosis("sizes", f"{some[0].name} was called with different tensors: {sizes} ({words}).", SAME_TENSORS)
+    return Diagnosis("slow", f"{label(calls)} are all in {some[0]}: it is under way.", _SLOW_LINK)
 
 
 def _at(one: Examined) -> str:

@@ -31,8 +31,7 @@ class Place:
     users: bool
 
     def __str__(self) -> str:
-        where = f"{self.file[6:-1]} line" if self.file.startswith("<cell ") else f"{self.file}:"
-        return f"{where}{' ' if where.endswith('line') else ''}{self.line}"
+        return f"{self.file[6:-1]} line {self.line}" if self.file.startswith("<cell ") else f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -248,11 +247,9 @@ def _model(answer: Mapping[str, Any]) -> Model:
     if pause:
         about = pause.get("parameter") or (f"bucket {pause['bucket']}" if pause.get("bucket") is not None else "")
         where = f"{pause['point'].replace('_', ' ')}: {about}"
-    buckets = tuple(
-        BucketStage(one["state"], one["arrived"], one["of"], tuple(one["missing"])) for one in answer["buckets"]
-    )
-    begun = {name: bool(answer[name]) for name in ("in_flight", "finalizing")}
-    return Model(answer["reducer"], answer["module"], answer["step"], paused=where, buckets=buckets, **begun)
+    buckets = tuple(BucketStage(**{**one, "missing": tuple(one["missing"])}) for one in answer["buckets"])
+    known = {name: answer[name] for name in ("reducer", "module", "step", "in_flight", "finalizing")}
+    return Model(**known, paused=where, buckets=buckets)
 
 
 def label(ranks: Iterable[int]) -> str:

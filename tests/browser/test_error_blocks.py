@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab.diagnostics.lessons import HANGS
+from ddp_lab.diagnostics.calls import HANGS
 from tests.benchmarks.browser import until
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.diagnostics import calls, hangs
+from ddp_lab.diagnostics.calls import HANGS, hang_lesson
 from ddp_lab.diagnostics.flights import GroupFlights
 from ddp_lab.diagnostics.hangs import diagnose
-from ddp_lab.diagnostics.lessons import HANGS, hang_lesson
 from ddp_lab.diagnostics.rank_state import BucketStage, Call, Examined, Model, Place
 
 LINE = Place("<cell %%distributed [3]>", 4, "<module>", "dist.all_reduce(t)", users=True)

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...diagnostics.calls import Diagnosis, diagnose_ahead
+from ...diagnostics.calls import Diagnosis, diagnose_ahead, hang_lesson
 from ...diagnostics.flights import Distance, Distances
 from ...diagnostics.hangs import diagnose, different_calls
-from ...diagnostics.lessons import hang_lesson
 from ...diagnostics.rank_state import Examined
 from ...errors import DdpLabError
 from ...lesson_files import COPIED
