@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Workload:
 
     names: tuple[str, ...]
     sizes: npt.NDArray[np.int64]
-    keys: tuple[Hashable, ...]
+    keys: tuple[tuple[str, str], ...]
     ready_ns: _Floats
     computed_ns: _Floats
     forward_ns: _Floats
@@ -111,7 +111,7 @@ class Workload:
         return cls(
             names=tuple(f"parameter{index}" for index in range(len(sizes))),
             sizes=np.asarray(sizes, np.int64),
-            keys=("float32",) * len(sizes),
+            keys=(("float32", "cpu"),) * len(sizes),
             ready_ns=ready[None, :],
             computed_ns=np.array([backward_ns]),
             forward_ns=np.array([forward_ns]),

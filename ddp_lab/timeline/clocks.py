@@ -197,11 +197,11 @@ class HostClocks:
         """What is known of each host that is moved."""
         now_ns = time.monotonic_ns()
         with self._lock:
-            found = [(host, asked, asked.line, asked.questions.offset(now_ns)) for host, asked in self._asked.items()]
-        ranks = {host: tuple(rank for rank, name in self._host_of.items() if name == host) for host, *_ in found}
+            found = [(host, asked.line, asked.questions.offset(now_ns)) for host, asked in self._asked.items()]
+            ranks = {host: tuple(rank for rank, name in self._host_of.items() if name == host) for host, *_ in found}
         return tuple(
             _told(host, ranks[host], line, estimate, now_ns)
-            for host, _, line, estimate in found
+            for host, line, estimate in found
             if line is not None and estimate is not None
         )
 

@@ -15,6 +15,7 @@ from .recorded.saved import Saved
 from .records import DriftRecord, Inspection, Kept, RankStatus, ReducerInfo
 from .store import EventStore
 from .tables import span_columns
+from .tables.gradients import drift_record
 from .tables.span_columns import Columns, TableView
 from .tables.step_table import STEP_FIELDS, StepTable
 
@@ -76,12 +77,9 @@ class TimelineModel:
             if rank is None:
                 return
             self.version += 1
-            taken = batch.events
             repeated = rank.next - batch.first
-            if repeated > 0:
-                taken = taken[repeated:]
-            elif repeated < 0:
-                rank.dropped -= repeated
+            taken = batch.events[max(repeated, 0) :]
+            rank.dropped += max(-repeated, 0)
             rank.next = max(rank.next, batch.first + len(batch.events))
             if not len(taken):
                 return
@@ -97,33 +95,26 @@ class TimelineModel:
             self._marks.append(rank, taken[marked])
         for reducer, of_reducer in _by_model(taken):
             if reducer >= 0:
-                self._extend_table(reducer, rank, of_reducer)
+                of_model = self._tables.setdefault(reducer, {})
+                if rank not in of_model:
+                    of_model[rank] = StepTable(self._max_steps)
+                of_model[rank].extend(of_reducer)
+                known.step = of_model[rank].last_step
                 at = newest if of_reducer is taken else int(of_reducer["host_ns"].max())
                 self._latest[reducer] = max(self._latest.get(reducer, 0), at)
 
-    def _extend_table(self, reducer: int, rank: int, taken: npt.NDArray[np.void]) -> None:
-        of_model = self._tables.setdefault(reducer, {})
-        if rank not in of_model:
-            of_model[rank] = StepTable(self._max_steps)
-        table = of_model[rank]
-        table.extend(taken)
-        self._ranks[rank].step = table.last_step
-
     def _renumbered(self, rank: int, life: int, taken: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Replaces the rank's numbers of reducers and marks by those of this timeline."""
-        changed = taken
         models = _models(taken)
         numbers = [self._book.number(rank, life, reducer) if reducer >= 0 else reducer for reducer in models]
-        if numbers != models:
-            changed = taken.copy()
-            changed["reducer"] = np.array(numbers)[np.searchsorted(models, taken["reducer"])]
         marks = taken["kind"] == _MARK
-        if marks.any():
-            indices, place = np.unique(taken["parameter"][marks], return_inverse=True)
-            changed = taken.copy() if changed is taken else changed
-            changed["parameter"][marks] = np.array([self._book.mark(rank, life, one) for one in indices.tolist()])[
-                place
-            ]
+        if numbers == models and not marks.any():
+            return taken
+        changed: npt.NDArray[np.void] = taken.copy()
+        changed["reducer"] = np.array(numbers)[np.searchsorted(models, taken["reducer"])]
+        indices, place = np.unique(taken["parameter"][marks], return_inverse=True)
+        names = np.array([self._book.mark(rank, life, one) for one in indices.tolist()], np.int64)
+        changed["parameter"][marks] = names[place]
         return changed
 
     def _enter(self, number: int, session: int | None) -> _Rank | None:
@@ -278,15 +269,15 @@ class TimelineModel:
                 asked = f"reducer {reducer}, generation {'newest' if generation is None else generation}"
                 raise ValueError(f"no assignment of {asked}; known (reducer: generations): {known}") from None
 
-    def watched_gradients(self, reducer: int, last_steps: int | None = None) -> list[dict[str, Any]]:
-        """Descriptions of a model's watched steps, oldest first."""
+    def watched_gradients(self, reducer: int | None, last_steps: int | None = None) -> list[dict[str, Any]]:
+        """Descriptions of a model's watched steps, oldest first; for None those of all, by model."""
         with self._lock:
-            return self._book.watched.gradients(reducer, last_steps)
+            return self._book.watched.described("gradients", reducer, last_steps)
 
     def drift_records(self, reducer: int | None = None, last_steps: int | None = None) -> list[DriftRecord]:
         """Comparisons of the ranks' replicas, by model and step."""
         with self._lock:
-            return self._book.watched.drift(reducer, last_steps)
+            return [drift_record(one) for one in self._book.watched.described("drift", reducer, last_steps)]
 
     def looks_arrived(self, reducer: int, kind: str = "drift") -> int:
         """How many descriptions of type ``"drift"`` or ``"gradients"`` of a model have come in all."""

@@ -121,9 +121,7 @@ class Timeline(TimelineModel):
             reducer: which model; None for all.
             last_steps: only so many newest steps of each; None for all that are kept.
         """
-        with self._lock:
-            described = self._book.watched.gradients(reducer, last_steps)
-        return _frame(gradient_norm_columns(described))
+        return _frame(gradient_norm_columns(self.watched_gradients(reducer, last_steps)))
 
     def drift(self, reducer: int | None = None, last_steps: int | None = None) -> pd.DataFrame:
         """Comparisons of the ranks' replicas (`watch_drift`, `Cluster.check_drift`): a row for each.
@@ -146,9 +144,7 @@ class Timeline(TimelineModel):
         was watched, or if the noise hides the gradient.
         """
         chosen = self.model(reducer)
-        with self._lock:
-            described = self._book.watched.gradients(chosen.reducer if chosen else reducer, last_steps)
-        columns = gradient_norm_columns(described)
+        columns = gradient_norm_columns(self.watched_gradients(chosen.reducer if chosen else reducer, last_steps))
         together = columns["bucket"] == ALL_BUCKETS
         return noise_scale(columns["signal"][together], columns["noise"][together])
 

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ..protocol.events import DTYPE, Batch, Kind
 from ..simulation.calibration import anchored
@@ -23,8 +22,7 @@ from .model import TimelineModel
 __all__ = ["LANES", "WhatIf", "fit_link", "what_if"]
 
 _MEBIBYTE = 1024 * 1024
-_Fact = tuple[int, Kind, int, int, int]  # time, kind, bucket, parameter, bytes
-_NONE = -1
+_FACT = np.dtype([("time", "f8"), ("kind", "i8"), ("bucket", "i8"), ("parameter", "i8"), ("bytes", "i8")])
 _Timeline = TypeVar("_Timeline", bound=TimelineModel)
 
 LANES = {"gloo": 2}
@@ -130,8 +128,7 @@ def fit_link(timeline: TimelineModel, reducer: int | None = None) -> LinkModel:
 
 def _description(workload: Workload, predicted: Prediction, module: str) -> dict[str, Any]:
     """The assignment, as a rank describes it (see tutorials/site/descriptions.md)."""
-    dtypes = [key if isinstance(key, str) else str(key[0]) for key in workload.keys]  # type: ignore[index]
-    devices = ["cpu" if isinstance(key, str) else str(key[1]) for key in workload.keys]  # type: ignore[index]
+    kinds = [{"dtype": dtype, "device": device} for dtype, device in workload.keys]
     sizes = workload.sizes.tolist()
     return {
         "type": "assignment",
@@ -143,13 +140,11 @@ def _description(workload: Workload, predicted: Prediction, module: str) -> dict
         "backend": "simulated",
         "module": module,
         "parameters": [
-            {"index": i, "name": name, "shape": [sizes[i]], "numel": sizes[i], "bytes": sizes[i]}
-            | {"dtype": dtypes[i], "device": devices[i]}
+            {"index": i, "name": name, "shape": [sizes[i]], "numel": sizes[i], "bytes": sizes[i]} | kinds[i]
             for i, name in enumerate(workload.names)
         ],
         "buckets": [
-            {"bucket": b, "bytes": int(predicted.bytes[b]), "parameters": list(members)}
-            | {"dtype": dtypes[members[0]], "device": devices[members[0]]}
+            {"bucket": b, "bytes": int(predicted.bytes[b]), "parameters": list(members)} | kinds[members[0]]
             for b, members in enumerate(predicted.buckets)
         ],
         "rebuilt": True,
@@ -160,43 +155,32 @@ def _batches(workload: Workload, predicted: Prediction) -> list[Batch]:
     """One batch for each rank with two equal steps: times between steps need as many."""
     made = []
     for rank in range(workload.ranks):
-        events = [_array(_facts(workload, predicted, rank), step, predicted.step_ns) for step in range(2)]
-        joined = np.concatenate(events)
-        joined["sequence"] = np.arange(len(joined))
-        made.append(Batch(rank, 1, 0, 0, joined))
+        facts = np.sort(np.array(list(_facts(workload, predicted, rank)), _FACT), order=["time", "kind"])
+        events = np.zeros(2 * len(facts), DTYPE)
+        events["step"] = np.repeat([0, 1], len(facts))
+        for name in ("kind", "bucket", "parameter", "bytes"):
+            events[name] = np.tile(facts[name], 2)
+        # 0 means missing
+        events["host_ns"] = np.tile(np.rint(facts["time"]), 2) + 1 + events["step"] * round(predicted.step_ns)
+        events["sequence"] = np.arange(len(events))
+        made.append(Batch(rank, 1, 0, 0, events))
     return made
 
 
-def _facts(workload: Workload, predicted: Prediction, rank: int) -> list[_Fact]:
+def _facts(workload: Workload, predicted: Prediction, rank: int) -> Iterator[tuple[float, Kind, int, int, int]]:
     begin = predicted.begin_ns[rank]
-    facts: list[_Fact] = [
-        (_ns(begin - workload.forward_ns[rank]), Kind.FORWARD_BEGIN, _NONE, _NONE, _NONE),
-        (_ns(begin), Kind.FORWARD_END, _NONE, _NONE, _NONE),
-        (_ns(begin), Kind.BACKWARD_BEGIN, _NONE, _NONE, _NONE),
-        (_ns(predicted.computed_ns[rank]), Kind.FINALIZE_BEGIN, _NONE, _NONE, _NONE),
-        (_ns(predicted.end_ns[rank]), Kind.BACKWARD_END, _NONE, _NONE, _NONE),
-    ]
+    of_step = {
+        Kind.FORWARD_BEGIN: begin - workload.forward_ns[rank],
+        Kind.FORWARD_END: begin,
+        Kind.BACKWARD_BEGIN: begin,
+        Kind.FINALIZE_BEGIN: predicted.computed_ns[rank],
+        Kind.BACKWARD_END: predicted.end_ns[rank],
+    }
+    yield from ((at, kind, -1, -1, -1) for kind, at in of_step.items())
     for bucket, members in enumerate(predicted.buckets):
-        size = int(predicted.bytes[bucket])
         for index in members:
-            at = _ns(predicted.gradients_ns[rank, index])
-            facts.append((at, Kind.GRAD_READY, bucket, index, int(workload.sizes[index])))
-        facts += [
-            (_ns(predicted.ready_ns[rank, bucket]), Kind.BUCKET_READY, bucket, _NONE, size),
-            (_ns(predicted.launched_ns[rank, bucket]), Kind.BUCKET_LAUNCHED, bucket, _NONE, size),
-            (_ns(predicted.reduced_ns[bucket]), Kind.BUCKET_REDUCED, bucket, _NONE, size),
-        ]
-    return sorted(facts, key=lambda fact: fact[:2])
-
-
-def _ns(time: float) -> int:
-    return round(float(time)) + 1  # 0 means missing
-
-
-def _array(facts: Sequence[_Fact], step: int, step_ns: float) -> npt.NDArray[np.void]:
-    made = np.zeros(len(facts), DTYPE)
-    time, kind, bucket, parameter, size = zip(*facts, strict=True)
-    made["host_ns"] = np.array(time) + round(step * step_ns)
-    made["kind"], made["bucket"], made["parameter"], made["bytes"] = kind, bucket, parameter, size
-    made["step"] = step
-    return made
+            yield predicted.gradients_ns[rank, index], Kind.GRAD_READY, bucket, index, workload.sizes[index]
+        size = int(predicted.bytes[bucket])
+        yield predicted.ready_ns[rank, bucket], Kind.BUCKET_READY, bucket, -1, size
+        yield predicted.launched_ns[rank, bucket], Kind.BUCKET_LAUNCHED, bucket, -1, size
+        yield predicted.reduced_ns[bucket], Kind.BUCKET_REDUCED, bucket, -1, size

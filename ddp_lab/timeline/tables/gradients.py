@@ -25,7 +25,7 @@ from .span_columns import Columns, TableView, objects
 from .step_table import STEP_FIELDS
 
 __all__ = ["ALL_BUCKETS", "GRADIENT_COLUMNS", "GradientBook", "drift_columns", "gradient_columns"]
-__all__ += ["gradient_norm_columns", "noise_scale", "signal_and_noise"]
+__all__ += ["drift_record", "gradient_norm_columns", "noise_scale", "signal_and_noise"]
 
 GRADIENT_COLUMNS = ("rank", "reducer", "step", "bucket", "parameter", "begin_ns", "end_ns", "completes")
 _BEGIN = STEP_FIELDS.index("backward_begin")
@@ -56,15 +56,8 @@ class GradientBook:
         """(rank, description) of all that is kept."""
         return [one for kept in self._kept.values() for one in kept.values()]
 
-    def gradients(self, reducer: int | None, last_steps: int | None) -> list[dict[str, Any]]:
-        """Descriptions of type "gradients", by model and step."""
-        return self._of("gradients", reducer, last_steps)
-
-    def drift(self, reducer: int | None, last_steps: int | None = None) -> list[DriftRecord]:
-        """Comparisons of replicas, by model and step."""
-        return [_drift_record(one) for one in self._of("drift", reducer, last_steps)]
-
-    def _of(self, wanted: str, reducer: int | None, last_steps: int | None) -> list[dict[str, Any]]:
+    def described(self, wanted: str, reducer: int | None, last_steps: int | None) -> list[dict[str, Any]]:
+        """Descriptions of a type, by model and step."""
         found = []
         for (kind, of), kept in sorted(self._kept.items()):
             if kind == wanted and reducer in (None, of):
@@ -85,7 +78,7 @@ def drift_columns(records: list[DriftRecord]) -> Columns:
     return made
 
 
-def _drift_record(one: dict[str, Any]) -> DriftRecord:
+def drift_record(one: dict[str, Any]) -> DriftRecord:
     """A description of type "drift" as a record; those of older versions lack some fields."""
     return DriftRecord(
         reducer=one["reducer"],

@@ -89,12 +89,8 @@ def span_columns(views: Sequence[TableView], sizes: Mapping[tuple[int, int], npt
 
 
 def _spans_of(one: TableView, sizes: Mapping[tuple[int, int], npt.NDArray[np.int64]]) -> Columns:
-    first, ready = one.buckets[:, :, _B["first_ready"]], one.buckets[:, :, _B["ready"]]
-    launched, reduced = one.buckets[:, :, _B["launched"]], one.buckets[:, :, _B["reduced"]]
-    row, bucket = np.nonzero((first > 0) | (ready > 0) | (launched > 0))
+    row, bucket = np.nonzero((one.buckets[:, :, [_B["first_ready"], _B["ready"], _B["launched"]]] > 0).any(axis=2))
     overlap = _overlap(one)
-    backward = one.steps[row, _F["backward_begin"]]
-    device_begin, device_end = (one.buckets[row, bucket, _B[name]] for name in ("device_begin", "device_end"))
     made: Columns = {
         "rank": np.full(len(row), one.rank),
         "reducer": np.full(len(row), one.reducer),
@@ -104,24 +100,19 @@ def _spans_of(one: TableView, sizes: Mapping[tuple[int, int], npt.NDArray[np.int
         "bucket": bucket,
         "bytes": one.buckets[row, bucket, _B["bytes"]],
         "n_parameters": _numbers(one, row, bucket, sizes),
-        "backward_begin_ns": backward,
-        "first_ready_ns": first[row, bucket],
-        "ready_ns": ready[row, bucket],
-        "launched_ns": launched[row, bucket],
-        "reduced_ns": reduced[row, bucket],
-        "finalize_ns": one.steps[row, _F["finalize"]],
-        "device_begin_ns": device_begin,
-        "device_end_ns": device_end,
-        "device_ms": milliseconds(device_end, device_begin),
+        **{f"{name}_ns": one.steps[row, _F[name]] for name in ("backward_begin", "finalize")},
+        **{f"{name}_ns": one.buckets[row, bucket, _B[name]] for name in BUCKET_FIELDS[:-1]},
         "hidden_ms": overlap.hidden_ms[row, bucket],
         "exposed_ms": overlap.exposed_ms[row, bucket],
         "clock": np.where(overlap.on_device[row], "device", "host"),
         "complete": one.steps[row, _F["backward_end"]] > 0,
     }
     for name in ("first_ready", "ready", "launched", "reduced"):
-        made[f"{name}_ms"] = milliseconds(made[f"{name}_ns"], backward)
-    made["fill_ms"] = milliseconds(made["ready_ns"], made["first_ready_ns"])
-    made["all_reduce_ms"] = milliseconds(made["reduced_ns"], made["launched_ns"])
+        made[f"{name}_ms"] = milliseconds(made[f"{name}_ns"], made["backward_begin_ns"])
+    lasts = {"fill": ("first_ready", "ready"), "all_reduce": ("launched", "reduced")}
+    lasts["device"] = ("device_begin", "device_end")
+    for name, (begin, end) in lasts.items():
+        made[f"{name}_ms"] = milliseconds(made[f"{end}_ns"], made[f"{begin}_ns"])
     return made
 
 
@@ -132,12 +123,10 @@ def _numbers(
     sizes: Mapping[tuple[int, int], npt.NDArray[np.int64]],
 ) -> npt.NDArray[np.int64]:
     found = np.zeros(len(row), np.int64)
-    generation = one.generation[row]
-    for which in np.unique(generation):
-        known = sizes.get((one.reducer, int(which)))
-        if known is not None and len(known):
-            chosen = (generation == which) & (bucket < len(known))
-            found[chosen] = known[bucket[chosen]]
+    for generation in np.unique(one.generation).tolist():
+        known = sizes.get((one.reducer, generation), found[:0])
+        chosen = (one.generation[row] == generation) & (bucket < len(known))
+        found[chosen] = known[bucket[chosen]]
     return found
 
 
@@ -161,11 +150,7 @@ def _steps_of(one: TableView) -> Columns:
         "state": state,
         "buckets": (one.buckets[:, :, _B["launched"]] > 0).sum(axis=1),
         "bytes": one.buckets[:, :, _B["bytes"]].sum(axis=1),
-        "forward_begin_ns": times["forward_begin"],
-        "forward_end_ns": times["forward_end"],
-        "backward_begin_ns": times["backward_begin"],
-        "finalize_ns": times["finalize"],
-        "backward_end_ns": times["backward_end"],
+        **{f"{name}_ns": values for name, values in times.items()},
         "step_ms": milliseconds(times["backward_end"], one.previous_end),
         "forward_ms": milliseconds(times["forward_end"], times["forward_begin"]),
         "backward_ms": milliseconds(times["backward_end"], times["backward_begin"]),
