@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ __all__ += ["gradient_sync", "mean", "median", "milliseconds", "on_device", "ove
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
+_Number = TypeVar("_Number", np.int64, np.float64)
 
 EDGES = ("first_ready", "ready", "launched", "all_launched", "reduced", "exposed_from")
 """Last axis of `edges`: filling, queued, waiting, reducing lie between neighbours, exposed from the last to reduced."""
@@ -78,7 +80,7 @@ def split(launched: _Times, reduced: _Times, compute_end: _Times) -> tuple[_Time
     return boundary - launched, reduced - boundary
 
 
-def covered(begin: _Times, end: _Times, valid: npt.NDArray[np.bool_]) -> _Times:
+def covered(begin: npt.NDArray[_Number], end: npt.NDArray[_Number], valid: _Flags) -> npt.NDArray[_Number]:
     """Time during which at least one interval of a row is open (overlapping intervals count once).
 
     Args:
@@ -90,7 +92,7 @@ def covered(begin: _Times, end: _Times, valid: npt.NDArray[np.bool_]) -> _Times:
         Nanoseconds, shape ``[rows]``; 0 for a row without valid intervals.
     """
     if begin.shape[1] == 0:
-        return np.zeros(len(begin), np.int64)
+        return np.zeros(len(begin), begin.dtype)
     latest = np.iinfo(np.int64).max
     start = np.where(valid, begin, latest)
     stop = np.where(valid, np.maximum(end, begin), latest)

@@ -1,15 +1,32 @@
-"""The times of the steps that all ranks have completed, side by side: what findings and comparisons start from."""
+"""Steps that all ranks have completed, their times side by side; and the same steps replayed with changes.
+
+What would they have taken if gradients or collectives had come otherwise?
+
+[Note: the replay]
+Buckets are launched in order, and a collective runs when all ranks have launched it and the one before has ended.
+So its own time is what lies between the later of both and its end. With these times the replay of unchanged
+readiness ends exactly when the recorded collectives ended; a change (a bucket ready earlier, a smaller bucket) moves
+what depends on it. The collectives of other bucket sizes take what a straight line through the recorded ones says.
+`simulate` answers other questions: it knows links, worlds and hooks that were never recorded, from a model of them and
+from one typical step. The replay has no model of the link and takes every recorded step as it was, so that it can say
+what a rank that is late only now and then has cost.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Steps"]
+__all__ = ["Line", "Replay", "Steps", "fit"]
 
 _Times = npt.NDArray[np.int64]
+_Values = npt.NDArray[np.float64]
+
+_ASSUMED_START = 0.2  # share of a collective's time that does not depend on its size, where all sizes are equal
 
 
 @dataclass(frozen=True)
@@ -68,3 +85,180 @@ class Steps:
     def places(self) -> _Times:
         """Readiness by parameter, or on devices by bucket: shape ``[ranks, steps, places]``."""
         return self.launched if self.on_device else self.gradients
+
+
+@dataclass(frozen=True)
+class Line:
+    """Time of a collective by its size: ``start_ns + ns_per_byte * bytes``.
+
+    Attributes:
+        start_ns: of an empty one, ≥ 0.
+        ns_per_byte: ≥ 0.
+        assumed: all recorded sizes were about equal; how much of their time is `start_ns` was assumed.
+    """
+
+    start_ns: float
+    ns_per_byte: float
+    assumed: bool
+
+    def time_ns(self, size: float) -> float:
+        """Time of a collective of `size` bytes."""
+        return self.start_ns + self.ns_per_byte * size
+
+
+def fit(sizes: Sequence[float], times: Sequence[float]) -> Line:
+    """The line through (bytes, ns) of each bucket; both of its numbers are at least 0."""
+    x, y = np.asarray(sizes, np.float64), np.asarray(times, np.float64)
+    if not len(x) or x.max() <= 0:
+        return Line(float(np.median(y)) if len(y) else 0.0, 0.0, True)
+    if x.max() < 1.5 * max(x.min(), 1.0):
+        typical = float(np.median(y))
+        return Line(_ASSUMED_START * typical, (1 - _ASSUMED_START) * typical / float(x.mean()), True)
+    slope, start = np.polyfit(x, y, 1)
+    if slope < 0:
+        return Line(float(np.median(y)), 0.0, False)
+    if start < 0:
+        return Line(0.0, float((x * y).sum() / (x * x).sum()), False)
+    return Line(float(start), float(slope), False)
+
+
+class Replay:
+    """Recorded steps of one reducer, to be replayed with changes.
+
+    Args:
+        steps: all with the same buckets.
+        buckets: parameters by bucket.
+        sizes: bytes by parameter.
+    """
+
+    def __init__(self, steps: Steps, buckets: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+        self.steps, self.buckets, self.sizes = steps, [list(one) for one in buckets], list(sizes)
+        self.zero = steps.begin.min(axis=0)
+        launched = steps.launched.max(axis=0)
+        reduced = np.maximum.accumulate(np.maximum(steps.reduced.max(axis=0), launched), axis=1)
+        before = np.concatenate([np.zeros_like(reduced[:, :1]), reduced[:, :-1]], axis=1)
+        self.service = (reduced - np.maximum(launched, before)).astype(np.float64)
+        """Own time of each collective in ns, shape ``[steps, buckets]``."""
+        self.bytes = [sum(self.sizes[i] for i in one) for one in self.buckets]
+        self.line = fit(self.bytes, list(np.median(self.service, axis=0)) if len(steps) else [0.0] * len(self.bytes))
+        last = np.maximum(reduced[:, -1], steps.finalize.max(axis=0)) if self.buckets else steps.finalize.max(axis=0)
+        self.tail = np.maximum(steps.end.max(axis=0) - last, 0)
+        """What each step did after its last bucket was reduced (ns): writing gradients back."""
+        self.base = self.ended(self.ready(), self.service)
+
+    def ready(self) -> _Values:
+        """When each bucket was launched by each rank, in ns since the first rank's backward began."""
+        return np.asarray((self.steps.launched - self.zero[None, :, None]).astype(np.float64))
+
+    def computed(self) -> _Values:
+        """When each rank's own computation was over, in the same way, shape ``[ranks, steps]``."""
+        return np.asarray((self.steps.finalize - self.zero).astype(np.float64))
+
+    def ended(self, ready: _Values, service: _Values, computed: _Values | None = None) -> _Values:
+        """When the last collective and all computation are over; ns, shape ``[steps]``.
+
+        Args:
+            ready: shape ``[ranks, steps, buckets]``.
+            service: shape ``[steps, buckets]``.
+            computed: shape ``[ranks, steps]``; None for the recorded one.
+        """
+        return self._ended(ready.max(axis=0), service, computed)
+
+    def _ended(self, everywhere: _Values, service: _Values, computed: _Values | None = None) -> _Values:
+        """The same from when the last rank has launched: shape ``[steps, buckets]``."""
+        computed = self.computed() if computed is None else computed
+        free = np.zeros(everywhere.shape[0])
+        for bucket in range(everywhere.shape[1]):
+            free = np.maximum(free, everywhere[:, bucket]) + service[:, bucket]
+        return np.asarray(np.maximum(free, computed.max(axis=0)))
+
+    def with_service(self, service: _Values) -> float:
+        """What other times of the collectives save: median over the steps (ns), negative if they cost."""
+        return float(np.median(self.base - self.ended(self.ready(), service)))
+
+    def with_buckets(self, buckets: Sequence[Sequence[int]]) -> float:
+        """What another assignment of buckets saves (ns), with the times of `line` against the same of the present one.
+
+        A parameter without a gradient is ready when the backward begins.
+        """
+        return float(np.median(self._present - self._with(buckets)))
+
+    @cached_property
+    def _present(self) -> _Values:
+        return self._with(self.buckets)
+
+    @cached_property
+    def _latest(self) -> _Values:
+        """When the last rank had each gradient: shape ``[steps, parameters]``."""
+        return np.asarray(self.gradients.max(axis=0))
+
+    def _with(self, buckets: Sequence[Sequence[int]]) -> _Values:
+        """When the steps had ended with these buckets."""
+        order = np.concatenate([np.asarray(one, np.intp) for one in buckets])
+        begins = np.cumsum([0, *(len(one) for one in buckets[:-1])], dtype=np.intp)
+        everywhere = np.maximum.reduceat(self._latest[:, order], begins, axis=1)
+        sizes = np.add.reduceat(np.asarray(self.sizes)[order], begins)
+        times = self.line.start_ns + self.line.ns_per_byte * sizes
+        return self._ended(everywhere, np.broadcast_to(times, (len(self.steps), len(times))))
+
+    @cached_property
+    def gradients(self) -> _Values:
+        """When each gradient was there, in ns since the first rank's backward began: ``[ranks, steps, parameters]``.
+
+        On devices only the buckets' times are known: a bucket's gradients are then spread between them by their bytes.
+        """
+        begin = (self.steps.begin - self.zero)[:, :, None].astype(np.float64)
+        if not self.steps.on_device:
+            moments = np.zeros((*self.steps.begin.shape, len(self.sizes)), np.int64)
+            recorded = self.steps.gradients[:, :, : len(self.sizes)]
+            moments[:, :, : recorded.shape[2]] = recorded
+            return np.asarray(np.where(moments > 0, moments - self.zero[None, :, None], begin))
+        ready = self.ready()
+        made = np.zeros((*ready.shape[:2], len(self.sizes)))
+        before = np.broadcast_to(begin[:, :, 0], ready.shape[:2])
+        for number, members in enumerate(self.buckets):
+            share = np.cumsum([self.sizes[i] for i in members]) / max(1, self.bytes[number])
+            made[:, :, members] = before[:, :, None] + (ready[:, :, number] - before)[:, :, None] * share
+            before = ready[:, :, number]
+        return made
+
+    def mean_saved_without(self, rank: int, place: int, delay: _Values) -> float:
+        """What the steps had saved on average (ns) if one rank had not been late.
+
+        Args:
+            rank: position of the rank.
+            place: position of the parameter (on devices: of the bucket) at which it falls behind; negative: before
+                its backward.
+            delay: by how much, shape ``[steps]``.
+        """
+        ready, computed = self.ready().copy(), self.computed().copy()
+        computed[rank] -= delay
+        since = self._times_of(rank, place)
+        late = ready[rank] >= since[:, None]
+        ready[rank] -= np.where(late, delay[:, None], 0.0)
+        return float(np.mean(self.base - self.ended(ready, self.service, computed)))
+
+    @cached_property
+    def waited(self) -> _Values:
+        """How long all others waited for each rank alone (ns), shape ``[ranks, steps]``, 0 for a single rank.
+
+        That is what each step had saved if that rank had been as fast as the slowest of the others.
+        """
+        ready, computed = self.ready(), self.computed()
+        ranks = len(ready)
+        if ranks < 2:
+            return np.zeros((ranks, len(self.steps)))
+        last, before = ready.argmax(axis=0), np.partition(ready, -2, axis=0)[-2]
+        slowest, second = computed.argmax(axis=0), np.partition(computed, -2, axis=0)[-2]
+        everywhere, ended = ready.max(axis=0), computed.max(axis=0)
+        made = np.empty((ranks, len(self.steps)))
+        for rank in range(ranks):
+            others = np.where(last == rank, before, everywhere)
+            made[rank] = self.base - self._ended(others, self.service, np.where(slowest == rank, second, ended)[None])
+        return np.maximum(made, 0.0)
+
+    def _times_of(self, rank: int, place: int) -> _Values:
+        if place < 0:
+            return np.full(len(self.steps), -np.inf)
+        moment = self.steps.places()[rank, :, place]
+        return np.asarray(np.where(moment > 0, moment - self.zero, np.inf))

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..analysis.step_metrics import covered
+
 __all__ = ["Workload", "carried", "shares"]
 
 _Floats = npt.NDArray[np.float64]
@@ -128,9 +130,9 @@ class Workload:
         lost = compute_slowdown / (1 + compute_slowdown)
         ready, computed = self.ready_ns.copy(), self.computed_ns.copy()
         for rank in range(self.ranks):
-            intervals = _union(self.busy_ns[rank])
-            ready[rank] -= lost * _before(intervals, ready[rank])
-            computed[rank] -= lost * float(_before(intervals, computed[rank : rank + 1])[0])
+            busy = _busy_until(self.busy_ns[rank], np.append(ready[rank], computed[rank]))
+            ready[rank] -= lost * busy[:-1]
+            computed[rank] -= lost * float(busy[-1])
         return replace(self, ready_ns=ready, computed_ns=computed, busy_ns=np.zeros((self.ranks, 0, 2)))
 
     def without(self, rank: int) -> Workload:
@@ -150,24 +152,10 @@ class Workload:
         return replace(self, **changed)
 
 
-def _union(intervals: _Floats) -> _Floats:
-    """Disjoint intervals that cover the same, ascending; ``[n, 2]``."""
-    made: list[list[float]] = []
-    for begin, end in sorted(intervals.tolist()):
-        if end <= begin:
-            continue
-        if made and begin <= made[-1][1]:
-            made[-1][1] = max(made[-1][1], end)
-        else:
-            made.append([begin, end])
-    return np.array(made).reshape(-1, 2)
-
-
-def _before(intervals: _Floats, at: _Floats) -> _Floats:
-    """How much of the intervals lies between 0 and each time; shape of `at`."""
-    begin, end = intervals[:, 0], intervals[:, 1]
-    inside: _Floats = np.clip(at[:, None], begin, end) - np.maximum(begin, 0)
-    return np.asarray(np.maximum(inside, 0).sum(axis=1))
+def _busy_until(intervals: _Floats, at: _Floats) -> _Floats:
+    """How much of the time from 0 to each of these is covered by intervals; shape of `at`."""
+    begin, end = np.maximum(intervals[:, 0], 0), np.minimum(intervals[:, 1], at[:, None])
+    return covered(np.broadcast_to(begin, end.shape), end, end > begin)
 
 
 def carried(assignment: Mapping[str, Any]) -> list[float] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -26,40 +26,31 @@ class EventStore:
         self._max_events, self._max_thinned = max_events, thinned
         self._thinned: list[tuple[int, npt.NDArray[np.void]]] = []
         self._thinned_events, self._every = 0, 1
-        self._chunks: list[tuple[int, npt.NDArray[np.void]]] = []
-        self._starts: list[int] = []
-        self._first = 0  # index of the oldest chunk that is kept
+        self._chunks: deque[tuple[int, int, npt.NDArray[np.void]]] = deque()  # cursor of the first, rank, events
         self.next = 0
 
     @property
     def start(self) -> int:
         """Cursor of the oldest event that is kept."""
-        return self._starts[self._first] if self._first < len(self._starts) else self.next
+        return self._chunks[0][0] if self._chunks else self.next
 
     def append(self, rank: int, events: npt.NDArray[np.void]) -> None:
         """Adds events of one rank and forgets the oldest batches."""
         if not len(events):
             return
-        self._chunks.append((rank, events))
-        self._starts.append(self.next)
+        self._chunks.append((self.next, rank, events))
         self.next += len(events)
-        while self.next - self.start > self._max_events and self._first < len(self._chunks) - 1:
-            self._thin(*self._chunks[self._first])
-            self._chunks[self._first] = (-1, events[:0])
-            self._first += 1
-        if self._first > 1_000 and self._first > len(self._chunks) // 2:
-            del self._chunks[: self._first], self._starts[: self._first]
-            self._first = 0
+        while self.next - self.start > self._max_events and len(self._chunks) > 1:
+            _, of, oldest = self._chunks.popleft()
+            self._thin(of, oldest)
 
     def thinned(self) -> list[tuple[int, npt.NDArray[np.void]]]:
         """What is kept of the events before `start`, as (rank, events) pairs in the order of arrival."""
         return list(self._thinned)
 
     def _thin(self, rank: int, events: npt.NDArray[np.void]) -> None:
-        if not self._max_thinned:
-            return
         kept_events = self._of_kept_steps(events)
-        if not len(kept_events):
+        if not self._max_thinned or not len(kept_events):
             return
         self._thinned.append((rank, kept_events))
         self._thinned_events += len(kept_events)
@@ -85,9 +76,9 @@ class EventStore:
             raise ValueError(f"cursor {cursor} is not between 0 and {self.next}")
         gone = max(0, self.start - cursor)
         cursor += gone
-        index = max(self._first, bisect_right(self._starts, cursor) - 1)
-        found = self._chunks[index:]
-        if found and cursor > self._starts[index]:
-            rank, events = found[0]
-            found[0] = (rank, events[cursor - self._starts[index] :])
-        return [pair for pair in found if len(pair[1])], self.next, gone
+        found: list[tuple[int, npt.NDArray[np.void]]] = []
+        for start, rank, events in reversed(self._chunks):  # what is new is at the end, and little
+            if start + len(events) <= cursor:
+                break
+            found.append((rank, events[max(0, cursor - start) :]))
+        return found[::-1], self.next, gone

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_lab.analysis.counterfactuals import fit
 from ddp_lab.analysis.findings.facts import Finding
+from ddp_lab.analysis.steps import fit
 from ddp_lab.bucketing import assign_buckets
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.timeline import Timeline

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...formatting import step_range
-from ..counterfactuals import Replay
-from ..steps import Steps
+from ..steps import Replay, Steps
 from ..stragglers import Late
 
 __all__ = ["Facts", "Finding"]

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ...formatting import ms, names, size
-from ..counterfactuals import fit
+from ..steps import fit
 from .facts import Facts, Finding
 
 __all__ = ["ALWAYS", "communication", "copies", "search_of_unused", "small_tensors", "unused_parameters"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -52,9 +53,7 @@ class Player(Generic[_Timeline]):
         self._ranks, self._events = _in_order(saved.chunks)
         gaps = np.diff(self._events["host_ns"], prepend=self._events["host_ns"][:1])
         self._due = np.cumsum(np.clip(gaps, 0, _LONGEST_PAUSE_NS)) / 1e9
-        places = _Places(self._ranks, self._events)
-        described = ((places.of(rank, one), rank, one) for rank, one in saved.described)
-        self._described = sorted(described, key=lambda one: one[0])
+        self._described = _placed(self._ranks, self._events, saved.described)
         self.seconds = float(self._due[-1])
         self._speed, self._playing, self._position = _checked(speed), True, 0.0
         self._at = clock()
@@ -160,36 +159,37 @@ class Player(Generic[_Timeline]):
         self._fed = until
 
 
-class _Places:
-    """Before which event a description is handed on.
+def _placed(
+    ranks: npt.NDArray[np.int64], events: npt.NDArray[np.void], described: Sequence[tuple[int, dict[str, Any]]]
+) -> list[tuple[int, int, dict[str, Any]]]:
+    """Before which event each description is handed on, by whom, and which it is, in the order of these places.
+
+    Of buckets it is the first event that needs it; of a step, its last; else the first of all.
 
     Args:
         ranks: whose events they are.
         events: in the order of time.
+        described: (rank, description) in the order of arrival.
     """
 
-    def __init__(self, ranks: npt.NDArray[np.int64], events: npt.NDArray[np.void]) -> None:
-        self._ranks, self._events = ranks, events
-        self._known: dict[tuple[int, int], tuple[dict[int, int], dict[int, int]]] = {}
+    @functools.cache
+    def of_model(rank: int, reducer: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Where each generation begins, and where each step ends."""
+        own = np.flatnonzero((ranks == rank) & (events["reducer"] == reducer))
+        generations, first = np.unique(events["generation"][own], return_index=True)
+        steps, last = np.unique(events["step"][own][::-1], return_index=True)
+        begins = dict(zip(generations.tolist(), own[first].tolist(), strict=True))
+        return begins, dict(zip(steps.tolist(), own[::-1][last].tolist(), strict=True))
 
-    def of(self, rank: int, description: dict[str, Any]) -> int:
-        """Of buckets, the first event that needs it; of a step, its last; else the first of all."""
+    def place(rank: int, description: dict[str, Any]) -> int:
         if "reducer" not in description:
             return 0
-        generations, steps = self._of_model(rank, int(description["reducer"]))
+        generations, steps = of_model(rank, int(description["reducer"]))
         if description.get("type") == "assignment":
             return generations.get(description["generation"], 0)
         return steps.get(description.get("step", -1), 0)
 
-    def _of_model(self, rank: int, reducer: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Where each generation begins, and where each step ends."""
-        if (rank, reducer) not in self._known:
-            own = np.flatnonzero((self._ranks == rank) & (self._events["reducer"] == reducer))
-            generations, first = np.unique(self._events["generation"][own], return_index=True)
-            steps, last = np.unique(self._events["step"][own][::-1], return_index=True)
-            begins = dict(zip(generations.tolist(), own[first].tolist(), strict=True))
-            self._known[rank, reducer] = begins, dict(zip(steps.tolist(), own[::-1][last].tolist(), strict=True))
-        return self._known[rank, reducer]
+    return sorted(((place(rank, one), rank, one) for rank, one in described), key=lambda one: one[0])
 
 
 def _in_order(
