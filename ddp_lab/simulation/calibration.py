@@ -29,7 +29,6 @@ from .workload import Workload
 
 __all__ = ["Measured", "anchored", "as_recorded", "calibrated", "errors"]
 
-_MEBIBYTE = 1024 * 1024
 _FASTEST, _TRIED = 1 / 64, 17
 _GRID = {
     "compute_slowdown": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0),
@@ -41,7 +40,7 @@ _STARTS = 4  # of the grid's best; there are several valleys
 
 def as_recorded(workload: Workload) -> Configuration | None:
     """What the workload was recorded with; None if that is not known."""
-    return Configuration([cap / _MEBIBYTE for cap in workload.caps]) if workload.caps else None
+    return Configuration(workload.caps_mb) if workload.caps else None
 
 
 def anchored(workload: Workload, link: LinkModel) -> tuple[Workload, LinkModel]:

@@ -83,6 +83,11 @@ class Workload:
         return len(self.ready_ns)
 
     @property
+    def caps_mb(self) -> list[float]:
+        """`caps` in MiB."""
+        return [cap / (1 << 20) for cap in self.caps]
+
+    @property
     def bytes(self) -> int:
         """Of all gradients."""
         return int(self.sizes.sum())

@@ -21,7 +21,6 @@ from .model import TimelineModel
 
 __all__ = ["LANES", "WhatIf", "fit_link", "what_if"]
 
-_MEBIBYTE = 1024 * 1024
 _FACT = np.dtype([("time", "f8"), ("kind", "i8"), ("bucket", "i8"), ("parameter", "i8"), ("bytes", "i8")])
 _Timeline = TypeVar("_Timeline", bound=TimelineModel)
 
@@ -88,9 +87,7 @@ def what_if(
 ) -> WhatIf[_Timeline]:
     """See `Timeline.simulate`; `recorded_link`: that of the recording, if it was measured."""
     workload = workloads.workload(timeline, reducer)
-    if bucket_cap_mb is None and workload.caps:
-        bucket_cap_mb = [cap / _MEBIBYTE for cap in workload.caps]
-    configuration = Configuration(bucket_cap_mb, **options)
+    configuration = Configuration((workload.caps_mb or None) if bucket_cap_mb is None else bucket_cap_mb, **options)
     info = timeline.model(reducer)
     chosen = link or fit_link(timeline, reducer)
     if link is None or link is recorded_link:

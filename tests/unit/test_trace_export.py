@@ -176,6 +176,7 @@ def test_slices_hold_their_numbers(rows: list[tuple[int, int, int | None]], name
     spans |= {"reduced_ns": begin + last, "hidden_ms": hidden, "exposed_ms": hidden}
     steps = dict.fromkeys(STEP_COLUMNS, nothing[:0])
     gradients = dict.fromkeys(GRADIENT_COLUMNS, nothing) | {"begin_ns": begin, "end_ns": begin + last}
+    gradients["completes"] = nothing > 0
     file = BytesIO()
     chrome_trace.write(file, chrome_trace.Trace(spans, steps, gradients, {}, {0: [name]}))
     slices = [one for one in json.loads(file.getvalue())["traceEvents"] if one["ph"] == "X"]

@@ -176,7 +176,7 @@ def _shown_gradients(trace: Trace, arrows: _Arrows) -> _Columns:
     if not arrows.of_every_rank:
         return {name: column[arrows.gradient] for name, column in found.items()}
     if len(found["rank"]) > MOST_GRADIENTS:
-        return {name: column[found["completes"].astype(bool)] for name, column in found.items()}
+        return {name: column[found["completes"]] for name, column in found.items()}
     return found
 
 
@@ -277,7 +277,7 @@ def _flows(events: _Events, arrows: _Arrows) -> None:
 
 def _completing(gradients: _Columns, wanted: _Columns) -> npt.NDArray[np.intp]:
     """For each wanted (reducer, step, bucket, rank) the row of the gradient that completed the bucket; -1 for none."""
-    found = np.flatnonzero(gradients["completes"].astype(bool))
+    found = np.flatnonzero(gradients["completes"])
     if not len(found):
         return np.full(len(wanted["rank"]), -1, np.intp)
     names = ("reducer", "step", "bucket", "rank")

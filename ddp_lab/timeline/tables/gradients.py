@@ -172,17 +172,15 @@ def gradient_columns(
         bucket_of: (reducer, generation) -> bucket by parameter; steps under other assignments are left out.
         completing: only those that were the last of their bucket.
     """
-    of_view = _completing if completing else _of_view
-    parts = [of_view(one, buckets, generation) for one in views for generation, buckets in _known(one, bucket_of)]
-    return {
-        name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0, np.int64)
-        for name in GRADIENT_COLUMNS
-    }
-
-
-def _known(one: TableView, bucket_of: Mapping[tuple[int, int], _Int64]) -> list[tuple[int, _Int64]]:
-    generations = np.unique(one.generation).tolist()
-    return [(g, bucket_of[one.reducer, g]) for g in generations if (one.reducer, g) in bucket_of]
+    nothing = dict.fromkeys(GRADIENT_COLUMNS, np.empty(0, np.int64))
+    parts = [nothing | {"completes": np.empty(0, bool)}]
+    for one in views:
+        for generation in np.unique(one.generation).tolist():
+            if (one.reducer, generation) in bucket_of:
+                part = _of_view(one, bucket_of[one.reducer, generation], generation)
+                shown = part["completes"] if completing else slice(None)
+                parts.append({name: column[shown] for name, column in part.items()})
+    return {name: np.concatenate([part[name] for part in parts]) for name in GRADIENT_COLUMNS}
 
 
 def _of_view(one: TableView, buckets: _Int64, generation: int) -> Columns:
@@ -208,35 +206,4 @@ def _of_view(one: TableView, buckets: _Int64, generation: int) -> Columns:
         "begin_ns": begins[row, place],
         "end_ns": ends[row, place],
         "completes": completes,
-    }
-
-
-def _completing(one: TableView, buckets: _Int64, generation: int) -> Columns:
-    """What `_of_view` says of the gradients that were the last of their bucket, in any order."""
-    rows = np.flatnonzero((one.generation == generation) & (one.steps[:, _BEGIN] > 0))
-    known = min(one.gradients.shape[1], len(buckets))
-    times = one.gradients[rows, :known]
-    ordered = np.sort(times, axis=1)
-    parts: list[tuple[_Int64, ...]] = []
-    for bucket in np.unique(buckets[:known]).tolist():
-        members = np.flatnonzero(buckets[:known] == bucket)
-        last = members[times[:, members].argmax(axis=1)]
-        end = times[np.arange(len(rows)), last]
-        before = (ordered < end[:, None]).sum(axis=1) - 1
-        begin = np.where(before >= 0, np.take_along_axis(ordered, np.maximum(before, 0)[:, None], 1)[:, 0], 0)
-        begin = np.where(begin > 0, begin, one.steps[rows, _BEGIN])
-        held = end > 0
-        parts.append((one.step[rows][held], np.full(int(held.sum()), bucket), last[held], begin[held], end[held]))
-    step, bucket_, parameter, begin_, end_ = (
-        (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else [np.empty(0, np.int64)] * 5
-    )
-    return {
-        "rank": np.full(len(step), one.rank),
-        "reducer": np.full(len(step), one.reducer),
-        "step": step,
-        "bucket": bucket_,
-        "parameter": parameter,
-        "begin_ns": begin_,
-        "end_ns": end_,
-        "completes": np.ones(len(step), bool),
     }
