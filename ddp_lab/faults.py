@@ -40,6 +40,9 @@ class Fault:
         """Raises `ValueError` if it makes no sense."""
         if self.rank < 0:
             raise ValueError(f"rank must not be negative, got {self.rank}")
+        for name, value in vars(self).items():
+            if name.endswith("seconds") and not 0 <= value < 86_400:
+                raise ValueError(f"{name} must be between 0 and a day, got {value}")
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,6 @@ class SlowRank(Fault):
 
     def text(self) -> str:
         return f"slow rank: {_ms(self.seconds)} in each forward"
-
-    def check(self) -> None:
-        super().check()
-        _check_seconds("seconds", self.seconds)
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,6 @@ class SlowLayer(Fault):
 
     def text(self) -> str:
         return f"slow layer: {_ms(self.seconds)} before the gradient of '{self.parameter}'"
-
-    def check(self) -> None:
-        super().check()
-        _check_seconds("seconds", self.seconds)
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,6 @@ class SlowLink(Fault):
 
     def check(self) -> None:
         super().check()
-        _check_seconds("latency_seconds", self.latency_seconds)
         if self.mb_per_second is not None and not self.mb_per_second > 0:
             raise ValueError(f"mb_per_second must be positive, got {self.mb_per_second}")
 
@@ -176,8 +170,3 @@ def mark_kind(name: str) -> str | None:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:g} ms"
-
-
-def _check_seconds(name: str, seconds: float) -> None:
-    if not 0 <= seconds < 86_400:
-        raise ValueError(f"{name} must be between 0 and a day, got {seconds}")

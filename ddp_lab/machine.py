@@ -21,6 +21,8 @@ __all__ = [
     "host_clock",
     "interface_of",
     "local_address",
+    "process_status",
+    "started",
     "stopped",
     "used_up",
     "versions",
@@ -86,19 +88,21 @@ def started(pid: int) -> str:
 
     With its id it names one process, for all times and hosts.
     """
-    try:
-        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-    return f"{host_clock()} {ticks}"
+    fields = process_status(pid)
+    return f"{host_clock()} {fields[19]}" if fields else ""
 
 
 def stopped(pid: int) -> bool:
     """Whether a process was stopped by a signal (SIGSTOP, SIGTSTP) or a debugger."""
+    return process_status(pid)[:1] in (["T"], ["t"])
+
+
+def process_status(pid: int) -> list[str]:
+    """What the kernel tells of a process (proc_pid_stat(5)), from its state on; empty if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return []
 
 
 def hindrances(pid: int) -> list[str]:

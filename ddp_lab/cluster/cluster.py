@@ -520,7 +520,7 @@ class Cluster:
             sizes: bytes of the buffers; None: 1 KiB to 16 MiB.
             repeats: measurements of each size.
         """
-        from ..control.link import measure_link
+        from ..control.tuning import measure_link
 
         self.link = measure_link(self, sizes, repeats)
         return self.link

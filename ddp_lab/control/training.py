@@ -21,7 +21,7 @@ from ..protocol.commands import Command
 from ..protocol.entry_points import CHECK_DRIFT
 from ..timeline.changes import last_change
 from ..timeline.records import DriftRecord
-from .live_records import Reconfigured, StepState
+from .records import Reconfigured, StepState
 
 if TYPE_CHECKING:
     from ..timeline.timeline import Timeline

@@ -1,5 +1,7 @@
 """Tuning: candidates by simulation, tried live in turns, the winner confirmed; else everything stays as it was.
 
+The link between the ranks, of which the simulator has to know, is measured on them.
+
 Which settings are tried is [Note: which settings to try] in `ddp_lab.simulation.settings`, who wins is [Note: a race
 and a confirmation] in `ddp_lab.simulation.race`. This module lets them take their turns, and puts the user's setting
 back whenever it stops before a winner is sure: after an error, an interrupt, or the end of the training.
@@ -8,12 +10,13 @@ back whenever it stops before a winner is sure: after an error, an interrupt, or
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError
 from ..output.board import SilentBoard
+from ..protocol.entry_points import MEASURE_LINK
 from ..simulation.calibration import Measured, anchored, calibrated
 from ..simulation.link_model import LinkModel
 from ..simulation.race import Confirmation, Race
@@ -21,20 +24,32 @@ from ..simulation.settings import HOOKS, Setting, Tried, Tuned, candidates, spre
 from ..simulation.simulator import simulate_many
 from ..simulation.workload import Workload
 from ..timeline import workloads
-from ..timeline.what_if import fit_link
+from ..timeline.what_if import LANES, fit_link
 from .records import CellText
 from .turns import CellTurns, LiveTurns, TrainingEnded, Turns
 
 if TYPE_CHECKING:
+    from .ranks import Ranks
     from .training import TrainingControl
 
-__all__ = ["tune", "tune_live"]
+__all__ = ["measure_link", "tune", "tune_live"]
 
 _CANDIDATES, _SECOND_THOUGHTS = 4, 2
 _REFINED_AFTER = 2  # rounds
 _RACE_SHARE = 0.6  # of the seconds
 _FIRST_STEPS = 8
 _REFUSED = "refused: "
+
+
+def measure_link(cluster: Ranks, sizes: Sequence[int] | None, repeats: int) -> LinkModel:
+    """See `Cluster.measure_link`."""
+    arguments = f"sizes={None if sizes is None else list(map(int, sizes))}, repeats={int(repeats)}, device=device"
+    code = CellText(f"{MEASURE_LINK.expression}({arguments})")
+    found: dict[int, Any] = cluster.run(code, label="measure the link", board=SilentBoard()).values
+    measured = found[min(found)]
+    points = [(size, ns, measured["ranks"]) for size, ns in measured["points"]]
+    made = LinkModel.fitted(points, lanes=LANES.get(measured["backend"], 1))
+    return replace(made, launch_ns=measured["launch_ns"], sharing=measured["sharing"] if made.lanes > 1 else 1.0)
 
 
 def tune(

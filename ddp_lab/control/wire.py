@@ -23,9 +23,8 @@ from typing import Any
 
 import zmq
 
-from ..dropped import Dropped
-from ..errors import ClusterError
-from ..protocol import events, wire_messages
+from ..errors import ClusterError, Dropped
+from ..protocol import descriptions, events
 from .interrupts import held_back
 from .wire_sockets import WireSockets
 
@@ -308,7 +307,7 @@ class Wire:
             for handler in self._on_batch:
                 handler(batch)
             return
-        rank, message = wire_messages.parse(frames)
+        rank, message = descriptions.parse(frames)
         self._heard[rank] = time.monotonic()
         kind = message["type"]
         if kind == "describe":
@@ -346,7 +345,7 @@ class Wire:
 
     def _handle_control(self, frames: list[bytes]) -> None:
         now_ns = time.monotonic_ns()
-        rank, message = wire_messages.parse(frames)
+        rank, message = descriptions.parse(frames)
         peer = frames[0]
         self._heard[rank] = time.monotonic()
         if message["type"] == "hello":

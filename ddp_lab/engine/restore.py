@@ -27,7 +27,7 @@ from torch.utils.data import DistributedSampler
 from ..parallel.core.synchronizer import GradientSynchronizer
 from ..parallel.distributed import DistributedDataParallel
 from ..parallel.live.model import live_models
-from ..serialization import by_value
+from ..serialization.functions import Pickler
 
 __all__ = ["restore_from"]
 
@@ -166,7 +166,7 @@ def _name_of(model: Any, namespace: Mapping[str, Any]) -> str:
     return next((name for name, value in namespace.items() if value is model), "")
 
 
-class _Pickler(by_value.Pickler):
+class _Pickler(Pickler):
     """See [Note: restoring]."""
 
     def __init__(self, buffer: io.BytesIO, models: list[Any]) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import zmq
 
 from .. import recording
-from ..dropped import Dropped
+from ..errors import Dropped
 from ..protocol import events
 
 __all__ = ["Telemetry", "connect", "interval_of", "process_session"]

@@ -90,14 +90,19 @@ class Look:
 
 
 @dataclass(frozen=True)
-class CheckChange:
+class Command:
+    """One of the following."""
+
+
+@dataclass(frozen=True)
+class CheckChange(Command):
     """Whether the model can be changed so: an error if not."""
 
     change: Change
 
 
 @dataclass(frozen=True)
-class PrepareChange:
+class PrepareChange(Command):
     """To change the model between two steps that rank 0 of its group decides; `name` is the request's own."""
 
     name: str
@@ -105,21 +110,21 @@ class PrepareChange:
 
 
 @dataclass(frozen=True)
-class TellChange:
+class TellChange(Command):
     """How far that has come."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class WithdrawChange:
+class WithdrawChange(Command):
     """Not to change it, unless it is decided."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class PrepareLook:
+class PrepareLook(Command):
     """To look at values from a step on that rank 0 of the model's group decides."""
 
     name: str
@@ -127,19 +132,19 @@ class PrepareLook:
 
 
 @dataclass(frozen=True)
-class TellLooks:
+class TellLooks(Command):
     """What is looked at."""
 
 
 @dataclass(frozen=True)
-class InjectFault:
+class InjectFault(Command):
     """To have a fault happen from the next forward on."""
 
     fault: Fault
 
 
 @dataclass(frozen=True)
-class SetBreakpoints:
+class SetBreakpoints(Command):
     """To pause the model's backwards at these points; see `TrainingControl.breakpoints`."""
 
     points: Sequence[str]
@@ -148,56 +153,40 @@ class SetBreakpoints:
 
 
 @dataclass(frozen=True)
-class GoOn:
+class GoOn(Command):
     """To end a pause, `until` the next "breakpoint", "event" or "bucket"."""
 
     until: str
 
 
 @dataclass(frozen=True)
-class TellStage:
+class TellStage(Command):
     """Where the model's backward stands."""
 
 
 @dataclass(frozen=True)
-class TellFaults:
+class TellFaults(Command):
     """The faults of all models of the rank."""
 
 
 @dataclass(frozen=True)
-class ClearFaults:
+class ClearFaults(Command):
     """To end the fault of this number, or for None all of the rank."""
 
     number: int | None = None
 
 
 @dataclass(frozen=True)
-class HoldTimeouts:
+class HoldTimeouts(Command):
     """To let no timeout of a group run out while a rank pauses."""
 
 
 @dataclass(frozen=True)
-class Resume:
+class Resume(Command):
     """To take all breakpoints of the rank away and train on."""
 
 
-Command = (
-    CheckChange
-    | PrepareChange
-    | TellChange
-    | WithdrawChange
-    | PrepareLook
-    | TellLooks
-    | InjectFault
-    | SetBreakpoints
-    | GoOn
-    | TellStage
-    | TellFaults
-    | ClearFaults
-    | HoldTimeouts
-    | Resume
-)
-_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in Command.__args__}
+_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in Command.__subclasses__()}
 
 
 def to_json(command: Command) -> dict[str, Any]:

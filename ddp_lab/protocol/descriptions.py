@@ -1,4 +1,4 @@
-"""What a rank's descriptions must hold, checked where they come in: everything behind may rely on it.
+"""What a rank's messages and descriptions must hold, checked where they come in: everything behind may rely on it.
 
 A description comes over the wire, from a journal or from a file that somebody sent. Its texts are made printable, see
 [Note: texts are printable from where they come in]. Fields that are not named here are
@@ -7,13 +7,14 @@ kept as they are; of those named here, most may be missing (older files lack som
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..printable import printable_json
 from .events import MOST_BUCKETS, MOST_PARAMETERS
 
-__all__ = ["checked", "integer", "text"]
+__all__ = ["checked", "integer", "parse", "text"]
 
 _Check = Callable[[Any, str], None]
 
@@ -28,15 +29,14 @@ def integer(low: int, bound: int) -> _Check:
     return checked
 
 
-def text(value: Any, where: str) -> None:
-    """Checks that a value is a string."""
-    if not isinstance(value, str):
-        raise ValueError(f"{where} is {_shown(value)}, not a text")
+def _a(kind: type, wanted: str) -> _Check:
+    """A check that a value is of this type; `wanted` says so in the error."""
 
+    def checked(value: Any, where: str) -> None:
+        if not isinstance(value, kind):
+            raise ValueError(f"{where} is {_shown(value)}, {wanted}")
 
-def _flag(value: Any, where: str) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{where} is {_shown(value)}, neither true nor false")
+    return checked
 
 
 def _number(value: Any, where: str) -> None:
@@ -58,8 +58,7 @@ def _maybe(one: _Check) -> _Check:
 
 def _list(one: _Check) -> _Check:
     def checked(value: Any, where: str) -> None:
-        if not isinstance(value, list):
-            raise ValueError(f"{where} is {_shown(value)}, not a list")
+        _a_list(value, where)
         for number, entry in enumerate(value):
             one(entry, f"{where}[{number}]")
 
@@ -70,8 +69,7 @@ def _record(needed: Mapping[str, _Check], known: Mapping[str, _Check] | None = N
     """A check of an object: these fields it must have, those it may have."""
 
     def checked(value: Any, where: str) -> None:
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} is {_shown(value)}, not an object")
+        _an_object(value, where)
         for name, one in needed.items():
             if name not in value:
                 raise ValueError(f"{where} lacks {name!r}")
@@ -91,6 +89,9 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:60]}…"
 
 
+text = _a(str, "not a text")
+_flag = _a(bool, "neither true nor false")
+_a_list, _an_object = _a(list, "not a list"), _a(dict, "not an object")
 _WIDE = 1 << 63
 _INDEX, _BUCKET = integer(0, MOST_PARAMETERS), integer(0, MOST_BUCKETS)
 _REDUCER, _STEP, _COUNT = integer(0, 1 << 20), integer(-1, 1 << 53), integer(0, 1 << 53)
@@ -165,6 +166,35 @@ _KINDS: dict[str, _Check] = {
     ),
 }
 _COMMON = _record({}, {"type": text, "session": _maybe(integer(0, _WIDE))})
+_MESSAGES: dict[str, dict[str, _Check]] = {
+    "describe": {"descriptions": _a_list, "session": integer(0, _WIDE)},
+    "status": {"status": _an_object},
+    "flushed": {"cell": text},
+    "error": {"text": text},
+    "hello": {},
+    "bye": {},
+    "reply": {"id": integer(0, _WIDE), "reply": _an_object},
+}
+
+
+def parse(frames: list[Any]) -> tuple[int, dict[str, Any]]:
+    """The rank that a message of the wire comes from, and the message; its last frame is JSON.
+
+    Raises:
+        ValueError: it is none that a rank sends; says what is wrong with it.
+    """
+    if len(frames) != 2:
+        raise ValueError(f"a message of {len(frames)} frames, not of 2")
+    message = json.loads(bytes(frames[1]))
+    _an_object(message, "a message")
+    kind = message.get("type")
+    if not isinstance(kind, str) or kind not in _MESSAGES:
+        raise ValueError(f"a message of type {str(kind)[:40]!r}")
+    rank = message.get("rank")
+    _RANK(rank, f"the rank in a message of type {kind!r}")
+    for name, one in _MESSAGES[kind].items():
+        one(message.get(name), f"{name!r} in a message of type {kind!r}")
+    return rank, message
 
 
 def checked(description: Any) -> dict[str, Any]:

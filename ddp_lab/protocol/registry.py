@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ClusterError
+from ..machine import process_status
 
 __all__ = ["Entry", "add", "entries", "folder", "identity", "is_name", "remove"]
 
@@ -79,12 +80,11 @@ def folder() -> Path:
 def identity(pid: int) -> str:
     """When this user's process with this number began; "" if there is none, or somebody else's."""
     try:
-        if os.stat(f"/proc/{pid}").st_uid != os.getuid():
-            return ""
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        own = os.stat(f"/proc/{pid}").st_uid == os.getuid()
     except OSError:
         return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    fields = process_status(pid)
+    return fields[19] if own and fields and fields[0] not in "ZX" else ""
 
 
 def machine() -> str:

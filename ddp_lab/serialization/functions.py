@@ -1,4 +1,7 @@
-"""The globals of functions that were brought from the client to a rank.
+"""Functions and classes that travel by value, and the globals that functions of the client have on a rank.
+
+cloudpickle pickles them; from 3.1.3 on it leaves out the names of their files, which a traceback, `inspect` and the
+doctor need to show a function's lines.
 
 [Note: names of a function that was brought]
 A function's globals are those of the notebook, as Python has it: what it mentions travels with it (cloudpickle) and is
@@ -11,13 +14,32 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, MutableMapping
-from typing import Any
+import types
+from collections import ChainMap
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, ClassVar
 
-__all__ = ["RANKS_OWN", "RankGlobals", "collected", "rank_globals"]
+import cloudpickle
+
+__all__ = ["RANKS_OWN", "Pickler", "RankGlobals", "collected", "rank_globals"]
 
 RANKS_OWN = frozenset({"rank", "world_size", "local_rank", "device", "torch", "dist", "ddp_lab", "get_ipython"})
 _MODULES = ("torch", "dist", "ddp_lab")  # for who looks into the dict itself, as torch.compile does
+
+
+def _reduced(code: types.CodeType) -> tuple[Callable[..., types.CodeType], tuple[Any, ...]]:
+    make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return _made, (code.co_filename, make, arguments)
+
+
+def _made(file: str, make: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:
+    return make(*arguments).replace(co_filename=file)
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, and each function knows its file."""
+
+    dispatch_table: ClassVar = ChainMap({types.CodeType: _reduced}, cloudpickle.Pickler.dispatch_table)
 
 
 class RankGlobals(dict[str, Any]):
@@ -51,24 +73,24 @@ class RankGlobals(dict[str, Any]):
                 self._behind[name] = value
 
 
-_made: list[RankGlobals] | None = None
+_collected: list[RankGlobals] | None = None
 
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[RankGlobals]]:
     """Fills a list with the globals that are made until the block ends."""
-    global _made
-    _made = []
+    global _collected
+    _collected = []
     try:
-        yield _made
+        yield _collected
     finally:
-        _made = None
+        _collected = None
 
 
 def rank_globals(name: str) -> RankGlobals:
     """Globals over the variables of the rank that unpickles them."""
     shell = importlib.import_module("IPython").get_ipython()
     made = RankGlobals(name, shell.user_ns if shell is not None else {})
-    if _made is not None:
-        _made.append(made)
+    if _collected is not None:
+        _collected.append(made)
     return made

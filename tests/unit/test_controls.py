@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddp_lab import faults
-from ddp_lab.control.live_records import BucketStage, StepState
+from ddp_lab.control.records import BucketStage, StepState
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.changes import last_change
 from ddp_lab.timeline.timeline import Timeline

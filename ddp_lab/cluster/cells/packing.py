@@ -21,8 +21,7 @@ from typing import Any
 
 from ...control.interrupts import held_back
 from ...errors import ClusterError, FallbackWarning
-from ...serialization import by_value
-from ...serialization.functions import RANKS_OWN, rank_globals
+from ...serialization.functions import RANKS_OWN, Pickler, rank_globals
 from ...serialization.parcels import Parcel, Pickled, TensorBuffers, Unsent, pickled, unpack
 from ...serialization.shared_memory import Segments
 from ...serialization.unpicklable import culprit
@@ -47,7 +46,7 @@ class _Globals:
         return rank_globals, (self._name,)
 
 
-class _Pickler(by_value.Pickler):
+class _Pickler(Pickler):
     """cloudpickle's, with buffers for tensors and the rank's names behind a function's own."""
 
     def __init__(self, file: Any, buffer_callback: Any) -> None:

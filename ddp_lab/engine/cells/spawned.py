@@ -17,7 +17,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from ...serialization import by_value
+from ...serialization.functions import Pickler
 
 __all__ = ["install", "restore"]
 
@@ -49,18 +49,18 @@ def _reduce(pickler: ForkingPickler, thing: Any) -> Any:
 def _by_value(thing: type | Callable[..., Any]) -> bytes:
     name = thing.__qualname__
     try:
-        return _pickled(by_value.Pickler, [thing, *_classes_in(by_value.Pickler, thing)])
+        return _pickled(Pickler, [thing, *_classes_in(thing)])
     except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as error:
         raise pickle.PicklingError(
             f"{name} was defined in a cell, so a spawned process gets it by value, which failed: {error}; {_REMEDY}"
         ) from error
 
 
-def _classes_in(pickler: type, thing: Any) -> list[type]:
+def _classes_in(thing: Any) -> list[type]:
     """The classes of `__main__` that travel along with `thing`."""
     found: list[type] = []
 
-    class Noting(pickler):  # type: ignore[misc]
+    class Noting(Pickler):
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and obj.__module__ == "__main__" and obj is not thing:
                 found.append(obj)

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...dropped import Dropped
+from ...errors import Dropped
 from ...protocol import registry
 
 __all__: list[str] = []

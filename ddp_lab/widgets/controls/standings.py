@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...control.live_records import StepState
+from ...control.records import StepState
 from ...formatting import counted, enumeration
 
 __all__ = ["Standing", "standing", "standings"]

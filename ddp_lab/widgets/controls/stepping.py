@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...control.live_records import StepState
+from ...control.records import StepState
 from ...formatting import enumeration
 from .standings import Standing, standings
 
