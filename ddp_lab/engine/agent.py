@@ -34,7 +34,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch.distributed as dist
@@ -45,6 +45,8 @@ from .cells import await_runner, cell, tracebacks
 from .cells.stdin import Asking
 from .groups import registry, rejoin
 from .status import examine, flights
+from .status.gpu import Gpu
+from .telemetry import Telemetry
 
 __all__ = ["Agent"]
 
@@ -72,18 +74,10 @@ _CELL_ENTRIES = {
 _NOT_THE_CELL = {interactiveshell.__file__, cell.__file__}
 
 
-class Channel(Protocol):
-    """What the agent needs of `telemetry.Telemetry`."""
-
-    def on_control(self, op: str, answer: Callable[[Mapping[str, Any]], Any]) -> None: ...
-    def send_status(self, status: Mapping[str, Any]) -> None: ...
-    def flush(self, cell: str | None = None) -> bool: ...
-
-
 class Agent:
     """One rank's answers to the client's control messages; made and installed on the rank's main thread."""
 
-    def __init__(self, channel: Channel, rank: int) -> None:
+    def __init__(self, channel: Telemetry, rank: int) -> None:
         self._channel = channel
         self._rank = rank
         self._main = threading.main_thread().ident
@@ -101,16 +95,13 @@ class Agent:
         self._freed_by: int | None = None
         self._freed: str | None = None  # the cell during which this rank's groups were lost ...
         self._shut_down_for: str | None = None  # ... and the last one for which they were shut down
-        self._began: tuple[str, int] | None = None  # the running cell, and since when (host time in ns)
+        self.gpu: Gpu | None = None  # the rank's; None for a CPU rank
+        # The running cell, since when (host time in ns), and its label.
+        self._began: tuple[str, int, str] | None = None
         self._raised = False  # the running cell's own code has been interrupted
         self._entering: FrameType | None = None  # where the last signal was let pass; the main thread's
         self._asking: Asking | None = None
         self._report_unraisable = sys.unraisablehook
-        self._hooks: list[tuple[list[Any], Any]] = [
-            (cell.before_cell, self._before_cell),
-            (cell.on_failure, self._on_failure),
-            (cell.on_done, self._on_done),
-        ]
 
     def install(self, kernel: Any) -> None:
         """Takes over SIGINT and the hooks around cells, and starts answering."""
@@ -119,26 +110,18 @@ class Agent:
         self._asking = Asking(kernel)
         self._asking.install(self._channel.on_control)
         self._report_unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
-        for hooks, hook in self._hooks:
-            hooks.append(hook)
+        cell.before_cell.append(self._before_cell)
+        cell.on_failure.append(self._on_failure)
+        cell.on_done.append(self._on_done)
         for op, answer in (
             ("interrupt", self._answer_interrupt),
             ("free", self._answer_free),
             ("settle", self._answer_settle),
-            ("ping", self.ping),
+            ("ping", self._ping),
+            ("vitals", self._answer_vitals),
             ("examine", self._answer_examine),
         ):
             self._channel.on_control(op, answer)
-
-    def remove(self) -> None:
-        """Gives the hooks back and ignores further signals."""
-        for hooks, hook in self._hooks:
-            if hook in hooks:
-                hooks.remove(hook)
-        sys.unraisablehook = self._report_unraisable
-        if self._asking is not None:
-            self._asking.remove()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def joined(self) -> None:
         """Notes that this rank's groups are whole again."""
@@ -155,7 +138,7 @@ class Agent:
         self._told.clear()
         with self._gate:
             self._at_risk = cell_id
-            self._began = (cell_id, time.monotonic_ns())
+            self._began = (cell_id, time.monotonic_ns(), label)
             self._left.clear()
             doomed = cell_id in self._doomed
             to_free, self._to_free = self._to_free, None
@@ -187,7 +170,7 @@ class Agent:
             if isinstance(error, RuntimeError | KeyboardInterrupt | bdb.BdbQuit | EOFError):
                 end.error = KeyboardInterrupt().with_traceback(_users_steps(error))
         elif self._freed_by is not None and isinstance(error, RuntimeError):
-            end.consequence, end.freed_by = True, self._freed_by
+            end.consequence = True
             end.error = error.with_traceback(_users_steps(error))
 
     def _on_done(self, end: cell.CellEnd) -> None:
@@ -298,8 +281,19 @@ class Agent:
         left = flights.left() if whole else 0
         return {"whole": whole, "cell": cell.running(), "sequences": registry.sequences(), "in_flight": left}
 
-    def ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's state, its cell, the time, and if asked for its main thread's stack; any thread may ask."""
+    def _answer_vitals(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """As a ping, with ``label`` and ``seconds`` of the running cell (None between cells), ``gpu``, and
+        ``in_flight`` (see `flights.in_flight`).
+        """
+        reply, label, seconds = self._ping(request), None, None
+        if self._began is not None and reply["cell"] == self._began[0]:
+            _, began_ns, label = self._began
+            seconds = (time.monotonic_ns() - began_ns) / 1e9
+        gpu = self.gpu.read() if self.gpu is not None else None
+        return {**reply, "label": label, "seconds": seconds, "in_flight": flights.in_flight(), "gpu": gpu}
+
+    def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """This rank's state, its cell, the time, and if asked for its main thread's stack."""
         reply: dict[str, Any] = {"state": self._state(), "cell": cell.running(), "time_ns": time.monotonic_ns()}
         reply["broken_by"] = self._broken_by()
         reply["last"] = self._ended[0] if self._ended is not None else None

@@ -7,24 +7,18 @@ Each is a command of `ddp_lab.protocol.commands` as JSON, with ``"op": "live"`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from ..parallel.live import breakpoints, change, fault_injection
 from ..parallel.live.model import LiveModel, live_models
 from ..parallel.monitoring.inspection import is_observed
 from ..protocol import commands
+from .telemetry import Telemetry
 
 __all__ = ["answer", "install"]
 
 
-class _Channel(Protocol):
-    rank: int
-
-    def on_control(self, op: str, handler: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None: ...
-    def stop(self) -> None: ...
-
-
-def install(channel: _Channel) -> None:
+def install(channel: Telemetry) -> None:
     """Answers the client's messages on this channel; called once in the life of a rank."""
     channel.on_control("live", lambda message: answer(channel.rank, message))
     fault_injection.before_death.append(channel.stop)  # which waits until what was recorded has left

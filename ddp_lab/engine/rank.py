@@ -1,4 +1,4 @@
-"""What an engine does to be a rank: join, rejoin, leave.
+"""What an engine does to be a rank: join, rejoin.
 
 The client calls these functions by name, each on all ranks: `prepare` (rank 0 opens the rendezvous, everybody says who
 and what it is), then `join` or `rejoin` with what the client put together from the answers.
@@ -6,8 +6,12 @@ and what it is), then `join` or `rejoin` with what the client put together from 
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
+import sys
+import threading
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +21,14 @@ from ..errors import FallbackWarning
 from .groups import registry
 from .groups import rejoin as regroup
 
-__all__ = ["join", "leave", "preload", "prepare", "rejoin"]
+__all__ = ["join", "preload", "prepare", "rejoin"]
+
+
+_PRELOADED = (
+    *("..parallel.distributed", ".agent", ".model_control", ".telemetry"),
+    *(".cells.last_cell", ".cells.name_lookup", ".cells.progress_bars", ".cells.spawned"),
+)
+_IDLE_SECONDS = 0.25
 
 
 class _Rank:
@@ -28,7 +39,6 @@ class _Rank:
     store: Any = None
     telemetry: Any = None
     agent: Any = None
-    vitals: Any = None
 
 
 _rank = _Rank()
@@ -37,14 +47,10 @@ _rank = _Rank()
 def preload() -> None:
     """Imports what a rank needs besides torch; called once, before the ranks are forked."""
     from .. import native
-    from ..parallel import distributed
-    from . import agent, model_control, telemetry
-    from .cells import completion, last_cell, object_help, progress_bars, spawned, warm_up
-    from .status import vitals
 
     native.load()
-    del agent, completion, distributed, last_cell, model_control, object_help, progress_bars, spawned, telemetry
-    del vitals, warm_up
+    for name in _PRELOADED:
+        importlib.import_module(name, __package__)
 
 
 def prepare(address: str) -> dict[str, Any]:
@@ -95,8 +101,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     import ddp_lab
 
-    from .cells import warm_up
-    from .status.vitals import Gpu, Vitals
+    from .status.gpu import Gpu
 
     _set_environment(spec)
     device = torch.device(spec["device"])
@@ -117,13 +122,9 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     )
     _first_collective(device)
     told += _seal(device)
-    agent, telemetry = _rank.agent, _rank.telemetry
-    assert agent is not None
-    assert telemetry is not None
-    _rank.vitals = Vitals(agent.ping, Gpu.of(device))
-    _rank.vitals.install(telemetry)
-    agent.joined()
-    warm_up.start()
+    _rank.agent.gpu = Gpu.of(device)
+    _rank.agent.joined()
+    threading.Thread(target=_format_a_traceback, name="ddp_lab-warm-up", daemon=True).start()
     return {"device": _device_name(device), "backend": _backend(), "warnings": told}
 
 
@@ -131,7 +132,7 @@ def _start_services(shell: Any, spec: Mapping[str, Any]) -> None:
     """What answers the client and sends it events, from now on."""
     from . import model_control
     from .agent import Agent
-    from .cells import completion, last_cell, object_help, progress_bars, sources, spawned
+    from .cells import last_cell, name_lookup, progress_bars, sources, spawned
     from .status import examine, flights
     from .telemetry import Telemetry
 
@@ -147,8 +148,7 @@ def _start_services(shell: Any, spec: Mapping[str, Any]) -> None:
     if spec.get("detached"):
         last_cell.install(telemetry)
     model_control.install(telemetry)
-    completion.install(telemetry)
-    object_help.install(telemetry)
+    name_lookup.install(telemetry)
     sources.install()
     spawned.install()
     telemetry.start()
@@ -180,21 +180,27 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"rebuilt": rebuilt, "lost": lost, "backend": _backend(), "warnings": told}
 
 
-def leave() -> None:
-    """Ends this rank's threads and groups; the engine itself goes on."""
-    import torch.distributed as dist
+def _format_a_traceback() -> None:
+    """Pays the price of the first traceback through `torch.distributed` before somebody waits for it.
 
-    if _rank.agent is not None:
-        _rank.agent.remove()
-    if _rank.vitals is not None:
-        _rank.vitals.remove()
-    registry.free()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    registry.uninstall()
-    if _rank.telemetry is not None:
-        _rank.telemetry.stop()
-    _rank.store = _rank.agent = _rank.vitals = _rank.telemetry = None
+    It takes 0.15 s, in which torch's source is parsed; a rank that waited for one that failed would keep its peers'
+    cell open for that long. So each rank formats one when it first has nothing to do.
+    """
+    import torch.distributed as dist
+    from IPython.core import ultratb
+
+    from .cells import cell
+
+    idle = 0
+    while idle < 2:
+        time.sleep(_IDLE_SECONDS)
+        idle = idle + 1 if cell.running() is None else 0
+    formatter: Any = ultratb.AutoFormattedTB
+    nothing: Any = None
+    try:
+        dist.all_reduce(nothing)
+    except TypeError:  # raised before any collective is entered
+        formatter(mode="Context").structured_traceback(*sys.exc_info())
 
 
 def _inspect(message: Mapping[str, Any]) -> None:

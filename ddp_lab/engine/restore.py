@@ -109,7 +109,7 @@ def _offer(namespace: dict[str, Any], names: Sequence[str], have: Sequence[set[s
         for name, value in (namespace.items() if not names else ((name, namespace[name]) for name in names))
         if names or (name in _users(namespace) and (name in lacking or _has_state(value)))
     }
-    left = {} if _portable(chosen) else {name: why for name, value in chosen.items() if (why := _why_not(value))}
+    left = {} if not _why_not(chosen) else {name: why for name, value in chosen.items() if (why := _why_not(value))}
     if left and names:
         text = "; ".join(f"{name}: {why}" for name, why in left.items())
         return {"error": TypeError(f"these can't be copied to another rank: {text}")}
@@ -130,18 +130,11 @@ def _offer(namespace: dict[str, Any], names: Sequence[str], have: Sequence[set[s
     }
 
 
-def _portable(chosen: dict[str, Any]) -> bool:
-    try:
-        _dump(chosen, [])
-    except Exception:  # noqa: BLE001  a user's __reduce__ may raise anything; `_why_not` says it
-        return False
-    return True
-
-
 def _why_not(value: Any) -> str:
+    """Why a value can't be copied; "" if it can."""
     try:
         _dump(value, [])
-    except Exception as error:  # noqa: BLE001  as above
+    except Exception as error:  # noqa: BLE001  a user's __reduce__ may raise anything
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return ""
 

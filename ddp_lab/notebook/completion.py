@@ -1,6 +1,6 @@
 """Tab completion in `%%distributed` cells: names and attributes as they are on a rank.
 
-The rank answers from a thread beside its running cell (`ddp_lab.engine.cells.completion`), or not in time: then the
+The rank answers from a thread beside its running cell (`ddp_lab.engine.cells.name_lookup`), or not in time: then the
 notebook completes what it knows itself.
 """
 

@@ -21,9 +21,22 @@ from typing import Any
 
 from .shared_memory import Reference, Span, fill, mapped, opened
 
-__all__ = ["LARGE", "Parcel", "Pickled", "TensorBuffers", "Unsent", "pickled", "same", "unpack"]
+__all__ = [
+    "LARGE",
+    "UNPICKLABLE",
+    "Parcel",
+    "Pickled",
+    "TensorBuffers",
+    "Unsent",
+    "pickled",
+    "same",
+    "unpack",
+    "why_not",
+]
 
 LARGE = 1 << 18
+UNPICKLABLE = (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError, BufferError)
+"""What picklers raise."""
 _PROTOCOL = 5
 _Part = tuple[memoryview, int, int]  # bytes, and the part of them that counts
 
@@ -107,6 +120,15 @@ def pickled(value: Any, pickler: Callable[..., Any]) -> Pickled:
     made = pickler(file, keep)
     made.dump(value)
     return Pickled(file.getvalue(), [(buffer.raw(), *made.tensors.part(buffer)) for buffer in kept])
+
+
+def why_not(value: Any, pickler: Callable[..., Any]) -> str | None:
+    """Why a value can't be `pickled`; None if it can."""
+    try:
+        pickled(value, pickler)
+    except UNPICKLABLE as error:
+        return str(error)
+    return None
 
 
 def unpack(parcel: Parcel, descriptors: Sequence[int] = ()) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from IPython.core.formatters import DisplayFormatter
 
-from ddp_lab.engine.status.vitals import Gpu
+from ddp_lab.engine.status.gpu import Gpu
 from ddp_lab.widgets.cluster_panel.panel import ClusterPanel
 from tests.cluster.conftest import Lab
 from tests.leftovers import wait_until

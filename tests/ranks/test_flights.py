@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from ddp_lab.diagnostics.flight_recorder import Entry, entries_of
 from ddp_lab.engine.groups import registry
 from ddp_lab.engine.status import flights
-from ddp_lab.engine.status.gpu_flights import GpuFlights
+from ddp_lab.engine.status.recorders import GpuFlights
 from tests.leftovers import wait_until
 from tests.ranks.conftest import Ranks
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_lab.engine.cells import completion, object_help
+from ddp_lab.engine.cells import name_lookup
 
 
 class Touchy:
@@ -79,31 +79,31 @@ NAMES: dict[str, Any] = {
 )
 def test_completions(begun: str, found: list[tuple[str, str]]) -> None:
     """Names and kinds of what is stored, and none where it would have to be computed."""
-    assert completion.complete(begun, NAMES) == found
+    assert name_lookup.complete(begun, NAMES) == found
 
 
 def test_a_path_of_no_names() -> None:
     """A dictionary's key that is none, and a module's child that is not there, are no names."""
     for text in ("table['b']", "layers[9]", "number['a']", "layers[1.5]"):
-        assert object_help.sections(text, NAMES) == []
+        assert name_lookup.sections(text, NAMES) == []
 
 
 def test_help() -> None:
     """Classes with a metaclass of their own have no signature, long values are cut, and no name means nothing."""
     kinds = {"Meta": type("Meta", (type,), {})}
     kinds["Own"] = kinds["Meta"]("Own", (), {"__doc__": "Of its own kind."})
-    titles = dict(object_help.sections("Own", kinds))
+    titles = dict(name_lookup.sections("Own", kinds))
     assert (titles["Type"], titles["Docstring"], "Signature" in titles) == ("Meta", "Of its own kind.", False)
-    assert dict(object_help.sections("long", {"long": "x" * 999}))["Value"] == f"'{'x' * 198}…"
-    assert dict(object_help.sections("layers[0]", NAMES))["Parameters"] == "9 in 2 tensors"
-    assert dict(object_help.sections("layers[1]", NAMES))["Parameters"] == "none"
-    assert dict(object_help.sections("buffer", {"buffer": torch.ones(2)}))["Tensor"] == "float32 [2] on cpu"
-    assert object_help.sections("nobody", NAMES) == []
+    assert dict(name_lookup.sections("long", {"long": "x" * 999}))["Value"] == f"'{'x' * 198}…"
+    assert dict(name_lookup.sections("layers[0]", NAMES))["Parameters"] == "9 in 2 tensors"
+    assert dict(name_lookup.sections("layers[1]", NAMES))["Parameters"] == "none"
+    assert dict(name_lookup.sections("buffer", {"buffer": torch.ones(2)}))["Tensor"] == "float32 [2] on cpu"
+    assert name_lookup.sections("nobody", NAMES) == []
 
 
 def test_a_look_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not waited for, meanwhile nobody else looks, and what it raises is told."""
-    monkeypatch.setattr(completion, "_namespace", dict)
+    monkeypatch.setattr(name_lookup, "_namespace", dict)
     gate = threading.Event()
 
     def look(request: Any, names: Any) -> dict[str, Any]:
@@ -112,11 +112,11 @@ def test_a_look_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
             return {}
         raise KeyError("nothing")
 
-    answer = completion.beside(look, "test", seconds=0.01)
+    answer = name_lookup.beside(look, "test", seconds=0.01)
     assert answer({"wait": True}) == {}
     assert answer({"wait": False}) == {}
     gate.set()
-    patient = completion.beside(look, "test", seconds=60)
+    patient = name_lookup.beside(look, "test", seconds=60)
     assert patient({"wait": False}) == {"error": "KeyError: 'nothing'"}
     for thread in threading.enumerate():
         if thread.name == "ddp_lab-test":

@@ -12,7 +12,6 @@ import functools
 import inspect
 import linecache
 import os
-import pickle
 import sys
 import types
 import warnings
@@ -22,7 +21,7 @@ from typing import Any
 from ...control.interrupts import held_back
 from ...errors import ClusterError, FallbackWarning
 from ...serialization.functions import RANKS_OWN, Pickler, rank_globals
-from ...serialization.parcels import Parcel, Pickled, TensorBuffers, Unsent, pickled, unpack
+from ...serialization.parcels import UNPICKLABLE, Parcel, Pickled, TensorBuffers, Unsent, pickled, unpack, why_not
 from ...serialization.shared_memory import Segments
 from ...serialization.unpicklable import culprit
 from .results import RemoteValue
@@ -33,7 +32,6 @@ _SEND_SEGMENTS = 32
 _RECEIVE_SEGMENTS = 64  # of all ranks together
 _OFF = "DDP_LAB_SHARED_MEMORY"
 _REMEDY = "leave it out, or make it on the ranks in a %%distributed cell"
-_UNPICKLABLE = (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError, BufferError)
 
 
 class _Globals:
@@ -75,7 +73,7 @@ def pickled_for_ranks(values: Mapping[str, Any], verb: str) -> Pickled:
     """
     try:
         return pickled(dict(values), _Pickler)
-    except _UNPICKLABLE as error:
+    except UNPICKLABLE as error:
         raise _refusal(values, verb, error) from error
 
 
@@ -169,7 +167,7 @@ class FunctionCall:
         needs = {name: function, **{f"argument {i}": each for i, each in enumerate(args)}, **kwargs}
         try:
             packed = pickled((function, tuple(args), dict(kwargs)), _Pickler)
-        except _UNPICKLABLE as error:
+        except UNPICKLABLE as error:
             raise _refusal(needs, "sent to a rank", error) from error
         self._name = name
         self._values: dict[int, Any] = {}
@@ -221,20 +219,11 @@ def _placed(value: Pickled, segments: Segments | None) -> Parcel:
 
 
 def _refusal(values: Mapping[str, Any], verb: str, error: BaseException) -> TypeError:
-    name, path, part, why = culprit(values, _why_not) or ("", "", None, str(error))
+    name, path, part, why = culprit(values, lambda part: why_not(part, _Pickler)) or ("", "", None, str(error))
     if part is None or not path:
         return TypeError(f"{next(iter(values), 'it')} can't be {verb}: {why}")
     told = why if path == name else f"{path} (a {type(part).__name__}) can't: {why}"
     return TypeError(f"{name} (a {type(values[name]).__name__}) can't be {verb}: {told}; {_REMEDY}")
-
-
-def _why_not(value: Any) -> str | None:
-    """Why a value can't be pickled; None if it can."""
-    try:
-        pickled(value, _Pickler)
-    except _UNPICKLABLE as error:
-        return str(error)
-    return None
 
 
 def _names_of_notebook() -> frozenset[str]:

@@ -278,11 +278,8 @@ class _KeptForkServer(ForkServer):
     def __init__(self, keeper: Keeper, attached: Mapping[str, Any]) -> None:
         super().__init__(keeper.run_dir, {})
         self._keeper = keeper
-        ranks = attached["ranks"]
-        self.stage, self.ready = ranks["stage"], ranks["ready"]
-        self.pids = {int(rank): pid for rank, pid in ranks["pids"].items()}
-        self.exits = {int(rank): code for rank, code in ranks["exits"].items()}
-        self._failure = ranks["failure"]
+        for event in attached["events"]:
+            self._take(event)
         if attached["ended"] is not None:
             self.take_end(self._how(attached["ended"]))
 
@@ -310,17 +307,9 @@ def detached_clusters() -> list[DetachedCluster]:
                 seen = _ask(connection, {"op": "look"})
         except ClusterError:  # it has just ended
             continue
-        found.append(
-            DetachedCluster(
-                entry.name,
-                (seen["living"], seen["world_size"]),
-                seen["attached"],
-                seen["since"],
-                seen["lease_seconds"],
-                seen["left_seconds"],
-                entry.pid,
-            )
-        )
+        ranks = seen["living"], seen["world_size"]
+        times = seen["since"], seen["lease_seconds"], seen["left_seconds"]
+        found.append(DetachedCluster(entry.name, ranks, seen["attached"], *times, entry.pid))
     return found
 
 

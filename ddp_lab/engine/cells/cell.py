@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import await_runner, sources, tracebacks, values, variables
+from . import await_runner, sources, tracebacks, variables
 
 __all__ = ["CellEnd", "before_cell", "on_done", "on_failure", "run", "running", "text_of"]
 
@@ -36,7 +36,6 @@ class CellEnd:
             same traceback in its place (an interrupt instead of what a freed collective raised).
         time_ns: when it was raised, or when the cell ended, on the host's monotonic clock.
         consequence: set by a hook when the error only followed another rank's.
-        freed_by: set by a hook: the rank whose failure freed this one's collective.
         waited_in: set by a hook: what this rank was in when a collective of its failed, in words.
         broke_backward: set by a hook: whether a model's backward was under way.
         raised: what was raised, whatever `error` became.
@@ -48,7 +47,6 @@ class CellEnd:
     error: BaseException | None = None
     time_ns: int = 0
     consequence: bool = False
-    freed_by: int | None = None
     waited_in: str = ""
     broke_backward: bool = False
     raised: BaseException | None = None
@@ -99,9 +97,9 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
         function: what to call instead of a cell's text, with `args` and `kwargs`.
 
     Returns:
-        A dict of plain data: ``ok``, ``seconds``, ``end_ns``, ``blob`` (the pickled value) or None, ``kind`` (the
+        A dict of plain data: ``ok``, ``blob`` (the pickled value) or None, ``kind`` (the
         value's type), and for a failure ``name``, ``message``, ``traceback`` (lines), ``brief`` (the same without the
-        frames of libraries in between), ``time_ns``, ``consequence``, ``freed_by``, ``waited_in``, ``broke_backward``.
+        frames of libraries in between), ``time_ns``, ``consequence``, ``waited_in``, ``broke_backward``.
     """
     global _running
     from IPython import get_ipython
@@ -111,7 +109,6 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
     if end.cell_id in _begun:  # sent again, because the first request seemed to be lost with a controller
         raise RuntimeError(f"cell {end.label} has been run here")
     _begun.append(end.cell_id)
-    begin = time.monotonic_ns()
     _let_peers_be_freed()
     _prepare(shell, end.label, _first_line(cell))
     try:
@@ -139,7 +136,7 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
         _remember_failure(end)
         for done in on_done:
             done(end)
-    return _report(shell, end, value, begin, always=function is not None)
+    return _report(shell, end, value, always=function is not None)
 
 
 def _let_peers_be_freed() -> None:
@@ -253,14 +250,12 @@ def _watching(shell: Any, end: CellEnd) -> Iterator[None]:
         del shell.showtraceback
 
 
-def _report(shell: Any, end: CellEnd, value: Any, begin: int, always: bool) -> dict[str, Any]:
-    now = time.monotonic_ns()
-    report: dict[str, Any] = {"ok": end.error is None, "seconds": (now - begin) / 1e9, "end_ns": now}
-    report.update(blob=None, kind=type(value).__name__)
-    if end.error is None and (always or values.is_small(value)):
+def _report(shell: Any, end: CellEnd, value: Any, always: bool) -> dict[str, Any]:
+    report: dict[str, Any] = {"ok": end.error is None, "blob": None, "kind": type(value).__name__}
+    if end.error is None and (always or variables.is_small(value)):
         try:
-            report["blob"] = values.to_bytes(value)
-        except values.NotPortableError as error:
+            report["blob"] = variables.to_bytes(value)
+        except variables.NotPortableError as error:
             if always:
                 report["unsent"] = str(error)
     if end.error is not None:
@@ -272,7 +267,6 @@ def _report(shell: Any, end: CellEnd, value: Any, begin: int, always: bool) -> d
             brief=tracebacks.folded(rendered, shell.InteractiveTB.mode),
             time_ns=end.time_ns,
             consequence=end.consequence,
-            freed_by=end.freed_by,
             waited_in=end.waited_in,
             broke_backward=end.broke_backward,
         )

@@ -37,24 +37,15 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def then_use_text(module: ModuleType) -> None:
+                execute(module)
+                _use_text(module)
+
+            loader.exec_module = then_use_text
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _use_text(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
 
 
 def _use_text(module: Any) -> None:

@@ -18,6 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from ...serialization.functions import Pickler
+from ...serialization.parcels import UNPICKLABLE
 
 __all__ = ["install", "restore"]
 
@@ -50,7 +51,7 @@ def _by_value(thing: type | Callable[..., Any]) -> bytes:
     name = thing.__qualname__
     try:
         return _pickled(Pickler, [thing, *_classes_in(thing)])
-    except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as error:
+    except UNPICKLABLE as error:
         raise pickle.PicklingError(
             f"{name} was defined in a cell, so a spawned process gets it by value, which failed: {error}; {_REMEDY}"
         ) from error

@@ -53,10 +53,6 @@ class Asking:
         builtins.input = self._ask_openly
         getpass.getpass = self._ask_secretly
 
-    def remove(self) -> None:
-        """Puts Python's own functions back."""
-        builtins.input, getpass.getpass = self._input, self._getpass
-
     def interrupt(self, cell_id: str) -> None:
         """Nothing is asked in this cell any more; on any thread."""
         with self._lock:

@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...comm.round_robin import members, round_robin_process_group
 from ...errors import ClusterError
+from ...parallel.live.model import live_models
 from . import registry
 
 __all__ = ["LostGroup", "broken_backwards", "discard_gradients", "inventory", "note_backwards", "rebuild", "take_down"]
@@ -65,8 +66,6 @@ def inventory() -> dict[str, Any]:
 
 def broken_backwards() -> list[int]:
     """Models of ours that gave a backward up since `note_backwards`, by their numbers on all ranks. Any thread."""
-    from ...parallel.live.model import live_models
-
     return [
         sync.reducer_id
         for sync in [model.sync for model in live_models()]
@@ -76,8 +75,6 @@ def broken_backwards() -> list[int]:
 
 def note_backwards() -> None:
     """From now on only what is given up later counts as broken: a cell begins, or gradients were discarded."""
-    from ...parallel.live.model import live_models
-
     _known.clear()
     _known.update({model.sync: _given_up(model.sync) for model in live_models()})
 
@@ -89,8 +86,6 @@ def _given_up(sync: Any) -> int:
 
 def discard_gradients(broken: Iterable[int]) -> None:
     """Sets the gradients of these models to None: on some ranks a part of a broken step is in them."""
-    from ...parallel.live.model import live_models
-
     for sync in [model.sync for model in live_models()]:
         if sync.reducer_id in broken:
             for parameter in sync.trained.tensors:
@@ -104,8 +99,6 @@ def take_down() -> dict[str, Any]:
     Returns:
         Name -> the group that is no more, as `rebuild` needs it.
     """
-    from ...parallel.live.model import live_models
-
     registry.free()
     registry.end_forgotten(_FORGOTTEN_SECONDS)
     old = {record.name if record.ranks else _DEFAULT: record.group for record in registry.alive()}
@@ -198,8 +191,6 @@ def _build(group: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
 
 def _models() -> Iterator[Any]:
     """Every live DistributedDataParallel, ours and torch's."""
-    from ...parallel.live.model import live_models
-
     yield from (model.sync.owner() for model in live_models())
     for candidate in gc.get_objects():
         if type(candidate) is torch.nn.parallel.DistributedDataParallel:

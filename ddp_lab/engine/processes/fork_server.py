@@ -40,7 +40,7 @@ from ...protocol import entry_points
 from . import parent_watch
 from .reach import Meeting
 
-__all__ = ["ForkServer", "preload"]
+__all__ = ["ForkServer", "preload", "serve", "take_channel"]
 
 _TERM_SECONDS = 0.5
 _LAST_WORDS = 16_384  # bytes of a rank's log that travel to another host
@@ -270,19 +270,33 @@ def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, A
     os._exit(0)
 
 
-def main(argv: list[str]) -> None:
-    """Serves one client until its end of the input closes."""
+def take_channel() -> tuple[int, int]:
+    """What the client writes to and what it reads: standard input and output, which nobody else uses from now on.
+
+    What is printed goes to the log, and Ctrl-C in the client's terminal is the client's affair.
+    """
     commands, events = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = ForkServer(argv[1], commands, events)
-    parent_watch.on_parent_exit(int(argv[0]), server.end_now)
+    return commands, events
+
+
+def serve(server: ForkServer, parent: int, failed: Callable[[], None] = lambda: None) -> None:
+    """Serves one client until its end of the input closes; in a forked rank, becomes that rank.
+
+    Args:
+        server: that has served nobody.
+        parent: the process with which it ends.
+        failed: called when something that ranks need can't be imported.
+    """
+    parent_watch.on_parent_exit(parent, server.end_now)
     try:
         preload(server.send)
     except BaseException:
         server.send("failed", error=traceback.format_exc())
+        failed()
         raise
     server.send("ready")
     child = server.serve()
@@ -293,4 +307,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve(ForkServer(sys.argv[2], *take_channel()), int(sys.argv[1]))

@@ -22,28 +22,22 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ... import machine
-from . import fork_server, parent_watch
+from . import fork_server
 
 __all__: list[str] = []
 
 
 def main() -> None:
     """Serves one client until its end of the connection closes, or the lease ends."""
-    commands, events = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    commands, events = fork_server.take_channel()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the connection's end is seen, and ranks are asked to end first
-    _send(events, "hello", **machine.facts())
+    os.write(events, json.dumps({"event": "hello", **machine.facts()}).encode() + b"\n")
     begin = _first_line(commands)
     if begin is None:
         return
@@ -52,23 +46,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))  # mode 0700
     (folder / "profile").mkdir(mode=0o700)
     server = fork_server.ForkServer(str(folder), commands, events, logs=folder, lease=begin["lease"])
-    parent_watch.on_parent_exit(os.getppid(), server.end_now)
-    try:
-        fork_server.preload(server.send)
-    except BaseException:
-        server.send("failed", error=traceback.format_exc())
-        shutil.rmtree(folder)
-        raise
-    server.send("ready")
-    child = server.serve()
-    if child is None:
-        server.end_now()
-    else:
-        child()
-
-
-def _send(events: int, event: str, **content: Any) -> None:
-    os.write(events, json.dumps({"event": event, **content}).encode() + b"\n")
+    fork_server.serve(server, os.getppid(), failed=lambda: shutil.rmtree(folder))
 
 
 def _first_line(commands: int) -> dict[str, Any] | None:
@@ -96,4 +74,3 @@ def _end_former(former: Mapping[str, Any] | None) -> None:
 
 if __name__ == "__main__":
     main()
-    sys.exit(0)

@@ -93,7 +93,8 @@ class Keeper:
         self._next: _Peer | None = None  # waits until the client that is attached has let go
         self._since = time.time()
         self._notes: dict[str, Any] = {}
-        self._ranks: dict[str, Any] = {"stage": "starting", "ready": False, "pids": {}, "exits": {}, "failure": None}
+        # What the fork server has said, for the next client: kind and rank -> the last event.
+        self._events: dict[tuple[str, int | None], Mapping[str, Any]] = {}
         self._ended: int | None = None  # the fork server's exit code
         self._controller_ended: int | None = None  # the controller's
         self._dropped = Dropped()  # messages that were none
@@ -210,18 +211,11 @@ class Keeper:
                 self._lose(self._client)
 
     def _note_event(self, event: Mapping[str, Any]) -> None:
-        known, kind, rank = self._ranks, event["event"], str(event.get("rank"))
-        if kind == "stage":
-            known["stage"] = event["name"]
-        elif kind == "ready":
-            known.update(stage="forking", ready=True)
-        elif kind == "forked":
-            known["pids"][rank] = event["pid"]
-            known["exits"].pop(rank, None)
-        elif kind == "exited" and known["pids"].get(rank) == event["pid"]:
-            known["exits"][rank] = event["code"]
-        elif kind == "failed":
-            known["failure"] = event["error"]
+        kind, rank = event["event"], event.get("rank")
+        if kind == "forked":
+            self._events.pop(("exited", rank), None)
+        if kind != "exited" or self._events.get(("forked", rank), {}).get("pid") == event["pid"]:
+            self._events[kind, rank] = event
 
     # Clients
 
@@ -263,7 +257,7 @@ class Keeper:
     def _seen(self) -> dict[str, Any]:
         """What anybody of this user may know."""
         left = None if self._client is not None or self._deadline is None else self._deadline - time.monotonic()
-        living = [rank for rank in self._ranks["pids"] if rank not in self._ranks["exits"]]
+        living = [rank for kind, rank in self._events if kind == "forked" and ("exited", rank) not in self._events]
         return {
             "attached": self._client.pid if self._client is not None else None,
             "since": self._since,
@@ -289,7 +283,7 @@ class Keeper:
         self._client, self._next, self._deadline, self._since = peer, None, None, time.time()
         peer.say(
             "attached",
-            ranks=self._ranks,
+            events=list(self._events.values()),
             ended=self._ended,
             controller_ended=self._controller_ended,
             notes=self._notes,
@@ -331,8 +325,8 @@ class Keeper:
             self.end()
         elif _for_fork_server(message):
             for one in message.get("ranks", ()):
-                self._ranks["pids"].pop(str(one["rank"]), None)
-                self._ranks["exits"].pop(str(one["rank"]), None)
+                self._events.pop(("forked", one["rank"]), None)
+                self._events.pop(("exited", one["rank"]), None)
             assert self._fork_server.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it ended: the client is told
                 self._fork_server.stdin.write(line + b"\n")

@@ -42,12 +42,12 @@ _WAIT = re.compile(r"(\w+)\.wait\(")  # of a Work
 _FRAMES = 40  # at most, innermost first
 
 
-def examine(thread: int, began: tuple[str, int] | None) -> dict[str, Any]:
+def examine(thread: int, began: tuple[str, int, str] | None) -> dict[str, Any]:
     """What this rank does now, as JSON can hold it. Called on another thread than the main one.
 
     Args:
         thread: the main thread's identifier.
-        began: id and begin (host time in ns) of the running cell, or of the last one; None before the first.
+        began: id, begin (host time in ns) and label of the running cell, or of the last one; None before the first.
 
     Returns:
         ``cell`` and ``seconds`` of the running cell; ``stack``: frames from the innermost outwards, each ``file``,
@@ -138,16 +138,23 @@ def _call(frames: list[FrameType]) -> dict[str, Any] | None:
     name, given = found.f_code.co_name, dict(found.f_locals)
     kind = "group" if name in _GROUPS else "point to point" if name in _POINT_TO_POINT else "collective"
     group = given.get("group") if kind != "group" else None
-    record = _record(group)
     tensors = list(_tensors(given))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    call = _entered(name, kind, group)
+    return {**call, "what": _what(tensors), "bytes": size, "peer": _peer(given, call["ranks"])}
+
+
+def _entered(name: str, kind: str, group: Any) -> dict[str, Any]:
+    """What there is to say of a call before its arguments are looked at."""
+    record = _record(group)
     return {
         "name": name,
         "kind": kind,
         "group": record.name if record is not None else "",
-        "ranks": (ranks := _ranks(group, record)),
-        "what": _what(tensors),
-        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-        "peer": _peer(given, ranks),
+        "ranks": _ranks(group, record),
+        "what": "",
+        "bytes": 0,
+        "peer": None,
         "sequence": record.sequence if record is not None else None,
     }
 
@@ -162,17 +169,8 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
         return None
     kind: int = work._get_op_type()  # type: ignore[attr-defined, unused-ignore]
     name = OpType(kind).name.lower().strip("_")
-    record = _record(None)
-    return {
-        "name": {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name),
-        "kind": "point to point" if name in ("send", "recv", "recvanysource") else "collective",
-        "group": record.name if record is not None else "",
-        "ranks": _ranks(None, record),
-        "what": "",
-        "bytes": 0,
-        "peer": None,
-        "sequence": record.sequence if record is not None else None,
-    }
+    name = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}.get(name, name)
+    return _entered(name, "point to point" if name in ("send", "recv", "recvanysource") else "collective", None)
 
 
 def _record(group: Any) -> registry.GroupRecord | None:

@@ -12,28 +12,44 @@ for: "nccl" may have built nccl2, and "shm" may have become Gloo. Entries have t
 The hook keeps no events of CUDA: a look at what it wrote asks no GPU, and needs none of the care of [Note: looks at a
 GPU's collectives]. That a collective has ended it hears from the backend: from nccl2 within a second or so (`end_s`);
 of one that never tells, entries count as ended when they are launched, so that nothing of it is ever in flight.
+
+[Note: looks at a GPU's collectives]
+A look at NCCL's recorder asks CUDA whether kernels have ended. That can block while the GPU hangs, which must not
+happen with the interpreter's lock held: nobody could interrupt the rank any more ([Note: a GPU that hangs]). So it goes
+through torch's own server for such questions, whose threads are C++: a Unix socket in a folder that only this user may
+enter. It is not waited for longer than `_SECONDS`, and once it was late, no other question is asked for `_PAUSE_S`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import http.client
 import importlib
+import json
+import os
 import pickle
+import shutil
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import _dump_fr_trace as _dump  # type: ignore[attr-defined, unused-ignore]
 
 from ... import native
-from .gpu_flights import GpuFlights
 
-__all__ = ["Dump", "Recorders", "end_s"]
+__all__ = ["Dump", "GpuFlights", "Recorders", "end_s"]
 
+_HANDLER = "dump_nccl_trace_json"
+_SECONDS = 0.3
+_PAUSE_S = 5.0
+_FOUND = 200  # HTTP's
 _END_S = 0.05
 _END_BY_HOOK_S = 1.5  # nccl2's thread looks once a second
 _C = native.load()
@@ -123,3 +139,70 @@ def _without_inductor() -> Iterator[None]:
     finally:
         if vars(torch).get("_inductor") is stand_in:  # another thread may have loaded it
             del vars(torch)["_inductor"]
+
+
+class GpuFlights:
+    """Asks one process's recorder; the server starts with the first question.
+
+    Args:
+        folder: where a folder with the socket is made, which only this user may enter.
+        handler: of torch's control plane.
+        seconds: for which it is waited for.
+    """
+
+    def __init__(self, folder: Path, handler: str = _HANDLER, seconds: float = _SECONDS) -> None:
+        self._path = folder / f"recorder-{os.getpid()}" / "socket"
+        self._handler, self._seconds = handler, seconds
+        self._server: Any = None
+        self._not_before = 0.0
+
+    def dump(self, active: bool = False) -> dict[str, Any]:
+        """The recorder's dump; empty where there is no such recorder, or no answer in time.
+
+        Args:
+            active: only what has not ended.
+        """
+        if self._handler not in c10d._get_handler_names():  # type: ignore[attr-defined, unused-ignore]
+            return {}
+        if time.monotonic() < self._not_before:
+            return {}
+        if self._server is None:
+            self._path.parent.mkdir(mode=0o700)
+            self._server = c10d._WorkerServer(str(self._path))  # type: ignore[attr-defined, unused-ignore]
+        try:
+            answer = self._ask("?onlyactive=true" if active else "")
+        except OSError:  # late, or it did not even connect
+            self._not_before = time.monotonic() + _PAUSE_S
+            return {}
+        made: dict[str, Any] = json.loads(answer) if answer else {}
+        return made
+
+    def close(self) -> None:
+        """Ends the server."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server = None
+            shutil.rmtree(self._path.parent)
+
+    def _ask(self, options: str) -> bytes:
+        connection = _UnixConnection(self._path, self._seconds)
+        try:
+            connection.request("POST", f"/handler/{self._handler}{options}")
+            response = connection.getresponse()
+            answer = response.read()
+        finally:
+            connection.close()
+        return answer if response.status == _FOUND else b""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path, self._seconds = path, seconds
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self._seconds)
+        self.sock.connect(str(self._path))

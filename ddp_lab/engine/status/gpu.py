@@ -1,4 +1,4 @@
-"""How this rank is, for the widget of the cluster: what it runs, for how long, and how full and busy its GPU is.
+"""How full and busy this rank's GPU is, for the widget of the cluster.
 
 [Note: a GPU that hangs]
 The control thread answers while a cell runs, also while the GPU hangs in a collective: that is when the answer matters.
@@ -10,57 +10,10 @@ context where there is none.
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
 
 import torch
 
-from ..cells import cell
-from . import flights
-
-__all__ = ["Gpu", "Vitals"]
-
-
-class _Channel(Protocol):
-    def on_control(self, op: str, handler: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None: ...
-
-
-class Vitals:
-    """Answers ``{"op": "vitals"}``.
-
-    Args:
-        ping: what the rank says of its state (`Agent.ping`).
-        gpu: the rank's; None for a CPU rank.
-    """
-
-    def __init__(self, ping: Callable[[Mapping[str, Any]], dict[str, Any]], gpu: Gpu | None) -> None:
-        self._ping, self._gpu = ping, gpu
-        self._began: tuple[str, str, float] | None = None  # the newest cell: id, label, begin in seconds
-
-    def install(self, channel: _Channel) -> None:
-        """Starts answering."""
-        cell.before_cell.append(self._before_cell)
-        channel.on_control("vitals", self.answer)
-
-    def remove(self) -> None:
-        """Gives the hook back."""
-        if self._before_cell in cell.before_cell:
-            cell.before_cell.remove(self._before_cell)
-
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What `Agent.ping` says, ``label`` and ``seconds`` of the running cell (None between cells), ``gpu``, and
-        ``in_flight`` (see `flights.in_flight`).
-        """
-        reply, began = self._ping(request), self._began
-        runs = began is not None and reply["cell"] == began[0]
-        reply["label"] = began[1] if began is not None and runs else None
-        reply["seconds"] = time.monotonic() - began[2] if began is not None and runs else None
-        reply["in_flight"] = flights.in_flight()
-        return {**reply, "gpu": self._gpu.read() if self._gpu is not None else None}
-
-    def _before_cell(self, cell_id: str, label: str) -> None:
-        self._began = (cell_id, label, time.monotonic())
+__all__ = ["Gpu"]
 
 
 class _Memory(ctypes.Structure):
