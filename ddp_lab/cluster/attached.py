@@ -6,9 +6,10 @@ import base64
 import binascii
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.utils import z85
@@ -29,27 +30,6 @@ INTERVAL = 0.05  # seconds between two questions while nothing new comes
 PATIENCE = 5.0  # seconds that an answer may take
 
 _Have = dict[str, tuple[int, int]]
-
-
-class _Source(Protocol):
-    def news(self, have: _Have) -> list[journal.Piece]:
-        """What there is beyond `have`."""
-
-    def close(self) -> None:
-        """Lets it go."""
-
-
-class _Folder:
-    """Journals on a disk that this process can read."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def news(self, have: _Have) -> list[journal.Piece]:
-        return journal.news(self._folder, have)
-
-    def close(self) -> None:
-        pass
 
 
 class _Connection:
@@ -109,20 +89,24 @@ def _pieces(head: bytes, data: Sequence[bytes]) -> list[journal.Piece]:
 class Attached:
     """A job that is followed while it runs: what `attach` returns. A context manager.
 
+    Args:
+        news: what the journals hold beyond what was read.
+        let_go: called when nothing more is asked.
+
     Attributes:
         timeline: what its ranks have recorded, from the beginning; grows until `close`.
     """
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, news: Callable[[_Have], list[journal.Piece]], let_go: Callable[[], None] = lambda: None) -> None:
         self.timeline = Timeline()
-        self._source = source
+        self._news, self._let_go = news, let_go
         self._files: dict[str, tuple[int, Decoder]] = {}  # name -> life
         self._error: Exception | None = None
         self._closing = threading.Event()
         try:
-            self._take(source.news({}))  # an error of the connection is raised here
+            self._take(news({}))  # an error of the connection is raised here
         except BaseException:
-            source.close()
+            let_go()
             raise
         self._thread = threading.Thread(target=self._follow, name="ddp_lab-attached", daemon=True)
         self._thread.start()
@@ -162,12 +146,12 @@ class Attached:
         try:
             while not self._closing.is_set():
                 have = {name: (life, decoder.offset) for name, (life, decoder) in self._files.items()}
-                if not self._take(self._source.news(have)):
+                if not self._take(self._news(have)):
                     self._closing.wait(INTERVAL)
         except Exception as error:  # noqa: BLE001 - the thread's top: stored and raised by check()
             self._error = error
         finally:
-            self._source.close()
+            self._let_go()
 
     def _take(self, pieces: list[journal.Piece]) -> bool:
         """Appends what came to the timeline; returns whether anything did."""
@@ -220,10 +204,11 @@ def attach(address: str, token: str | None = None) -> Attached:
     """
     folder = Path(address)
     if folder.is_dir():
-        return Attached(_Folder(folder))
+        return Attached(partial(journal.news, folder))
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdigit()):
         raise FileNotFoundError(f"{address} is neither the folder of a run nor HOST:PORT")
     if token is None:
         raise ValueError(f"attach({address!r}, token=...): the token is in the file attach.json of the run's folder")
-    return Attached(_Connection(address, token))
+    connection = _Connection(address, token)
+    return Attached(connection.news, connection.close)

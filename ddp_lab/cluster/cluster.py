@@ -29,15 +29,14 @@ from ..protocol.entry_points import RankFunction
 from ..timeline.timeline import Timeline
 from .cells import variables
 from .cells.doctor import Report
-from .cells.named_runs import Runs
-from .cells.run import CellResult
+from .cells.run import CellOptions, CellResult
 from .config import ClusterConfig
-from .detached import LeftCell, left_cells
 from .processes.hosts import parse_hosts
 from .processes.keeper import DetachedCluster, Keeper, detached_clusters, free_name
+from .processes.remote_launchers import Starting
 from .processes.startup import Progress, ignore
-from .runner import CellRunner
-from .session import Session
+from .runner import CellRunner, Runs
+from .session import LeftCell, Session
 
 if TYPE_CHECKING:
     from ..simulation.link_model import LinkModel
@@ -132,20 +131,8 @@ class Cluster:
     ) -> None:
         if watch_seconds is not None and watch_seconds <= 0:
             raise ValueError(f"watch_seconds={watch_seconds}: give a time in seconds, or None for never")
-        config = ClusterConfig.of(
-            n,
-            backend=backend,
-            devices=devices,
-            env=env,
-            hosts=hosts,
-            engines=engines,
-            python=python,
-            address=address,
-            host_seconds=host_seconds,
-            detach=detach,
-            name=name,
-            lease_seconds=lease_seconds,
-        )
+        starting = Starting(engines, python, address, host_seconds)
+        config = ClusterConfig.of(n, backend, devices, env, hosts, starting, detach, name, lease_seconds)
         self._set_up(config, name)
         self.watch_seconds: float | None = watch_seconds
 
@@ -321,7 +308,7 @@ class Cluster:
     @property
     def left(self) -> tuple[LeftCell, ...]:
         """The cells that ran on while nobody was attached, as they are now; empty but for a cluster that was found."""
-        return left_cells({} if self._session is None else self._session.ask_left())
+        return () if self._session is None else self._session.ask_left()
 
     def successor(self) -> Cluster | None:
         """The cluster that this process uses now that this one does not run; None if there is none."""
@@ -400,20 +387,18 @@ class Cluster:
             CellError: it failed on a rank; peers that waited for that rank have ended too, variables are kept.
             ClusterError: a rank still runs a cell, or the cluster does not run.
         """
+        options = CellOptions(
+            label=label, args=args, kwargs=kwargs, board=board, timeout=timeout, watch_seconds=self.watch_seconds
+        )
         return self._runner.run(
             self.session,
             code,
-            args,
-            kwargs,
-            ranks=self._chosen(ranks),
+            self._chosen(ranks),
+            options,
             wait=wait,
-            timeout=timeout,
-            label=label,
-            board=board,
             view=view,
             new_view=self._view_of_run,
             tick=tick,
-            watch_seconds=self.watch_seconds,
         )
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:

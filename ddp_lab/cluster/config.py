@@ -9,11 +9,10 @@ from typing import Any
 from .._version import __version__
 from ..errors import ClusterError
 from ..protocol.registry import is_name
-from .processes.allocation import ALLOCATION
 from .processes.devices import Placement, place
 from .processes.host_commands import of_batch_system
 from .processes.host_processes import HostSettings
-from .processes.hosts import parse_hosts, provisional
+from .processes.hosts import ALLOCATION, parse_hosts, provisional
 from .processes.remote_launchers import Starting
 
 __all__ = ["ClusterConfig"]
@@ -43,15 +42,11 @@ class ClusterConfig:
     def of(
         cls,
         n: int | None,
-        *,
         backend: str,
         devices: Sequence[int] | None,
         env: Mapping[str, str] | None,
         hosts: str | Sequence[str] | Mapping[str, int] | None,
-        engines: str | Sequence[str],
-        python: str | None,
-        address: str | None,
-        host_seconds: float,
+        starting: Starting,
         detach: bool,
         name: str | None,
         lease_seconds: float,
@@ -70,16 +65,13 @@ class ClusterConfig:
         if backend not in _BACKENDS:
             raise ValueError(f"backend={backend!r}: choose one of {', '.join(_BACKENDS)}")
         environment = {name: str(value) for name, value in (env or {}).items()}
-        if hosts is None and of_batch_system(engines):
+        if hosts is None and of_batch_system(starting.engines):
             hosts = ALLOCATION
         if hosts is None:
-            if engines != "ssh" or python is not None or address is not None:
+            if (starting.engines, starting.python, starting.address) != ("ssh", None, None):
                 raise ValueError("engines=, python= and address= say how ranks run on other hosts: give hosts= as well")
             return cls(place(n, devices, environment, backend), backend, None, detach, lease_seconds)
-        starting = Starting(engines, python, host_seconds)
-        settings = HostSettings(
-            parse_hosts(hosts, n), devices, environment, backend, address=address, starting=starting
-        )
+        settings = HostSettings(parse_hosts(hosts, n), devices, environment, backend, starting)
         return cls(provisional(settings.hosts), backend, settings, detach, lease_seconds)
 
     def notes(self) -> dict[str, Any]:

@@ -1,30 +1,73 @@
-"""Runs the cells of one cluster, one after the other on each rank, and keeps what became of them."""
+"""Runs the cells of one cluster, and keeps what became of them: by name, and which a new one has to wait for.
+
+A rank runs one cell at a time, in the order in which they were sent. If one of them fails or is interrupted on a rank,
+those that waited for it there are not run (`ddp_lab.engine.cells.cell`), as in a notebook whose cells were queued.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..control.interrupts import held_back
 from ..control.records import CellText
 from ..errors import CellError
-from ..output.board import Board, default_board
+from ..output.board import default_board
 from ..output.run_view import RunView
 from ..protocol.entry_points import RankFunction
 from .cells.failures import replaced_text
-from .cells.named_runs import Runs
-from .cells.options import CellOptions
-from .cells.run import CellResult, CellRun
+from .cells.run import CellOptions, CellResult, CellRun
 
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["CellRunner"]
+__all__ = ["CellRunner", "Runs"]
 
 _clients = itertools.count(time.time_ns())  # ranks remember cells by their ids: no later client may use one again
+
+
+class Runs(Mapping[str, CellRun]):
+    """Name -> `CellRun` of the last cell of that name: while it runs, and when it has ended, however it did."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, CellRun] = {}
+        self._open: list[CellRun] = []
+
+    def add(self, run: CellRun, name: str) -> None:
+        """Notes a cell that has been sent; `name` may be empty."""
+        self._open = [*(each for each in self._open if not each.done), run]
+        if name:
+            self._named.pop(name, None)  # the last one comes last
+            self._named[name] = run
+
+    def ahead(self, ranks: Iterable[int]) -> tuple[CellRun, ...]:
+        """The cells that these ranks may still run, in their order."""
+        wanted = set(ranks)
+        return tuple(run for run in self._open if not run.done and wanted.intersection(run.ranks))
+
+    def give_up(self, why: Mapping[int, str]) -> None:
+        """Ends the cells that run on ranks whose processes have ended or are being ended: rank -> why."""
+        for run in self._open:
+            run.give_up(why)
+
+    def __getitem__(self, name: str) -> CellRun:
+        if name not in self._named:
+            known = f"there are {', '.join(self._named)}" if self._named else "no cell has been given a name"
+            raise KeyError(f"{name!r}: {known} (`%%distributed --name NAME` names a cell)")
+        return self._named[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._named))
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"{name!r}: {self[name]!r}" for name in self) + "}"
 
 
 class CellRunner:
@@ -50,50 +93,37 @@ class CellRunner:
         self,
         session: Session,
         code: str | CellText | Callable[..., Any] | RankFunction,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
         ranks: Sequence[int],
+        options: CellOptions,
+        *,
         wait: bool,
-        timeout: float | None,
-        label: str | None,
-        board: Board | None,
         view: RunView | None,
         new_view: Callable[[bool], RunView | None],
         tick: Callable[[], None] | None,
-        watch_seconds: float | None,
     ) -> CellResult | CellRun:
         """See `Cluster.run`.
 
         Args:
             session: whose ranks.
             ranks: which of them, checked.
+            options: what was given for the cell.
             new_view: given whether the cell is waited for, makes what shows how far it is.
-            watch_seconds: see `Cluster`.
         """
         members = session.members
         idle = members.suspect  # then the ranks are waited for
         replaced = members.ensure_whole()
         number = next(self._numbers)
-        name = code.name if isinstance(code, CellText) else label or ""
+        name = code.name if isinstance(code, CellText) else options.label or ""
+        board, label = options.board, options.label or f"cell {number}"
         if replaced:
             board = board or default_board(ranks)
             board.announce(sorted(replaced), replaced_text(replaced, self._world_size))
-        label = label or f"cell {number}"
         if isinstance(code, RankFunction):
             name = ""
         elif not wait:
             name, view = name or label, view or new_view(False)
-        options = CellOptions(
-            label=label,
-            name=name,
-            args=args,
-            kwargs=kwargs,
-            board=board,
-            timeout=timeout,
-            watch_seconds=watch_seconds,
-            after=() if idle else self.results.ahead(members.busy().intersection(ranks)),
-        )
+        after = () if idle else self.results.ahead(members.busy().intersection(ranks))
+        options = replace(options, label=label, name=name, board=board, after=after)
         cell_id = f"{self._client}-{number}"
         cell_run = CellRun(session, code, ranks, cell_id=cell_id, options=options)
         with held_back():

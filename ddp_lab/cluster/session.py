@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import machine
 from ..control.wire import Wire
 from ..errors import ClusterError
+from ..formatting import label_of
 from ..protocol.events import Batch
 from ..timeline.clocks import HostClocks
 from .membership import Membership
@@ -24,11 +26,43 @@ if TYPE_CHECKING:
     from .config import ClusterConfig
     from .processes.keeper import Keeper
 
-__all__ = ["Session"]
+__all__ = ["LeftCell", "Session"]
 
+_LAST_LINES = 10
 _HELLO_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
 _PARTING_SECONDS = 2.0  # that what was said last may take to leave
+
+
+@dataclass(frozen=True)
+class LeftCell:
+    """A cell that ran on while no client was attached.
+
+    Attributes:
+        label: its name.
+        ranks: those that were given it.
+        running: those on which it still runs.
+        errors: rank -> what it failed with.
+        seconds: since it began; of one that has ended, that it took.
+        text: rank -> the end of what it has printed, at most 8,192 characters.
+    """
+
+    label: str
+    ranks: tuple[int, ...]
+    running: tuple[int, ...]
+    errors: dict[int, str]
+    seconds: float
+    text: dict[int, str]
+
+    def __str__(self) -> str:
+        if self.running:
+            head = f"{self.label} still runs on {label_of(self.running)}, for {self.seconds:.0f} s"
+        else:
+            head = f"{self.label} ended on {label_of(self.ranks)} after {self.seconds:.1f} s"
+        lines = [head, *(f"  rank {rank}: {error}" for rank, error in self.errors.items())]
+        for rank, text in self.text.items():
+            lines += [f"[rank {rank}] {line}" for line in text.splitlines()[-_LAST_LINES:]]
+        return "\n".join(lines)
 
 
 class Session:
@@ -116,13 +150,13 @@ class Session:
         members.adopt({int(rank): found for rank, found in keeper.notes["joined"].items()}, running)
         self.left = {rank: answer for rank, answer in told.items() if _is_news(answer, keeper.alone_since)}
 
-    def ask_left(self) -> dict[int, dict[str, Any]]:
-        """`left`, as it is now."""
+    def ask_left(self) -> tuple[LeftCell, ...]:
+        """The cells that ran while nobody was attached, as they are now, by what each rank says of its last one."""
         if self.left:
             for rank, answer in self.wire.request(self.left, "last_cell", _ANSWER_SECONDS).items():
                 if answer["cell"]["id"] == self.left[rank]["cell"]["id"]:
                     self.left[rank] = answer
-        return self.left
+        return _left_cells(self.left)
 
     def replace_ranks(self, progress: Progress) -> None:
         """Gives every rank a new process, and all of them new groups."""
@@ -190,3 +224,24 @@ class Session:
 def _is_news(answer: Mapping[str, Any], alone_since: float) -> bool:
     """Whether a rank's last cell runs, or has ended since the last client left."""
     return answer["cell"]["ended"] is None or bool(answer["cell"]["ended"] >= alone_since)
+
+
+def _left_cells(told: Mapping[int, Mapping[str, Any]]) -> tuple[LeftCell, ...]:
+    cells: dict[str, list[int]] = {}
+    for rank, answer in sorted(told.items()):
+        cells.setdefault(answer["cell"]["id"], []).append(rank)
+    made = []
+    for ranks in cells.values():
+        found = {rank: told[rank]["cell"] for rank in ranks}
+        ends = [cell["ended"] or told[rank]["now"] for rank, cell in found.items()]
+        made.append(
+            LeftCell(
+                label=found[ranks[0]]["label"],
+                ranks=tuple(ranks),
+                running=tuple(rank for rank, cell in found.items() if cell["ended"] is None),
+                errors={rank: cell["error"] for rank, cell in found.items() if cell["error"]},
+                seconds=max(ends) - min(cell["began"] for cell in found.values()),
+                text={rank: text for rank in ranks if (text := told[rank]["text"])},
+            )
+        )
+    return tuple(made)

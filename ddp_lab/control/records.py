@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..diagnostics.flights import in_flight_words
 from ..diagnostics.rank_state import BucketStage
 
 __all__ = ["BucketStage", "CellText", "RankRecord", "RankVitals", "Reconfigured", "StepState"]
@@ -97,16 +96,8 @@ class RankVitals:
     def of(cls, record: RankRecord, answer: Mapping[str, Any], silent_seconds: float | None) -> RankVitals:
         """From what the rank answered; empty: it did not."""
         gpu = answer.get("gpu") or {}
-        return cls(
-            record,
-            answer.get("label"),
-            answer.get("seconds"),
-            silent_seconds,
-            in_flight_words(answer.get("in_flight") or {}),
-            gpu.get("used"),
-            gpu.get("total"),
-            gpu.get("percent"),
-        )
+        of_gpu = (gpu.get(name) for name in ("used", "total", "percent"))
+        return cls(record, answer.get("label"), answer.get("seconds"), silent_seconds, record.in_flight, *of_gpu)
 
 
 @dataclass(frozen=True)

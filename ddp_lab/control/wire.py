@@ -32,7 +32,7 @@ __all__ = ["Wire", "WireStatistics"]
 
 JSON_FRAME = b"j"  # first frame of a data message that is not an event batch: the second is JSON
 WAITING_CONTROL = 64  # control messages kept for a rank that has not said hello
-_TAKE = 64  # data messages between two looks at the control sockets
+_TAKE = 64  # messages of one socket between two looks at the others
 _MARKERS = 256  # ends of cells remembered per rank
 
 _log = logging.getLogger(__name__)
@@ -256,8 +256,8 @@ class Wire:
         steps: dict[Any, Callable[[], None]] = {
             sockets.waker: self._send_outgoing,
             sockets.gate: sockets.admit,
-            sockets.control: self._take_control,
-            sockets.data: self._take_data,
+            sockets.control: lambda: self._take(sockets.control, self._handle_control),
+            sockets.data: lambda: self._take(sockets.data, self._handle_data),
         }
         poller = zmq.Poller()
         for source in steps:
@@ -284,20 +284,17 @@ class Wire:
         if self._dropped.one_more():
             _log.error("event channel: %s (%d such so far)", error, self._dropped.count, exc_info=error)
 
-    def _guarded(self, handle: Callable[..., None], *arguments: Any) -> None:
-        # The thread's top for one message: a bad one must not end the channel for all ranks.
-        try:
-            handle(*arguments)
-        except Exception as error:  # noqa: BLE001 - stored, logged and raised by check()
-            self._note(error)
-
-    def _take_data(self) -> None:
+    def _take(self, socket: zmq.Socket[bytes], handle: Callable[[list[Any]], None]) -> None:
+        """Hands on what has come, some messages at most; a bad one must not end the channel for all ranks."""
         for _ in range(_TAKE):
             try:
-                frames = self._sockets.data.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._guarded(self._handle_data, [frame.buffer for frame in frames])
+            try:
+                handle([frame.buffer for frame in frames])
+            except Exception as error:  # noqa: BLE001 - the thread's top for one message: stored, raised by check()
+                self._note(error)
 
     def _handle_data(self, frames: list[memoryview]) -> None:
         if frames[0] != JSON_FRAME:
@@ -335,18 +332,10 @@ class Wire:
                 bytes=was.bytes + size,
             )
 
-    def _take_control(self) -> None:
-        while True:
-            try:
-                frames = self._sockets.control.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._guarded(self._handle_control, frames)
-
-    def _handle_control(self, frames: list[bytes]) -> None:
+    def _handle_control(self, frames: list[memoryview]) -> None:
         now_ns = time.monotonic_ns()
         rank, message = descriptions.parse(frames)
-        peer = frames[0]
+        peer = bytes(frames[0])
         self._heard[rank] = time.monotonic()
         if message["type"] == "hello":
             with self._lock:

@@ -131,7 +131,6 @@ class PrepareLook(Command):
     look: Look
 
 
-@dataclass(frozen=True)
 class TellLooks(Command):
     """What is looked at."""
 
@@ -159,12 +158,10 @@ class GoOn(Command):
     until: str
 
 
-@dataclass(frozen=True)
 class TellStage(Command):
     """Where the model's backward stands."""
 
 
-@dataclass(frozen=True)
 class TellFaults(Command):
     """The faults of all models of the rank."""
 
@@ -176,12 +173,10 @@ class ClearFaults(Command):
     number: int | None = None
 
 
-@dataclass(frozen=True)
 class HoldTimeouts(Command):
     """To let no timeout of a group run out while a rank pauses."""
 
 
-@dataclass(frozen=True)
 class Resume(Command):
     """To take all breakpoints of the rank away and train on."""
 

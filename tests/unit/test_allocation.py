@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_lab import Cluster
-from ddp_lab.cluster.processes.allocation import allocated
-from ddp_lab.cluster.processes.hosts import parse_hosts
+from ddp_lab.cluster.processes.hosts import allocated, parse_hosts
 from ddp_lab.errors import ClusterError
 
 VARIABLES = ("SLURM_JOB_NODELIST", "LSB_MCPU_HOSTS", "PBS_NODEFILE", "PE_HOSTFILE")

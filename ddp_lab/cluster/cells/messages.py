@@ -1,4 +1,4 @@
-"""One cell as ipyparallel messages, below ipyparallel's documented surface.
+"""One cell as ipyparallel messages, below ipyparallel's documented surface, and answers to what ranks ask meanwhile.
 
 [Note: one request]
 Each rank gets one apply request that calls `ddp_lab.engine.cells.cell.run` there by name. The callbacks for its
@@ -7,6 +7,8 @@ messages hang on the request's future before the request is sent (`message_futur
 
 from __future__ import annotations
 
+import getpass
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,12 +16,16 @@ from typing import Any
 from ipyparallel import Reference
 from ipyparallel.serialize import pack_apply_message
 
+from ...control.interrupts import let_through
 from ...control.records import CellText
 from ...errors import ClusterError
 from ...protocol.entry_points import CALL, RUN_CELL, RankFunction
-from .stdin import QUESTION
 
-__all__ = ["send"]
+__all__ = ["QUESTION", "Answers", "send"]
+
+QUESTION = "ddp_lab_question"
+_NOBODY = "nobody waits for this cell in the notebook, so input() can't be answered: run it without --no-wait"
+_NO_INPUT = "the notebook could not ask for input: {error}"
 
 _RUN = Reference(RUN_CELL.expression)
 _OUTPUTS = {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error", QUESTION}
@@ -95,3 +101,48 @@ def _attach(rank: int, take: Callable[[int, str, Any], None], future: Any) -> No
     future.iopub_callbacks.append(on_message)
     future.output.add_done_callback(lambda _: take(rank, "idle", None))
     future.add_done_callback(lambda done: take(rank, "reply", done.result()))
+
+
+class Answers:
+    """Answers `input()` and `breakpoint()` on ranks from the notebook's own input line, one question at a time.
+
+    Those of one cell run; owned by the thread that shows its outputs.
+
+    Args:
+        send: sends a rank the answer: ``number`` of the question, and ``text`` or ``error``.
+    """
+
+    def __init__(self, send: Callable[[int, Mapping[str, Any]], None]) -> None:
+        self._send = send
+        self._asked: deque[tuple[int, Mapping[str, Any]]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def take(self, rank: int, question: Mapping[str, Any]) -> None:
+        """Takes a question: ``number``, ``prompt``, ``secret``."""
+        self._asked.append((rank, question))
+
+    def ask(self) -> None:
+        """Asks the user the first question and sends what was typed; on the main thread.
+
+        Raises:
+            KeyboardInterrupt: the user pressed interrupt instead.
+        """
+        rank, question = self._asked.popleft()
+        read = getpass.getpass if question["secret"] else input
+        try:
+            with let_through():
+                text = read(f"rank {rank} │ {question['prompt']}")
+        except (EOFError, OSError, RuntimeError) as error:  # a front end without input raises a RuntimeError
+            self._answer(rank, question, error=_NO_INPUT.format(error=error or type(error).__name__))
+        else:
+            self._answer(rank, question, text=text)
+
+    def refuse(self) -> None:
+        """Answers all questions that nobody can be asked here."""
+        while self._asked:
+            self._answer(*self._asked.popleft(), error=_NOBODY)
+
+    def _answer(self, rank: int, question: Mapping[str, Any], **answer: str) -> None:
+        self._send(rank, {"op": "answer", "number": question["number"], **answer})

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...control.interrupts import held_back, let_through
 from ...control.records import CellText
 from ...errors import CellError, ClusterError, RankFailure
 from ...formatting import duration, enumeration, label_of
-from ...output.board import OutputBoard, default_board
+from ...output.board import Board, OutputBoard, default_board
 from ...output.display import write_line
 from ...output.logs import CellOutputs
 from ...output.run_view import RunView
@@ -28,11 +29,9 @@ from ..session import Session
 from . import failures as reports
 from . import messages
 from .doctor import Watch
-from .options import CellOptions
+from .messages import QUESTION, Answers
 from .packing import FunctionCall
-from .rank_states import RankStates
-from .results import CellResult, CellStatus, RemoteValue
-from .stdin import QUESTION, Answers
+from .results import CellResult, CellStatus, RankStates, RemoteValue
 
 __all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "CellText", "RankFunction", "RemoteValue"]
 
@@ -47,6 +46,31 @@ _FREED_S = 0.15  # how long the peers of a lost rank may take to end by themselv
 _ENDED_S = 1.0  # until a rank whose process was ended is known to be lost
 _VIEW_S = 1.0  # between two looks at how far a cell is
 _LATE_S = 3.0  # so long takes a cell of which pages are told that are opened meanwhile
+
+
+@dataclass(frozen=True)
+class CellOptions:
+    """How a cell is run and watched.
+
+    Attributes:
+        label: the cell's name in tracebacks and errors; None: it gets a number.
+        name: under which `Cluster.results` has it; "" for none.
+        args: arguments of the function, where a function is run.
+        kwargs: its keyword arguments.
+        board: shows the outputs; None for the one that fits this process.
+        timeout: seconds after which the ranks are interrupted; None for no limit.
+        watch_seconds: without progress, after which the cell says why; None: it never does.
+        after: cells that were sent before to some of the same ranks and may not have ended: they are waited for.
+    """
+
+    label: str | None = None
+    name: str = ""
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    board: Board | None = None
+    timeout: float | None = None
+    watch_seconds: float | None = None
+    after: Sequence[CellRun] = ()
 
 
 class CellRun:
@@ -75,10 +99,10 @@ class CellRun:
         ranks: Sequence[int],
         *,
         cell_id: str,
-        options: CellOptions | None = None,
+        options: CellOptions,
     ) -> None:
         self.cell_id = cell_id
-        self.options = options or CellOptions()
+        self.options = options
         self.ranks = tuple(sorted(ranks))
         self._session = session
         self._client = session.processes.client
@@ -141,7 +165,7 @@ class CellRun:
         if ahead:
             if view is None:
                 self._said_waits = True
-                self._board.announce(self.ranks, reports.waiting(self.options.label, ahead))
+                self._board.announce(self.ranks, reports.waiting(self.label, ahead))
         else:
             self._states.begin(self._begin)
         return self
@@ -155,7 +179,7 @@ class CellRun:
     def _cell(self) -> dict[str, Any]:
         options = self.options
         after = {run.cell_id: run.label for run in options.after if not run.done}
-        cell = {"id": self.cell_id, "label": options.label, "after": after}
+        cell = {"id": self.cell_id, "label": self.label, "after": after}
         cell["sources"] = self._call.sources if self._call else {}
         args, kwargs = (self._call.args, {}) if self._call else (tuple(options.args), dict(options.kwargs))
         return {**cell, "args": args, "kwargs": kwargs}
@@ -261,14 +285,14 @@ class CellRun:
     def __repr__(self) -> str:
         if self.done:
             values = ", ".join(f"{rank}: {value!r}" for rank, value in self.values.items() if rank not in self.failures)
-            return f"<CellRun {self.options.label}: {self.headline}; values {{{values}}}>"
+            return f"<CellRun {self.label}: {self.headline}; values {{{values}}}>"
         words = self._states.words()
         ranks = {word: [rank for rank in words if words[rank] == word] for word in dict.fromkeys(words.values())}
         states = ", ".join(f"{label_of(members)} {word}" for word, members in ranks.items())
         if ahead := self.waits_for:
             states = f"waits for {enumeration(ahead)}"
         when = time.strftime("%H:%M:%S")
-        return f"<CellRun {self.options.label} at {when}: {states}, for {duration(self.seconds)}>"
+        return f"<CellRun {self.label} at {when}: {states}, for {duration(self.seconds)}>"
 
     def _ipython_display_(self) -> None:
         """Shows itself in a notebook, unless its view does already: that one stays true, a text would not."""
@@ -283,7 +307,7 @@ class CellRun:
     @property
     def label(self) -> str:
         """The cell's name in tracebacks and errors."""
-        return self.options.label
+        return self.options.label or "cell"
 
     @property
     def seconds(self) -> float:
@@ -357,7 +381,7 @@ class CellRun:
             ClusterError: the cell still runs.
         """
         if self._end is None:
-            raise ClusterError(f"cell {self.options.label} still runs on {label_of(self._states.open())}")
+            raise ClusterError(f"cell {self.label} still runs on {label_of(self._states.open())}")
         result, error = self.collected(), self._error()
         if error is None:
             return result
@@ -365,7 +389,7 @@ class CellRun:
         raise error
 
     def _error(self) -> CellError | None:
-        failed, label = self.failures, self.options.label
+        failed, label = self.failures, self.label
         if not failed:
             return None
         if self._timed_out:
@@ -376,7 +400,7 @@ class CellRun:
         """What has come until now, whether the cell has ended or not."""
         return CellResult(
             self.cell_id,
-            self.options.label,
+            self.label,
             self.values,
             self.outputs(),
             self.seconds,
@@ -386,7 +410,7 @@ class CellRun:
 
     def status(self) -> CellStatus:
         """Which ranks still run, ended or failed, and since when."""
-        return CellStatus(self.cell_id, self.options.label, self.state, self._states.words(), self.seconds)
+        return CellStatus(self.cell_id, self.label, self.state, self._states.words(), self.seconds)
 
     # -- the loop
 
@@ -427,7 +451,7 @@ class CellRun:
                 state.begun_s = state.begun_s or time.monotonic()
                 if self._said_waits:
                     self._said_waits = False
-                    self._board.announce(self.ranks, f"{self.options.label} runs …")
+                    self._board.announce(self.ranks, f"{self.label} runs …")
             elif kind == "idle":
                 state.idle = True
             elif kind == "reply":
@@ -548,8 +572,8 @@ class CellRun:
             self._pump(tick, until=time.monotonic() + seconds)
 
     def _interrupted(self) -> KeyboardInterrupt:
-        error = KeyboardInterrupt(f"cell {self.options.label} on {label_of(self.ranks)}")
-        lines = reports.interrupt_report(self._states.failures(), self._silent, self.options.label, self.waits_for)
+        error = KeyboardInterrupt(f"cell {self.label} on {label_of(self.ranks)}")
+        lines = reports.interrupt_report(self._states.failures(), self._silent, self.label, self.waits_for)
         error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
         error.result = self.collected()  # type: ignore[attr-defined]
         return error

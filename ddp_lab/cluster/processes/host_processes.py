@@ -11,14 +11,13 @@ it, so that a firewall is named at the start and not by a training that hangs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ... import machine
 from ...errors import ClusterError
 from . import hosts as hosts_
-from .host_commands import check_engines
 from .hosts import Host
-from .ipyparallel_client import drop_late_replies
 from .remote_launchers import HostServer, HostServers, Server, Starting
 from .startup import LOOPBACK, Processes, Progress, ignore
 
@@ -28,39 +27,23 @@ _EVERYWHERE = "0.0.0.0"
 _TRY_SECONDS = 5.0
 
 
+@dataclass(frozen=True)
 class HostSettings:
     """How ranks on several hosts are started.
 
-    Args:
+    Attributes:
         hosts: with their ranks.
         devices: as for `ddp_lab.cluster.processes.devices.place`; each host's own.
         environment: variables of all ranks.
         backend: of the default process group.
-        address: this machine's address that the hosts reach; None finds it.
         starting: how ranks are started on other hosts.
     """
 
-    def __init__(
-        self,
-        hosts: Sequence[Host],
-        devices: Sequence[int] | None,
-        environment: Mapping[str, str],
-        backend: str,
-        *,
-        address: str | None = None,
-        starting: Starting,
-    ) -> None:
-        check_engines(starting.engines)
-        if starting.host_seconds <= 0:
-            raise ValueError(
-                f"host_seconds={starting.host_seconds}: give a time in seconds after which a silent host is lost"
-            )
-        self.hosts = tuple(hosts)
-        self.devices = devices
-        self.environment = dict(environment)
-        self.backend = backend
-        self.address = address
-        self.starting = starting
+    hosts: tuple[Host, ...]
+    devices: Sequence[int] | None
+    environment: Mapping[str, str]
+    backend: str
+    starting: Starting
 
 
 class HostProcesses(Processes):
@@ -91,9 +74,7 @@ class HostProcesses(Processes):
             ClusterError: a host can't be reached, or differs from the others; the message names it.
         """
         self.fork_server.start()
-        self._wait(self._all_said_hello, "connecting to the hosts", progress)
-        facts = {server.host.name: server.facts for server in self.fork_server}
-        self._compare(facts)
+        facts = self._facts(progress)
         settings = self._settings
         self.placement, self._variables = hosts_.spread(
             settings.hosts, facts, settings.devices, settings.environment, settings.backend
@@ -101,12 +82,16 @@ class HostProcesses(Processes):
         for server in self.fork_server:
             server.begin(self._variables[server.host.name])
         self._here = {name: self._here_for(name, each) for name, each in facts.items()}
+        return self._listening
+
+    @property
+    def _listening(self) -> str:
         found = set(self._here.values())
         return found.pop() if len(found) == 1 else _EVERYWHERE
 
     def open(self, progress: Progress) -> None:
         super().open(progress)
-        drop_late_replies(self.client)
+        _drop_late_replies(self.client)
 
     def place_of(self, rank: int) -> dict[str, Any]:
         host = self._host_of(rank)
@@ -146,8 +131,7 @@ class HostProcesses(Processes):
         }
 
     def _start_controller(self) -> None:
-        found = set(self._here.values())
-        self.controller.start(found.pop() if len(found) == 1 else _EVERYWHERE)
+        self.controller.start(self._listening)
 
     def _fork(self, environments: Mapping[int, Mapping[str, str]], progress: Progress) -> None:
         self._wait(lambda: self.fork_server.ready or None, "starting engines", progress)
@@ -167,36 +151,36 @@ class HostProcesses(Processes):
             return
         for host in lost:
             self.fork_server.renew(host)
-        self._wait(self._all_said_hello, "connecting to the hosts", progress)
-        facts = {server.host.name: server.facts for server in self.fork_server}
-        self._compare(facts)
+        facts = self._facts(progress)
         for host in lost:
             self.fork_server[host.name].begin(self._variables[host.name])
             self._here[host.name] = self._here_for(host.name, facts[host.name])
 
-    def _all_said_hello(self) -> bool | None:
-        self.fork_server.check()
-        return all(server.facts for server in self.fork_server) or None
+    def _facts(self, progress: Progress) -> dict[str, dict[str, Any]]:
+        """What each host has said of itself, once all have, and their versions are equal."""
 
-    def _compare(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        def all_said_hello() -> bool | None:
+            self.fork_server.check()
+            return all(server.facts for server in self.fork_server) or None
+
+        self._wait(all_said_hello, "connecting to the hosts", progress)
+        facts = {server.host.name: server.facts for server in self.fork_server}
         here = {"this machine": machine.versions()}
         hosts_.check_versions(here | {name: each["versions"] for name, each in facts.items()})
+        return facts
 
     def _here_for(self, name: str, facts: Mapping[str, Any]) -> str:
         """This machine's address that a host reaches."""
-        if self._settings.address is not None:
-            if not machine.interface_of(self._settings.address):
-                raise ClusterError(f"address {self._settings.address}: no interface of this machine has it")
-            return self._settings.address
+        address = self._settings.starting.address
+        if address is not None:
+            if not machine.interface_of(address):
+                raise ClusterError(f"address {address}: no interface of this machine has it")
+            return address
         if self.fork_server[name].host.local:
             others = [each for each in self.fork_server if not each.host.local]
             return self._here_for(others[0].host.name, others[0].facts) if others else LOOPBACK
-        return self._asked(name, lambda: machine.local_address(hosts_.address_of(name, facts)))
-
-    @staticmethod
-    def _asked(name: str, look: Any) -> str:
         try:
-            return str(look())
+            return machine.local_address(hosts_.address_of(name, facts))
         except OSError as error:
             raise ClusterError(f"this machine has no way to host {name} besides ssh: {error}") from error
 
@@ -253,6 +237,20 @@ class HostProcesses(Processes):
 
     def _host_of(self, rank: int) -> Host:
         return self.fork_server.of_rank(rank).host
+
+
+def _drop_late_replies(client: Any) -> None:
+    """Lets the client ignore what comes of requests that it has given up, where ipyparallel would print it.
+
+    They come when the link to a host that was lost is whole again, before its ranks have been ended.
+    """
+    handle = client._queue_handlers["apply_reply"]
+
+    def unless_late(message: Mapping[str, Any]) -> None:
+        if message["parent_header"].get("msg_id") in client.outstanding:
+            handle(message)
+
+    client._queue_handlers["apply_reply"] = unless_late
 
 
 def _no_way(host: Host, question: tuple[str, Mapping[str, Any]], answer: Mapping[str, Any]) -> str:

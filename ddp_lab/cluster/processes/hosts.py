@@ -1,25 +1,41 @@
 """Hosts that ranks run on: how a user names them, what must be equal on them, and where their ranks go.
 
-Nothing here talks to a host; `ddp_lab.cluster.processes.remote_launchers` does.
+Nothing here talks to a host; `ddp_lab.cluster.processes.remote_launchers` does. A batch system tells a job's processes
+which hosts it has given to it:
+
+| system | what it tells | source |
+|---|---|---|
+| Slurm | ``SLURM_JOB_NODELIST``, ``SLURM_TASKS_PER_NODE``; ``scontrol show hostnames`` expands the first | salloc(1) |
+| LSF | ``LSB_MCPU_HOSTS``: ``"a 4 b 4"`` | IBM LSF, environment variables |
+| PBS, Torque | ``PBS_NODEFILE``: a file with a line for each process, a host's name | qsub(1B) |
+| Grid Engine | ``PE_HOSTFILE``: a file with lines of host, slots, queue, processors | sge_pe(5) |
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
+import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...errors import ClusterError
 from ...formatting import label_of
 from ...machine import visible_gpus
-from .allocation import ALLOCATION, allocated
 from .devices import Placement, place
 
-__all__ = ["Host", "address_of", "check_versions", "parse_hosts", "provisional", "spread"]
+__all__ = ["ALLOCATION", "Host", "address_of", "allocated", "check_versions", "parse_hosts", "provisional", "spread"]
 
+ALLOCATION = "allocation"
+"""What a user names instead of hosts."""
+
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_EXPAND_SECONDS = 30
 _LOCAL = "localhost"
 _REMEDY = {
     "Python": "give ranks there the same Python (python=..., --python) or start the notebook with theirs",
@@ -230,3 +246,66 @@ def spread(
             'CPU everywhere (backend="gloo")'
         )
     return Placement(len(every_device), tuple(every_device), {}, of_ranks), variables
+
+
+def allocated(environment: Mapping[str, str]) -> dict[str, int]:
+    """The hosts of the allocation that this process runs in.
+
+    Args:
+        environment: the process's variables.
+
+    Returns:
+        host's name -> tasks (Slurm), processes (PBS) or slots (LSF, Grid Engine) there.
+
+    Raises:
+        ClusterError: this process runs in no allocation, or what the system says can't be read.
+    """
+    for variable, read in _SYSTEMS.items():
+        if environment.get(variable):
+            try:
+                return read(environment)
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                raise ClusterError(
+                    f"hosts: {variable}={environment[variable]!r} can't be read: {error}. Name the hosts (a:4,b:4)"
+                ) from error
+    raise ClusterError(
+        f"hosts: this process runs in no allocation of a batch system ({', '.join(_SYSTEMS)} are not set): start "
+        "JupyterLab inside one (salloc, qsub -I, bsub -Is), or name the hosts (a:4,b:4)"
+    )
+
+
+def _slurm(environment: Mapping[str, str]) -> dict[str, int]:
+    command = ["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPAND_SECONDS)
+    if done.returncode:
+        raise ValueError(done.stderr.strip() or f"scontrol ended with code {done.returncode}")
+    names = done.stdout.split()
+    counts: list[int] = []
+    for part in environment["SLURM_TASKS_PER_NODE"].split(","):
+        found = _REPEATED.fullmatch(part)
+        if found is None:
+            raise ValueError(f"SLURM_TASKS_PER_NODE={environment['SLURM_TASKS_PER_NODE']!r}")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return dict(zip(names, counts, strict=True))
+
+
+def _lsf(environment: Mapping[str, str]) -> dict[str, int]:
+    words = environment["LSB_MCPU_HOSTS"].split()
+    return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=True)}
+
+
+def _pbs(environment: Mapping[str, str]) -> dict[str, int]:
+    return dict(Counter(Path(environment["PBS_NODEFILE"]).read_text().split()))
+
+
+def _grid_engine(environment: Mapping[str, str]) -> dict[str, int]:
+    lines = Path(environment["PE_HOSTFILE"]).read_text().splitlines()
+    return {name: int(slots) for name, slots, *_ in (line.split() for line in lines)}
+
+
+_SYSTEMS = {
+    "SLURM_JOB_NODELIST": _slurm,
+    "LSB_MCPU_HOSTS": _lsf,
+    "PBS_NODEFILE": _pbs,
+    "PE_HOSTFILE": _grid_engine,
+}

@@ -149,15 +149,7 @@ class Controller:
     def start_again(self) -> None:
         """Starts a successor of one that has ended, and returns at once."""
         self._begin_log()
-        with open_log(self._log) as log:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=process_environment({}),
-                start_new_session=True,
-            )
+        self._process = _started(self._command, self._log, {})
 
     def _begin_log(self) -> None:
         self._log_begins = len(_text_of(self._log))
@@ -198,12 +190,7 @@ class Controller:
         if self._process is None:
             return
         self._process.terminate()
-        self._process.send_signal(signal.SIGCONT)
-        try:
-            self._process.wait(_TERM_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        _wait_for_end(self._process, _TERM_SECONDS)
         self._process = None
 
 
@@ -252,15 +239,7 @@ class ForkServer:
 
     def start(self) -> None:
         """Starts it and returns at once; it imports torch meanwhile."""
-        with open_log(self._log) as log:
-            self._process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=process_environment(self._environment),
-                start_new_session=True,
-            )
+        self._process = _started(self.command(str(os.getpid())), self._log, self._environment, pipes=True)
         self._reader = threading.Thread(target=self._read, name="ddp_lab-fork-server", daemon=True)
         self._reader.start()
 
@@ -320,12 +299,7 @@ class ForkServer:
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.send_signal(signal.SIGCONT)
-        try:
-            self._process.wait(_RANKS_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # its ranks end with it
-            self._process.wait()
+        _wait_for_end(self._process, _RANKS_SECONDS)  # if it is killed, its ranks end with it
         self._reader.join()
         self._process.stdout.close()
         self._process = None
@@ -333,9 +307,6 @@ class ForkServer:
     @property
     def _log(self) -> Path:
         return self._run_dir / "fork_server.log"
-
-    def _command(self) -> list[str]:
-        return [sys.executable, "-m", FORK_SERVER, str(os.getpid()), str(self._run_dir)]
 
     def _send(self, command: Mapping[str, Any]) -> None:
         assert self._process is not None
@@ -408,6 +379,38 @@ class ForkServer:
                     self.exits[rank] = -signal.SIGKILL
             if self._failure is None:
                 self._failure = why + more
+
+
+def _started(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], pipes: bool = False
+) -> subprocess.Popen[bytes]:
+    """Starts a process in a session of its own.
+
+    Args:
+        command: what to run.
+        log: takes what it prints.
+        environment: its variables, besides this process's.
+        pipes: its input and output are pipes.
+    """
+    with open_log(log) as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipes else file,
+            stderr=file,
+            env=process_environment(environment),
+            start_new_session=True,
+        )
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Waits until a process that was asked to end has ended; kills it after so many seconds."""
+    process.send_signal(signal.SIGCONT)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def make_run_dir() -> Path:

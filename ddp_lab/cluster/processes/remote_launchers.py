@@ -25,7 +25,7 @@ from typing import Any
 
 from ...errors import ClusterError
 from ...formatting import exit_words
-from .host_commands import host_command
+from .host_commands import check_engines, host_command
 from .hosts import Host
 from .launchers import ForkServer, last_lines, open_log, tail
 
@@ -45,12 +45,24 @@ class Starting:
     Attributes:
         engines: see `ddp_lab.cluster.processes.host_commands.host_command`.
         python: the Python there; None for the path of this one.
+        address: this machine's address that the hosts reach; None finds it.
         host_seconds: after so many seconds without an answer a host is lost.
+
+    Raises:
+        ValueError: one of them makes no sense.
     """
 
     engines: str | Sequence[str] = "ssh"
     python: str | None = None
+    address: str | None = None
     host_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_engines(self.engines)
+        if self.host_seconds <= 0:
+            raise ValueError(
+                f"host_seconds={self.host_seconds}: give a time in seconds after which a silent host is lost"
+            )
 
 
 class HostServer(ForkServer):
@@ -139,7 +151,7 @@ class HostServer(ForkServer):
     def _log(self) -> Path:
         return self._run_dir / f"host-{self.host.ranks.start}.log"
 
-    def _command(self) -> list[str]:
+    def command(self, parent: str) -> list[str]:
         return self._words
 
     def _parsed(self, line: bytes) -> dict[str, Any]:

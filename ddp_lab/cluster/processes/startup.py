@@ -30,7 +30,6 @@ from ...control.interrupts import held_back
 from ...errors import ClusterError
 from ...protocol.entry_points import RANK, RankFunction
 from .devices import Placement
-from .ipyparallel_client import registered
 from .launchers import Controller, ForkServer, check_files, make_run_dir
 from .process_watch import ProcessWatch, Succession
 
@@ -157,8 +156,8 @@ class Processes:
                 self._ended_s.append(now)
                 if self.client is not None:
                     gone = {engine for rank, engine in self.engine_of_rank.items() if rank in self.fork_server.exits}
-                    engines = registered(self.client)
-                    self.controller.remember({one: uuid for one, uuid in engines.items() if one not in gone})
+                    known = {one: self.client._engines[one] for one in self.client.ids if one not in gone}
+                    self.controller.remember(known)
                 self.controller.start_again()
                 self._ends.append(ended)
                 self._drop_question()
@@ -472,7 +471,8 @@ class Processes:
             fraction, text = self._how_far(doing, elapsed)
             if elapsed > look_s:
                 look_s = elapsed + _LOOK_SECONDS
-                hindered = self.hindered(_no_matter if doing == _CONNECTING else machine.hindrances)
+                # Who connects does not wait for ranks.
+                hindered = self.hindered((lambda pid: []) if doing == _CONNECTING else machine.hindrances)
             if hindered and elapsed > (limit := _UNSEEN_SECONDS if progress is ignore else _HINDERED_SECONDS):
                 raise ClusterError(f"{doing} took more than {limit:.0f} s: {'; '.join(hindered)}")
             progress(fraction, "; ".join([text, *hindered]))
@@ -515,11 +515,6 @@ def _without_signing_warning() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(keep)
-
-
-def _no_matter(pid: int) -> list[str]:
-    """What keeps a process from going on that is not waited for."""
-    return []
 
 
 def ignore(fraction: float, text: str) -> None:
