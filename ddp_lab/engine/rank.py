@@ -109,8 +109,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
         torch.cuda.set_device(device)
     shell = get_ipython()
     _start_services(shell, spec)
-    told = _open_default_group(spec)
-    regroup.rebuild({}, spec["groups"], spec["group_count"])
+    told, _ = _make_groups(spec, {})
     shell.user_ns.update(
         rank=spec["rank"],
         world_size=spec["world_size"],
@@ -120,8 +119,6 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
         dist=dist,
         ddp_lab=ddp_lab,
     )
-    _first_collective(device)
-    told += _seal(device)
     _rank.agent.gpu = Gpu.of(device)
     _rank.agent.joined()
     threading.Thread(target=_format_a_traceback, name="ddp_lab-warm-up", daemon=True).start()
@@ -165,16 +162,10 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
         ``rebuilt``: names of the groups that were built again; ``lost``: name -> why one could not be; ``backend`` and
         ``warnings`` as of `join`.
     """
-    import torch
-
     old = regroup.take_down()
     _rank.store = None
     _set_environment(spec)
-    told = _open_default_group(spec)
-    lost = regroup.rebuild(old, spec["groups"], spec["group_count"])
-    regroup.discard_gradients(spec["broken"])
-    _first_collective(torch.device(spec["device"]))
-    told += _seal(torch.device(spec["device"]))
+    told, lost = _make_groups(spec, old)
     _rank.agent.joined()
     rebuilt = [group["name"] for group in spec["groups"] if group["name"] not in lost]
     return {"rebuilt": rebuilt, "lost": lost, "backend": _backend(), "warnings": told}
@@ -233,6 +224,21 @@ def _set_environment(spec: Mapping[str, Any]) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", spec["interface"])
     if spec["interface"] != "lo":
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "=" + spec["interface"])  # "=": this one, not those that begin so
+
+
+def _make_groups(spec: Mapping[str, Any], old: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """Makes all groups, of which the former ones are `old`, and a first collective.
+
+    Returns:
+        What the default group has to do without, in words; name -> why another one could not be made.
+    """
+    import torch
+
+    told, device = _open_default_group(spec), torch.device(spec["device"])
+    lost = regroup.rebuild(old, spec["groups"], spec["group_count"])
+    regroup.discard_gradients(spec["broken"])
+    _first_collective(device)
+    return told + _seal(device), lost
 
 
 def _open_default_group(spec: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from ...output.logs import CellOutputs
 from ...output.run_view import RunView
 from ...output.throttle import in_turns
 from ...protocol.entry_points import CALL, RankFunction
+from ..processes.process_watch import ProcessWatch
 from ..session import Session
 from . import failures as reports
 from . import messages
@@ -107,7 +108,7 @@ class CellRun:
         self._session = session
         self._client = session.processes.client
         self._engine_of_rank = dict(session.processes.engine_of_rank)
-        self._processes = session.processes.watch(session.members.ask)
+        self._processes = ProcessWatch(session.processes, session.members.ask)
         self._watch = None
         if self.options.watch_seconds is not None:
             partial = len(self.ranks) < session.processes.placement.world_size

@@ -15,25 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ClusterError
+from .startup import Processes, Succession
 
-__all__ = ["News", "ProcessWatch", "Succession"]
+__all__ = ["News", "ProcessWatch"]
 
 _HINDERED_SECONDS = 1.0  # between two looks whether a process can go on
 _LOOK_SECONDS = 1.0  # between two questions to the ranks
 _AGAIN, _LOOKS = 3, 15  # without a cell, after which a request is sent again, and an answer counts as lost
-
-
-@dataclass(frozen=True)
-class Succession:
-    """The controllers that a cluster has had.
-
-    Attributes:
-        ends: how each has ended, e.g. ``"the controller was killed by SIGKILL (signal 9)"``.
-        answers: whether the one that runs now does.
-    """
-
-    ends: Sequence[str] = ()
-    answers: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,21 +43,17 @@ class ProcessWatch:
     """Looks after the processes while one cell is waited for; made when it is sent, used by one thread.
 
     Args:
-        look_after: starts a new controller if the last has ended; raises `ClusterError` if that does not help.
-        hindered: which processes can't go on, and what helps.
+        processes: of the cluster.
         ask: rank -> what it answers to a ping, at once or never.
-        ends: of controllers that have been told of before.
     """
 
     def __init__(
         self,
-        look_after: Callable[[], Succession],
-        hindered: Callable[[], Sequence[str]],
+        processes: Processes,
         ask: Callable[[Collection[int]], Mapping[int, Mapping[str, Any]]],
-        ends: int = 0,
     ) -> None:
-        self._look_after, self._hindered, self._ask = look_after, hindered, ask
-        self._ends = self._before = ends
+        self._processes, self._ask = processes, ask
+        self._ends = self._before = processes.controller_ends
         self._told: set[str] = set()
         self._next = self._next_question = 0.0
         self._without: dict[int, int] = {}  # rank -> how often it ran no cell
@@ -83,7 +67,7 @@ class ProcessWatch:
         """
         lines = []
         try:
-            succession = self._look_after()
+            succession = self._processes.look_after()
         except ClusterError as error:
             return News(lost=dict.fromkeys(ranks, f"can't be reached: {error}; `%cluster restart` starts anew"))
         if len(succession.ends) > self._ends:
@@ -96,7 +80,7 @@ class ProcessWatch:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _HINDERED_SECONDS
-            new = [line for line in self._hindered() if line not in self._told]
+            new = [line for line in self._processes.hindered() if line not in self._told]
             self._told.update(new)
             lines += new
         if self._ends == self._before or not succession.answers or now < self._next_question:

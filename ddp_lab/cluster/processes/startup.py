@@ -22,7 +22,8 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import machine
@@ -31,13 +32,12 @@ from ...errors import ClusterError
 from ...protocol.entry_points import RANK, RankFunction
 from .devices import Placement
 from .launchers import Controller, ForkServer, check_files, make_run_dir
-from .process_watch import ProcessWatch, Succession
 
 if TYPE_CHECKING:
     from .keeper import Keeper
     from .remote_launchers import HostServers
 
-__all__ = ["LOOPBACK", "Processes", "Progress", "ignore"]
+__all__ = ["LOOPBACK", "Processes", "Progress", "Succession", "ignore"]
 
 Progress = Callable[[float, str], None]
 
@@ -51,6 +51,19 @@ _AGAIN_SECONDS = 0.5  # until a new engine that has not answered is asked again
 _SUCCESSORS, _SUCCESSOR_SECONDS = 5, 60.0  # so many controllers may end within that time, before we give up
 _IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
 _CONNECTING = "starting the controller"
+
+
+@dataclass(frozen=True)
+class Succession:
+    """The controllers that a cluster has had.
+
+    Attributes:
+        ends: how each has ended, e.g. ``"the controller was killed by SIGKILL (signal 9)"``.
+        answers: whether the one that runs now does.
+    """
+
+    ends: Sequence[str] = ()
+    answers: bool = True
 
 
 class Processes:
@@ -175,13 +188,10 @@ class Processes:
             self._question.close(0)
             self._question = None
 
-    def watch(self, ask: Callable[[Collection[int]], Mapping[int, Mapping[str, Any]]]) -> ProcessWatch:
-        """What looks after the processes while a cell is waited for.
-
-        Args:
-            ask: rank -> what it answers to a ping, at once or never.
-        """
-        return ProcessWatch(self.look_after, self.hindered, ask, len(self._ends))
+    @property
+    def controller_ends(self) -> int:
+        """How many controllers have ended, as far as is known."""
+        return len(self._ends)
 
     def conditions(self) -> list[str]:
         """What there is to say of the processes: those that can't go on, controllers that ended; but not of ranks that
