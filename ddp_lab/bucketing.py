@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-__all__ = ["assign_buckets"]
-
 
 def assign_buckets(
     sizes: Sequence[int],

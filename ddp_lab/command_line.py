@@ -14,19 +14,6 @@ from typing import Any, NoReturn
 from .errors import DdpLabError
 from .files import write_text
 
-__all__ = [
-    "Parser",
-    "count",
-    "file_to_write",
-    "folder_of_a_record",
-    "folder_to_write",
-    "number_from",
-    "percent",
-    "positive",
-    "seconds",
-    "write_json",
-]
-
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are two lines, and whose help ends with examples.

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["open_regular", "replacing", "write_text"]
-
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a file for reading; nothing else, since a pipe could make its reader wait for ever.

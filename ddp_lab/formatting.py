@@ -6,22 +6,6 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "binary_size",
-    "counted",
-    "duration",
-    "enumeration",
-    "exit_words",
-    "label_of",
-    "label_of_ranges",
-    "ms",
-    "names",
-    "parse_ranks",
-    "rate",
-    "size",
-    "step_range",
-]
-
 _PART = re.compile(r"(\d+)(?:\s*[-–:]\s*(\d+))?$")
 
 

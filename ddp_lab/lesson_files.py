@@ -11,8 +11,6 @@ from urllib.parse import quote
 
 from .errors import DdpLabError
 
-__all__ = ["COPIED", "FOLDERS", "QUICKSTART", "home", "lab_command", "names_a_folder", "working_copy"]
-
 FOLDERS = ("notebooks", "tutorials")
 QUICKSTART = Path("notebooks", "quickstart.ipynb")
 COPIED = "ddp_lab_lessons"

@@ -14,21 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "count_gpus",
-    "facts",
-    "hindrances",
-    "host_clock",
-    "interface_of",
-    "local_address",
-    "process_status",
-    "started",
-    "stopped",
-    "used_up",
-    "versions",
-    "visible_gpus",
-]
-
 _FIRST_TIME_NAMESPACE = "time:[4026531834]"  # Linux's number of the one that the system begins with
 _CHOSEN = "CUDA_VISIBLE_DEVICES"
 _FILES_MORE = 1024  # to suggest

@@ -18,8 +18,6 @@ from types import ModuleType
 
 from .errors import ExtensionError
 
-__all__ = ["built_for", "load", "path_of"]
-
 _FOLDER = Path(__file__).parent / "_extensions"
 _lock = threading.Lock()  # an extension can't be initialised twice in a process
 _RELEASE = re.compile(r"(\d+\.\d+)\.\d+(\+[\w.]+)?")  # no nightly build

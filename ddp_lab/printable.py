@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["printable", "printable_json", "printable_lines"]
-
 # C0, DEL and C1 controls, line and paragraph ends, changes of direction, surrogates, no characters.
 _OTHERS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster.cluster import Cluster
-from ..cluster.processes.devices import visible_gpus
 from ..command_line import write_json
 from ..errors import DdpLabError, FallbackWarning
+from ..machine import visible_gpus
 from ..native import built_for
 from ..serialization.parcels import LARGE
 

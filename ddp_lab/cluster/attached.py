@@ -24,7 +24,6 @@ from ..timeline.timeline import Timeline
 if TYPE_CHECKING:
     from ..widgets.dashboard import Dashboard
 
-__all__ = ["Attached", "attach"]
 
 INTERVAL = 0.05  # seconds between two questions while nothing new comes
 PATIENCE = 5.0  # seconds that an answer may take

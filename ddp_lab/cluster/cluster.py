@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from ..widgets.dashboard import Dashboard
     from ..widgets.view_widgets import Collectives, WhatIfSliders
 
-__all__ = ["Cluster", "current_cluster", "running_clusters"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -15,8 +15,6 @@ from .processes.host_processes import HostSettings
 from .processes.hosts import ALLOCATION, parse_hosts, provisional
 from .processes.remote_launchers import Starting
 
-__all__ = ["ClusterConfig"]
-
 _BACKENDS = ("auto", "nccl", "gloo", "shm", "mpi")
 
 

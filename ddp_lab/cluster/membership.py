@@ -32,8 +32,6 @@ from ..timeline.clocks import HostClocks
 from .processes.launchers import last_words
 from .processes.startup import Processes, Progress, ignore
 
-__all__ = ["Membership"]
-
 _ANSWER_SECONDS = 1.0
 _MOMENT_SECONDS = 0.2
 _PLACE_SECONDS = 5.0  # torch looks the source lines of all recorded stacks up

@@ -25,7 +25,6 @@ from .cells.run import CellOptions, CellResult, CellRun
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["CellRunner", "Runs"]
 
 _clients = itertools.count(time.time_ns())  # ranks remember cells by their ids: no later client may use one again
 

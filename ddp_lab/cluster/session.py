@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .config import ClusterConfig
     from .processes.keeper import Keeper
 
-__all__ = ["LeftCell", "Session"]
 
 _LAST_LINES = 10
 _HELLO_SECONDS = 5.0

@@ -10,8 +10,6 @@ from ..errors import ClusterError
 from ..formatting import label_of
 from ..widgets.controls.collectives import CollectiveStage
 
-__all__ = ["dashboard_means"]
-
 
 def dashboard_means(cluster: Ranks) -> dict[str, Any]:
     """Arguments of `Dashboard` for a cluster."""

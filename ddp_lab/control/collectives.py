@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from .ranks import Ranks
 
-__all__ = ["DEFAULT_BYTES", "ShownCollective", "choices", "run_collective"]
 
 DEFAULT_BYTES = 65_536
 _MOST_BYTES = 64 * 1024 * 1024

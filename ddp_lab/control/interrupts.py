@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["held_back", "let_through"]
-
 
 class _Held:
     """What the main thread holds back."""

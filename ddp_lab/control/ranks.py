@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from .training import TrainingControl
     from .wire import Wire
 
-__all__ = ["Ranks"]
-
 
 class Ranks(Protocol):
     """What widgets and whoever runs things on the ranks need of a `Cluster`."""

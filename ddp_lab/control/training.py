@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..timeline.timeline import Timeline
     from .wire import Wire
 
-__all__ = ["Owner", "TrainingControl"]
 
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.02

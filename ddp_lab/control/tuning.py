@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .ranks import Ranks
     from .training import TrainingControl
 
-__all__ = ["measure_link", "tune", "tune_live"]
 
 _CANDIDATES, _SECOND_THOUGHTS = 4, 2
 _REFINED_AFTER = 2  # rounds

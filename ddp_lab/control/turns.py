@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..timeline.model import TimelineModel
     from .training import TrainingControl
 
-__all__ = ["CellTurns", "LiveTurns", "TrainingEnded", "Turns", "apply_in_cell"]
 
 WARM_UP = 2  # steps after a change: memory is new
 _TURN_SECONDS = 0.3

@@ -28,8 +28,6 @@ from ..protocol import descriptions, events
 from .interrupts import held_back
 from .wire_sockets import WireSockets
 
-__all__ = ["Wire", "WireStatistics"]
-
 JSON_FRAME = b"j"  # first frame of a data message that is not an event batch: the second is JSON
 WAITING_CONTROL = 64  # control messages kept for a rank that has not said hello
 _TAKE = 64  # messages of one socket between two looks at the others

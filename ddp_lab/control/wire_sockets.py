@@ -10,8 +10,6 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-__all__ = ["WireSockets"]
-
 DATA_QUEUE = 128  # messages of one rank that wait here (75 MB at most), before that rank's own queue fills
 _HANDSHAKE_MS = 3_000  # until a connection that says nothing is closed: anybody could hold this process's descriptors
 MAX_MESSAGE = 64 << 20  # bytes; a rank cuts its batches far below

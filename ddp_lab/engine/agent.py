@@ -48,8 +48,6 @@ from .status import examine, flights
 from .status.gpu import Gpu
 from .telemetry import Telemetry
 
-__all__ = ["Agent"]
-
 _log = logging.getLogger(__name__)
 _SIGNAL_SECONDS = 0.025
 _REPEAT_SECONDS = 0.1

@@ -15,8 +15,6 @@ from ..parallel.monitoring.inspection import is_observed
 from ..protocol import commands
 from .telemetry import Telemetry
 
-__all__ = ["answer", "install"]
-
 
 def install(channel: Telemetry) -> None:
     """Answers the client's messages on this channel; called once in the life of a rank."""

@@ -21,9 +21,6 @@ from ..errors import FallbackWarning
 from .groups import registry
 from .groups import rejoin as regroup
 
-__all__ = ["join", "preload", "prepare", "rejoin"]
-
-
 _PRELOADED = (
     *("..parallel.distributed", ".agent", ".model_control", ".telemetry"),
     *(".cells.last_cell", ".cells.name_lookup", ".cells.progress_bars", ".cells.spawned"),

@@ -29,8 +29,6 @@ from ..parallel.distributed import DistributedDataParallel
 from ..parallel.live.model import live_models
 from ..serialization.functions import Pickler
 
-__all__ = ["restore_from"]
-
 _NAMESPACE = "namespace"
 _Models = (DistributedDataParallel, TorchDDP)
 

@@ -30,8 +30,6 @@ from .. import recording
 from ..errors import Dropped
 from ..protocol import events
 
-__all__ = ["Telemetry", "connect", "interval_of", "process_session"]
-
 INTERVAL = 0.02  # seconds between two drains while events come; a drain and a send take 0.1 ms of a core
 IDLE_INTERVAL = 0.12  # at most, while none come
 BATCH_SECONDS = 0.0008  # of the client's time that a batch may take

@@ -14,28 +14,6 @@ from ..faults import Fault
 from ..faults import from_dict as fault_from_dict
 from ..faults import to_dict as fault_to_dict
 
-__all__ = [
-    "Change",
-    "CheckChange",
-    "ClearFaults",
-    "Command",
-    "GoOn",
-    "HoldTimeouts",
-    "InjectFault",
-    "Look",
-    "PrepareChange",
-    "PrepareLook",
-    "Resume",
-    "SetBreakpoints",
-    "TellChange",
-    "TellFaults",
-    "TellLooks",
-    "TellStage",
-    "WithdrawChange",
-    "from_json",
-    "to_json",
-]
-
 
 @dataclass(frozen=True)
 class Change:

@@ -14,8 +14,6 @@ from typing import Any
 from ..printable import printable_json
 from .events import MOST_BUCKETS, MOST_PARAMETERS
 
-__all__ = ["checked", "integer", "parse", "text"]
-
 _Check = Callable[[Any, str], None]
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DTYPE", "MOST_BUCKETS", "MOST_PARAMETERS", "SCHEMA_VERSION", "Batch", "Kind", "check", "decode", "encode"]
-
 SCHEMA_VERSION = 1
 
 

@@ -30,22 +30,6 @@ from typing import Any
 
 from ..files import open_regular
 
-__all__ = [
-    "JSON_FRAME",
-    "MAGIC",
-    "MOST_BYTES",
-    "SUFFIX",
-    "Piece",
-    "Reader",
-    "chunks",
-    "is_journal",
-    "json_frames",
-    "messages",
-    "news",
-    "pack",
-    "path_of",
-]
-
 MAGIC = b"DDPLJNL2"
 SUFFIX = ".journal"
 JSON_FRAME = b"j"

@@ -24,8 +24,6 @@ from pathlib import Path
 from ..errors import ClusterError
 from ..machine import process_status
 
-__all__ = ["Entry", "add", "entries", "folder", "identity", "is_name", "remove"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -21,8 +21,6 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-__all__ = ["RANKS_OWN", "Pickler", "RankGlobals", "collected", "rank_globals"]
-
 RANKS_OWN = frozenset({"rank", "world_size", "local_rank", "device", "torch", "dist", "ddp_lab", "get_ipython"})
 _MODULES = ("torch", "dist", "ddp_lab")  # for who looks into the dict itself, as torch.compile does
 

@@ -21,19 +21,6 @@ from typing import Any
 
 from .shared_memory import Reference, Span, fill, mapped, opened
 
-__all__ = [
-    "LARGE",
-    "UNPICKLABLE",
-    "Parcel",
-    "Pickled",
-    "TensorBuffers",
-    "Unsent",
-    "pickled",
-    "same",
-    "unpack",
-    "why_not",
-]
-
 LARGE = 1 << 18
 UNPICKLABLE = (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError, BufferError)
 """What picklers raise."""

@@ -29,8 +29,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Reference", "Segments", "Span", "allot", "fill", "mapped", "opened"]
-
 _PIECE = 1 << 26  # bytes written at once: an interrupt waits no longer than for one piece
 # Linux's numbers; a Python that was built on an old system lacks the names in `fcntl`.
 _ADD_SEALS = 1033

@@ -7,8 +7,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Culprit", "culprit"]
-
 _TRIES = 500
 _DEPTH = 12
 

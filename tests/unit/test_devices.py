@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from ddp_lab.cluster.processes.devices import place, visible_gpus
+from ddp_lab.cluster.processes.devices import place
+from ddp_lab.machine import visible_gpus
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,6 @@ from ...diagnostics.rank_state import Examined
 from ...errors import DdpLabError
 from ...lesson_files import COPIED
 
-__all__ = ["Report", "Watch"]
-
 _SURE_SECONDS = 2.0  # a rank waits for one that was not given the cell: nothing but another cell changes that
 _MOMENT_S = 0.1
 _LOOKS = 4  # examinations within the time after which a cell without progress is told of

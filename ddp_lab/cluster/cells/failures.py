@@ -11,28 +11,6 @@ from typing import Any
 from ...errors import CellError, RankFailure
 from ...formatting import duration, enumeration, label_of
 
-__all__ = [
-    "INTERRUPTED",
-    "LOST",
-    "announcement",
-    "cell_error",
-    "cut_short",
-    "end_of",
-    "ending",
-    "failure_of",
-    "in_order",
-    "interrupt_report",
-    "lost",
-    "marked",
-    "on_any_page",
-    "outside",
-    "replaced_text",
-    "timed_out",
-    "timeout_error",
-    "unknown",
-    "waiting",
-]
-
 INTERRUPTED = "KeyboardInterrupt"
 LOST = "RankLost"
 NOT_RUN = "NotRun"

@@ -21,8 +21,6 @@ from ...control.records import CellText
 from ...errors import ClusterError
 from ...protocol.entry_points import CALL, RUN_CELL, RankFunction
 
-__all__ = ["QUESTION", "Answers", "send"]
-
 QUESTION = "ddp_lab_question"
 _NOBODY = "nobody waits for this cell in the notebook, so input() can't be answered: run it without --no-wait"
 _NO_INPUT = "the notebook could not ask for input: {error}"

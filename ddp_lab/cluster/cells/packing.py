@@ -26,8 +26,6 @@ from ...serialization.shared_memory import Segments
 from ...serialization.unpicklable import culprit
 from .results import RemoteValue
 
-__all__ = ["FunctionCall", "Receiving", "pickled_for_ranks", "say_in_messages", "shared"]
-
 _SEND_SEGMENTS = 32
 _RECEIVE_SEGMENTS = 64  # of all ranks together
 _OFF = "DDP_LAB_SHARED_MEMORY"

@@ -15,8 +15,6 @@ from ...output.logs import CellOutputs
 from ...output.terminal import Line, TerminalText
 from . import failures as reports
 
-__all__ = ["CellResult", "CellStatus", "RankState", "RankStates", "RemoteValue"]
-
 _TRAILING_S = 2.0  # how long the last outputs of a rank may come after its reply
 
 

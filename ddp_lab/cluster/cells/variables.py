@@ -21,8 +21,6 @@ from ...protocol.entry_points import BIND, READ, STAGE
 from .packing import Receiving, pickled_for_ranks, say_in_messages, shared
 from .results import CellResult
 
-__all__ = ["pull", "push"]
-
 _pushes = itertools.count(1)
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from ...machine import visible_gpus
 
-__all__ = ["Placement", "place", "visible_gpus"]
-
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _DEFAULT_CPU_RANKS = 2
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from ...protocol.entry_points import HOST_SERVER
 
-__all__ = ["ENGINES", "check_engines", "host_command", "of_batch_system"]
-
 _HOST = "{host}"
 _CONNECT_SECONDS = 10
 _THROUGH_A_SHELL = ("ssh", "rsh")  # these have a shell read the words on the other host

@@ -21,8 +21,6 @@ from .hosts import Host
 from .remote_launchers import HostServer, HostServers, Server, Starting
 from .startup import LOOPBACK, Processes, Progress, ignore
 
-__all__ = ["HostProcesses", "HostSettings"]
-
 _EVERYWHERE = "0.0.0.0"
 _TRY_SECONDS = 5.0
 

@@ -29,8 +29,6 @@ from ...formatting import label_of
 from ...machine import visible_gpus
 from .devices import Placement, place
 
-__all__ = ["ALLOCATION", "Host", "address_of", "allocated", "check_versions", "parse_hosts", "provisional", "spread"]
-
 ALLOCATION = "allocation"
 """What a user names instead of hosts."""
 

@@ -41,8 +41,6 @@ from ...protocol import registry
 from ...protocol.entry_points import KEEPER
 from .launchers import Controller, ForkServer, check_files, make_run_dir, process_environment, tail
 
-__all__ = ["DetachedCluster", "Keeper", "detached_clusters", "find", "free_name"]
-
 _ANSWER_SECONDS = 10.0
 _END_SECONDS = 10.0
 

@@ -25,19 +25,6 @@ from ...errors import ClusterError
 from ...formatting import exit_words
 from ...protocol.entry_points import CONTROLLER, FORK_SERVER
 
-__all__ = [
-    "Controller",
-    "ForkServer",
-    "because",
-    "check_files",
-    "last_lines",
-    "last_words",
-    "make_run_dir",
-    "open_log",
-    "process_environment",
-    "tail",
-]
-
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 _TAIL_LINES = 15
 _CRASH = "Fatal Python error"  # as faulthandler begins

@@ -17,8 +17,6 @@ from typing import Any
 from ...errors import ClusterError
 from .startup import Processes, Succession
 
-__all__ = ["News", "ProcessWatch"]
-
 _HINDERED_SECONDS = 1.0  # between two looks whether a process can go on
 _LOOK_SECONDS = 1.0  # between two questions to the ranks
 _AGAIN, _LOOKS = 3, 15  # without a cell, after which a request is sent again, and an answer counts as lost

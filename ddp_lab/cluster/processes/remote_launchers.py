@@ -29,8 +29,6 @@ from .host_commands import check_engines, host_command
 from .hosts import Host
 from .launchers import ForkServer, last_lines, open_log, tail
 
-__all__ = ["HostServer", "HostServers", "Starting"]
-
 _PINGS = 6  # in the time after which a host is lost
 _LEASE = 4  # times that time until a host gives its client up
 _NOISE = 2_000  # characters that a login shell may print, kept for errors

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from .keeper import Keeper
     from .remote_launchers import HostServers
 
-__all__ = ["LOOPBACK", "Processes", "Progress", "Succession", "ignore"]
 
 Progress = Callable[[float, str], None]
 

@@ -11,8 +11,6 @@ import contextlib
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-__all__ = ["run_to_end", "was_interrupted"]
-
 _loop: asyncio.AbstractEventLoop | None = None
 _interrupted = False
 

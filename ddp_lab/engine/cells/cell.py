@@ -22,8 +22,6 @@ from typing import Any
 
 from . import await_runner, sources, tracebacks, variables
 
-__all__ = ["CellEnd", "before_cell", "on_done", "on_failure", "run", "running", "text_of"]
-
 
 @dataclass
 class CellEnd:

@@ -15,8 +15,6 @@ from typing import Any
 from ..telemetry import Telemetry
 from . import cell
 
-__all__ = ["install"]
-
 _CHARACTERS = 8_192
 
 

@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["beside", "complete", "install", "sections"]
-
 _SECONDS, _HELP_SECONDS = 0.2, 0.8
 _MOST = 1_000
 _C_ATTRIBUTES = (types.GetSetDescriptorType, types.MemberDescriptorType)

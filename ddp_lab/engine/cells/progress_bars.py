@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["install"]
-
 _MODULE = "tqdm.notebook"
 
 

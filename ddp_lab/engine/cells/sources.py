@@ -15,8 +15,6 @@ import re
 import types
 from typing import Any
 
-__all__ = ["install", "name_cells"]
-
 _CELL = "<cell "
 _getfile = inspect.getfile
 _getabsfile = inspect.getabsfile

@@ -20,8 +20,6 @@ from typing import Any
 from ...serialization.functions import Pickler
 from ...serialization.parcels import UNPICKLABLE
 
-__all__ = ["install", "restore"]
-
 _REMEDY = "use multiprocessing_context='fork', or define it in a module that the process can import"
 
 

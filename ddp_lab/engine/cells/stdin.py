@@ -19,8 +19,6 @@ from typing import Any
 
 from . import cell
 
-__all__ = ["QUESTION", "Asking"]
-
 QUESTION = "ddp_lab_question"  # its type among the outputs
 
 

@@ -13,8 +13,6 @@ import sysconfig
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-__all__ = ["folded", "is_users"]
-
 _OURS = __file__.rpartition("engine")[0]
 _BELOW_CELLS = ("IPython", "ipykernel", "ipyparallel", "tornado", "torch")  # wherever they are installed
 _LIBRARIES = (

@@ -38,8 +38,6 @@ from ...serialization.parcels import (
 from ...serialization.shared_memory import opened
 from ...serialization.unpicklable import culprit
 
-__all__ = ["NotPortableError", "answer", "bind", "call", "is_small", "read", "stage", "to_bytes"]
-
 _SMALL_BYTES = 1 << 16
 _SMALL_ITEMS = 1_000
 _SCALARS = (type(None), bool, int, float, complex)

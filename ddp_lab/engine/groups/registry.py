@@ -37,11 +37,6 @@ from ...comm.shared_memory import is_broken
 from . import sockets
 from .sockets import Socket
 
-__all__ = [
-    *("GroupRecord", "alive", "bound_to", "broken", "bytes_moved", "end_forgotten", "exclude_port"),
-    *("forget", "free", "free_store", "install", "quiet", "seal_store", "sequences", "uninstall"),
-]
-
 _CONNECTED_AT_ONCE = {"gloo", "shm"}  # backends of which nobody connects any more once a group is made ...
 _LAZY = "TORCH_GLOO_LAZY_INIT"  # ... without this
 _LOOK_SECONDS = 0.005

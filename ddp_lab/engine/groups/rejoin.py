@@ -23,8 +23,6 @@ from ...errors import ClusterError
 from ...parallel.live.model import live_models
 from . import registry
 
-__all__ = ["LostGroup", "broken_backwards", "discard_gradients", "inventory", "note_backwards", "rebuild", "take_down"]
-
 _DEFAULT = "default"
 _FORGOTTEN_SECONDS = 0.3
 _known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of each model, how many it had given up

@@ -25,8 +25,6 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["Socket", "all_sockets", "bytes_moved", "close_beside", "connection_ports", "seal", "shut_down", "silence"]
-
 Socket = tuple[int, int]  # descriptor, inode
 
 _SO_ATTACH_FILTER = 26  # of Linux; Python does not name it

@@ -26,8 +26,6 @@ from typing import Any
 
 from . import parent_watch
 
-__all__: list[str] = []
-
 # And the signal's number: the exit code then; `ddp_lab.cluster.processes.launchers` knows it.
 HEART_MONITOR_KILLED = 128
 _PORTS = 20  # engines of other hosts connect to nine

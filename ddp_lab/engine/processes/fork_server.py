@@ -40,8 +40,6 @@ from ...protocol import entry_points
 from . import parent_watch
 from .reach import Meeting
 
-__all__ = ["ForkServer", "preload", "serve", "take_channel"]
-
 _TERM_SECONDS = 0.5
 _LAST_WORDS = 16_384  # bytes of a rank's log that travel to another host
 _USED_BY_ENGINES = (

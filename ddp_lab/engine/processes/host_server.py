@@ -30,8 +30,6 @@ from typing import Any
 from ... import machine
 from . import fork_server
 
-__all__: list[str] = []
-
 
 def main() -> None:
     """Serves one client until its end of the connection closes, or the lease ends."""

@@ -32,8 +32,6 @@ from typing import Any
 from ...errors import Dropped
 from ...protocol import registry
 
-__all__: list[str] = []
-
 _SEND_SECONDS = 2.0
 _TERM_SECONDS = 1.5
 _YIELD_SECONDS = 5.0  # how long a client may take to let go of a cluster that another one takes over

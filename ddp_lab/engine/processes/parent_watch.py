@@ -18,8 +18,6 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["end_and_remove", "kill_with_parent_thread", "on_parent_exit"]
-
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.25
 

@@ -13,8 +13,6 @@ from typing import Any
 import zmq
 from zmq.devices import ThreadMonitoredQueue
 
-__all__ = ["PatientQueue"]
-
 _SECONDS = 10.0  # one whose process was stopped, or has just ended, does not come
 
 

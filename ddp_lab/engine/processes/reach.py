@@ -13,8 +13,6 @@ from typing import Any
 
 from ... import machine
 
-__all__ = ["Meeting"]
-
 
 class Meeting:
     """Answers a client's questions about the network; the socket it may hold is closed by the next `meet`."""

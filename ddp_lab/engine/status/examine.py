@@ -28,8 +28,6 @@ from ..cells.tracebacks import is_users
 from ..groups import registry
 from . import flights
 
-__all__ = ["entered_at", "examine", "waited_in"]
-
 _C10D = c10d.__file__
 _COLLECTIVES = {
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_reduce_coalesced"),

@@ -17,8 +17,6 @@ from ...parallel.live.model import live_models
 from ..groups import registry
 from .recorders import Recorders, end_s
 
-__all__ = ["flights", "frames_of", "in_flight", "install", "left"]
-
 _RING = "TORCH_FR_BUFFER_SIZE"
 _FORMER_RING = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _ENTRIES = "512"

@@ -13,8 +13,6 @@ import ctypes
 
 import torch
 
-__all__ = ["Gpu"]
-
 
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))

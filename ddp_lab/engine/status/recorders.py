@@ -44,8 +44,6 @@ from torch._C._distributed_c10d import _dump_fr_trace as _dump  # type: ignore[a
 
 from ... import native
 
-__all__ = ["Dump", "GpuFlights", "Recorders", "end_s"]
-
 _HANDLER = "dump_nccl_trace_json"
 _SECONDS = 0.3
 _PAUSE_S = 5.0
