@@ -64,20 +64,20 @@ def number_from(lowest: int) -> Callable[[str], int]:
 count = number_from(1)
 
 
-def seconds(text: str) -> float:
-    """A time; 0 and infinity are none."""
-    value = _finite(text)
-    if value is None or value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds (for example 30 or 0.5)")
-    return value
+def _above_0(what: str) -> Callable[[str], float]:
+    """A converter of numbers above 0 that are not infinite; `what` they are."""
+
+    def convert(text: str) -> float:
+        value = _finite(text)
+        if value is None or value <= 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return value
+
+    return convert
 
 
-def positive(text: str) -> float:
-    """A number above 0."""
-    value = _finite(text)
-    if value is None or value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
+seconds = _above_0("a time in seconds (for example 30 or 0.5)")
+positive = _above_0("a number above 0")
 
 
 def percent(text: str) -> float:

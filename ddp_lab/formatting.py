@@ -31,18 +31,17 @@ def duration(seconds: float) -> str:
 
 def size(count: float) -> str:
     """Bytes in the largest unit that fits (powers of 1,000)."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.0f} B"
+    return _in_units(count, ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), digits=3)
 
 
 def binary_size(count: float) -> str:
     """Bytes in the largest unit that fits (powers of 1,024)."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= factor:
-            return f"{count / factor:.4g} {unit}"
-    return f"{count:.0f} B"
+    return _in_units(count, ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), digits=4)
+
+
+def _in_units(count: float, *units: tuple[str, float], digits: int) -> str:
+    found = (f"{count / factor:.{digits}g} {unit}" for unit, factor in units if count >= factor)
+    return next(found, f"{count:.0f} B")
 
 
 def rate(gb_s: float) -> str:

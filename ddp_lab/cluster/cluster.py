@@ -412,7 +412,8 @@ class Cluster:
         Raises:
             TypeError: a value can't be sent; the message names it and its part.
         """
-        variables.push(self, mapping, self._chosen(ranks))
+        chosen = self._chosen(ranks)
+        variables.push(self.run, mapping, chosen, self.far_ranks.intersection(chosen))
 
     def pull(self, name: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
         """Returns rank -> value of a variable or expression (None: all ranks).
@@ -420,7 +421,8 @@ class Cluster:
         Tensors come to the host, as tensors if this process has imported torch, else as numpy arrays (bfloat16 and
         float8 as float32); of a model or an optimizer comes the `state_dict()`.
         """
-        return variables.pull(self, name, self._chosen(ranks))
+        chosen = self._chosen(ranks)
+        return variables.pull(self.run, name, chosen, self.far_ranks.intersection(chosen))
 
     # Looks
 

@@ -131,22 +131,15 @@ class CellRunner:
             if not wait:
                 return cell_run.follow()
             late = (lambda: new_view(True)) if isinstance(code, CellText) else None
-            self.last_result = _wait(cell_run, session, tick, late)
+            try:
+                self.last_result = cell_run.wait(tick, late)
+            except (CellError, KeyboardInterrupt):  # the ranks are waited for, too, before anything else is said
+                members.suspect = True
+                members.settle()
+                raise
             session.wire.wait_for(cell_id, ranks)
             return self.last_result
 
     def give_up(self, why: str) -> None:
         """Ends all cells that run: their ranks are being ended."""
         self.results.give_up(dict.fromkeys(range(self._world_size), why))
-
-
-def _wait(
-    cell_run: CellRun, session: Session, tick: Callable[[], None] | None, late: Callable[[], RunView | None] | None
-) -> CellResult:
-    """Waits for a cell; after a failure the ranks are, too, before anything else is said."""
-    try:
-        return cell_run.wait(tick, late)
-    except (CellError, KeyboardInterrupt):
-        session.members.suspect = True
-        session.members.settle()
-        raise

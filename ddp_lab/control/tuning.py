@@ -26,7 +26,7 @@ from ..simulation.workload import Workload
 from ..timeline import workloads
 from ..timeline.what_if import LANES, fit_link
 from .records import CellText
-from .turns import CellTurns, LiveTurns, TrainingEnded, Turns
+from .turns import CellTurns, LiveTurns, TrainingEnded
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -138,7 +138,7 @@ class _Session:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: LiveTurns | CellTurns,
         link: LinkModel | None,
         *,
         lossy: bool = False,

@@ -68,25 +68,6 @@ class Turns:
         order = [names[index] for bucket in described["buckets"] for index in bucket["parameters"]]
         self._order: dict[str, Any] = {"order": order} if len(kinds) > 1 and described["rebuilt"] else {}
 
-    def take(self, setting: Setting) -> npt.NDArray[np.float64]:
-        """Has the model train some steps with a setting.
-
-        Returns:
-            Milliseconds of each step, mean over the ranks.
-
-        Raises:
-            TrainingEnded: there were not enough of them.
-            ClusterError: the ranks refuse the setting, or don't answer.
-        """
-        raise NotImplementedError
-
-    def settle(self, setting: Setting) -> bool:
-        """Leaves the model with this setting, in any state; returns whether the ranks have it now.
-
-        False: they will have it in their second step from now.
-        """
-        raise NotImplementedError
-
     def refusal(self, setting: Setting) -> str:
         """Why the ranks would refuse it; empty if they would not."""
         change = setting.change(self.users)
@@ -105,6 +86,10 @@ class Turns:
             if self._hooked:
                 made["comm_hook"] = setting.hook or "none"
         return made | self._order if made else made
+
+    def _count_for(self, times: npt.NDArray[np.float64]) -> int:
+        """How many steps a turn has, by what some took."""
+        return int(np.clip(round(1e3 * _TURN_SECONDS / float(np.median(times))), *_STEPS))
 
     def _begin(self, setting: Setting) -> dict[str, Any]:
         """Returns the change that is about to be made: from now on, until it has succeeded, anything may hold."""
@@ -177,11 +162,18 @@ class LiveTurns(Turns):
         self._seen, self._moved, self._asked = -1, 0.0, 0.0  # the last step, since when, and when the ranks were asked
 
     def take(self, setting: Setting) -> npt.NDArray[np.float64]:
-        """See `Turns.take`."""
+        """Has the model train some steps with a setting.
+
+        Returns:
+            Milliseconds of each step, mean over the ranks.
+
+        Raises:
+            TrainingEnded: there were not enough of them.
+            ClusterError: the ranks refuse the setting, or don't answer.
+        """
         first = self._switch(setting) + WARM_UP
         if self.count is None:
-            typical = float(np.median(self._recorded(first, first + _STEPS[0])))
-            self.count = int(np.clip(round(1e3 * _TURN_SECONDS / typical), *_STEPS))
+            self.count = self._count_for(self._recorded(first, first + _STEPS[0]))
         end = first + self.count
         times = self._recorded(first, end)
         self.steps += WARM_UP + self.count
@@ -216,7 +208,10 @@ class LiveTurns(Turns):
         return done.step
 
     def settle(self, setting: Setting) -> bool:
-        """See `Turns.settle`."""
+        """Leaves the model with this setting, in any state; returns whether the ranks have it now.
+
+        False: they will have it in their second step from now.
+        """
         if not self._changed or not self._change(setting):
             return True
         if self.training:
@@ -286,10 +281,9 @@ class CellTurns(Turns):
         self.code = code
 
     def take(self, setting: Setting) -> npt.NDArray[np.float64]:
-        """See `Turns.take`."""
+        """See `LiveTurns.take`."""
         if self.count is None:
-            typical = float(np.median(self._run(setting, _STEPS[0])))
-            self.count = int(np.clip(round(1e3 * _TURN_SECONDS / typical), *_STEPS))
+            self.count = self._count_for(self._run(setting, _STEPS[0]))
         return self._run(setting, self.count)
 
     def _run(self, setting: Setting, count: int) -> npt.NDArray[np.float64]:
@@ -308,7 +302,7 @@ class CellTurns(Turns):
         return self._times(last + 1 - count, last + 1)
 
     def settle(self, setting: Setting) -> bool:
-        """See `Turns.settle`."""
+        """See `LiveTurns.settle`."""
         return apply_in_cell(self, setting) if self._changed else True
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from ...formatting import label_of
 from ...output.board import SilentBoard
@@ -21,28 +21,19 @@ from ...protocol.entry_points import BIND, READ, STAGE
 from .packing import Receiving, pickled_for_ranks, say_in_messages, shared
 from .results import CellResult
 
+_Run = Callable[..., Any]
 _pushes = itertools.count(1)
 
 
-class Runner(Protocol):
-    """What push and pull need of a cluster."""
-
-    @property
-    def far_ranks(self) -> Collection[int]:
-        """Ranks that share no memory with this process."""
-
-    def run(self, code: Any, *args: Any, **options: Any) -> Any:
-        """Calls a function on ranks, as `Cluster.run`."""
-
-
-def push(cluster: Runner, mapping: Mapping[str, Any], ranks: Sequence[int]) -> None:
+def push(run: _Run, mapping: Mapping[str, Any], ranks: Sequence[int], far: Collection[int]) -> None:
     """Sets variables on ranks: all of them on all ranks, or none; see [Note: a push in two halves] in
     `ddp_lab.engine.cells.variables`.
 
     Args:
-        cluster: where.
+        run: calls a function on ranks, as `Cluster.run`.
         mapping: name -> value; functions and classes of the notebook travel by value. Each rank has a copy of its own.
         ranks: which ranks.
+        far: those among them that share no memory with this process.
 
     Raises:
         TypeError: a name is not an identifier, or a value can't be pickled; the message names it.
@@ -54,21 +45,22 @@ def push(cluster: Runner, mapping: Mapping[str, Any], ranks: Sequence[int]) -> N
     value = pickled_for_ranks(mapping, "pushed")
     token = f"{os.getpid()}-{next(_pushes)}"
     options: dict[str, Any] = {"ranks": ranks, "label": "push", "board": SilentBoard()}
-    with shared(value, _far(cluster, ranks)) as parcel:
-        staged: CellResult = cluster.run(STAGE, token, parcel, **options)
+    with shared(value, far) as parcel:
+        staged: CellResult = run(STAGE, token, parcel, **options)
     if not all(staged.values.values()):
         say_in_messages("a rank can't open memory of this process")
-        cluster.run(STAGE, token, value.inline(), **options)
-    cluster.run(BIND, token, **options)
+        run(STAGE, token, value.inline(), **options)
+    run(BIND, token, **options)
 
 
-def pull(cluster: Runner, name: str, ranks: Sequence[int]) -> dict[int, Any]:
+def pull(run: _Run, name: str, ranks: Sequence[int], far: Collection[int]) -> dict[int, Any]:
     """Returns rank -> value of a variable or an expression.
 
     Args:
-        cluster: where.
+        run: calls a function on ranks, as `Cluster.run`.
         name: a variable (`"loss"`) or an expression over the rank's variables (`"model.state_dict()"`).
         ranks: which ranks.
+        far: those among them that share no memory with this process.
 
     Raises:
         NameError: ranks don't have it; the message says which.
@@ -76,17 +68,13 @@ def pull(cluster: Runner, name: str, ranks: Sequence[int]) -> dict[int, Any]:
         ClusterError: it can't be loaded here.
         CellError: evaluating the expression raised.
     """
-    with Receiving(ranks, far=_far(cluster, ranks)) as receiving:
-        result: CellResult = cluster.run(
+    with Receiving(ranks, far=far) as receiving:
+        result: CellResult = run(
             READ, name, receiving.request(), ranks=ranks, label=f"pull {name}", board=SilentBoard()
         )
         answers = result.values
         _check(name, ranks, answers)
         return {rank: receiving.unpack(name, rank, answers[rank]["parcel"]) for rank in ranks}
-
-
-def _far(cluster: Runner, ranks: Sequence[int]) -> set[int]:
-    return set(ranks).intersection(cluster.far_ranks)
 
 
 def _check(name: str, ranks: Sequence[int], answers: Mapping[int, Any]) -> None:

@@ -354,18 +354,16 @@ def _connect(path: Path, pid: int) -> socket.socket:
 
 
 def _ask(connection: socket.socket, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The keeper's first line."""
-    said = b""
+    """The keeper's first line; nothing of what follows it is taken."""
     try:
         connection.sendall(json.dumps(question).encode() + b"\n")
-        while not said.endswith(b"\n"):
-            part = connection.recv(1)
-            if not part:
-                raise ClusterError("the cluster has just ended")
-            said += part
+        with connection.makefile("rb", buffering=0) as file:
+            said = file.readline()
     except OSError as error:
         _check(machine.hindrances(_peer(connection)[0]))
         raise ClusterError(f"the cluster's keeper does not answer: {error}") from error
+    if not said.endswith(b"\n"):
+        raise ClusterError("the cluster has just ended")
     connection.settimeout(None)
     answer: dict[str, Any] = json.loads(said)
     return answer

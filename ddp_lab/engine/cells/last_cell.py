@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,29 +21,20 @@ class _LastText:
     """The end of what was written; `OutStream` writes to it besides."""
 
     def __init__(self) -> None:
-        self._parts: deque[str] = deque()
-        self._size = 0
+        self.text = ""
         self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
         with self._lock:
-            self._parts.append(text[-_CHARACTERS:])
-            self._size += len(self._parts[-1])
-            while self._size - len(self._parts[0]) >= _CHARACTERS:
-                self._size -= len(self._parts.popleft())
+            self.text = (self.text + text[-_CHARACTERS:])[-_CHARACTERS:]
         return len(text)
-
-    def read(self) -> str:
-        with self._lock:
-            return "".join(self._parts)[-_CHARACTERS:]
-
-    def flush(self) -> None:
-        """Nothing waits."""
 
     def clear(self) -> None:
         with self._lock:
-            self._parts.clear()
-            self._size = 0
+            self.text = ""
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
 
 class Left:
@@ -82,7 +72,7 @@ class Left:
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        return {"cell": self._cell, "text": self._text.read(), "now": time.time()}
+        return {"cell": self._cell, "text": self._text.text, "now": time.time()}
 
 
 def install(telemetry: Telemetry) -> None:

@@ -14,20 +14,12 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 from . import cell
 
 QUESTION = "ddp_lab_question"  # its type among the outputs
-
-
-@dataclass
-class _Question:
-    """One that waits for its answer."""
-
-    answered: threading.Event = field(default_factory=threading.Event)
-    answer: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Asking:
@@ -41,7 +33,7 @@ class Asking:
         self._kernel = kernel
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._question: tuple[int, _Question] | None = None
+        self._question: tuple[int, SimpleQueue[Mapping[str, Any]]] | None = None  # number; where its answer comes
         self._interrupted: str | None = None
         self._input, self._getpass = builtins.input, getpass.getpass
 
@@ -68,24 +60,23 @@ class Asking:
         if cell_id is None or threading.current_thread() is not threading.main_thread():
             return otherwise()
         sys.stdout.flush()
-        number, question = next(self._numbers), _Question()
+        number, answers = next(self._numbers), SimpleQueue[Mapping[str, Any]]()
         with self._lock:
             if self._interrupted == cell_id:
                 raise EOFError("the cell was interrupted")
-            self._question = number, question
+            self._question = number, answers
         content = {"number": number, "prompt": prompt, "secret": secret}
         session, parent = self._kernel.session, self._kernel.get_parent()
         session.send(self._kernel.iopub_socket, QUESTION, content=content, parent=parent)
-        question.answered.wait()
-        if "error" in question.answer:
-            raise EOFError(question.answer["error"])
-        return str(question.answer["text"])
+        answer = answers.get()
+        if "error" in answer:
+            raise EOFError(answer["error"])
+        return str(answer["text"])
 
     def _take(self, message: Mapping[str, Any]) -> None:
         """On the control thread; an answer to a question that nobody waits for any more goes nowhere."""
         with self._lock:
             if self._question is None or self._question[0] != message["number"]:
                 return
-            question, self._question = self._question[1], None
-        question.answer = message
-        question.answered.set()
+            answers, self._question = self._question[1], None
+        answers.put(message)

@@ -36,27 +36,17 @@ def main() -> None:
     commands, events = fork_server.take_channel()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the connection's end is seen, and ranks are asked to end first
     os.write(events, json.dumps({"event": "hello", **machine.facts()}).encode() + b"\n")
-    begin = _first_line(commands)
-    if begin is None:
+    with open(commands, "rb", buffering=0, closefd=False) as unbuffered:  # nothing of what follows may be taken
+        line = unbuffered.readline()
+    if not line.endswith(b"\n"):  # the client went before it gave a command
         return
+    begin = json.loads(line)
     _end_former(begin["former"])
     os.environ.update(begin["environment"])
     folder = Path(tempfile.mkdtemp(prefix=f"ddp_lab-{os.getpid()}-"))  # mode 0700
     (folder / "profile").mkdir(mode=0o700)
     server = fork_server.ForkServer(str(folder), commands, events, logs=folder, lease=begin["lease"])
     fork_server.serve(server, os.getppid(), failed=lambda: shutil.rmtree(folder))
-
-
-def _first_line(commands: int) -> dict[str, Any] | None:
-    """The first command; None if the client went before it gave one."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(commands, 1)  # nothing of what follows may be taken
-        if not byte:
-            return None
-        line += byte
-    found: dict[str, Any] = json.loads(line)
-    return found
 
 
 def _end_former(former: Mapping[str, Any] | None) -> None:
