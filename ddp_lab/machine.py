@@ -150,16 +150,22 @@ def visible_gpus(environment: Mapping[str, str], present: int | None = None) -> 
 
 def count_gpus() -> int:
     """Asks the driver's management library; 0 where there is none."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
-    if library.nvmlInit_v2() != 0:
+    library = nvml()
+    if library is None:
         return 0
     count = ctypes.c_uint()
     failed = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
     library.nvmlShutdown()
     return 0 if failed else count.value
+
+
+def nvml() -> ctypes.CDLL | None:
+    """The driver's management library, ready to be asked; None where there is none."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return None if library.nvmlInit_v2() else library
 
 
 def local_address(peer: str) -> str:

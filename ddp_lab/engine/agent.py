@@ -291,10 +291,10 @@ class Agent:
         return {**reply, "label": label, "seconds": seconds, "in_flight": flights.in_flight(), "gpu": gpu}
 
     def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's state, its cell, the time, and if asked for its main thread's stack."""
-        reply: dict[str, Any] = {"state": self._state(), "cell": cell.running(), "time_ns": time.monotonic_ns()}
+        """This rank's state, its cell and the one that ended last, and if asked for its main thread's stack."""
+        last = self._ended[0] if self._ended is not None else None
+        reply: dict[str, Any] = {"state": self._state(), "cell": cell.running(), "last": last}
         reply["broken_by"] = self._broken_by()
-        reply["last"] = self._ended[0] if self._ended is not None else None
         if request.get("stack"):
             frame = sys._current_frames().get(self._main or 0)
             reply["stack"] = [] if frame is None else traceback.format_stack(frame)
@@ -480,8 +480,4 @@ def _entering(frame: FrameType | None) -> FrameType | None:
 def _in_the_cell(frame: FrameType | None) -> bool:
     if frame is None or frame.f_code.co_filename in _NOT_THE_CELL:
         return False
-    while frame is not None:
-        if frame.f_code in _CELL_ENTRIES:
-            return True
-        frame = frame.f_back
-    return False
+    return any(one.f_code in _CELL_ENTRIES for one, _ in traceback.walk_stack(frame))

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -57,7 +58,7 @@ def examine(thread: int, began: tuple[str, int, str] | None) -> dict[str, Any]:
         that it counts from; ``models``: for each ``reducer``, ``module`` and what `breakpoints.stage` says.
     """
     frame = sys._current_frames().get(thread)
-    frames = [] if frame is None else list(_walk(frame))[:_FRAMES]
+    frames = [] if frame is None else [one for one, _ in islice(traceback.walk_stack(frame), _FRAMES)]
     running = cell.running()
     return {
         "cell": running,
@@ -85,21 +86,12 @@ def entered_at(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def waited_in(error: BaseException) -> str:
     """What a rank waited in when it was freed, from what it raised then; "" if it did not wait. On the main thread."""
-    frames, step = [], error.__traceback__
-    while step is not None:
-        frames.append(step.tb_frame)
-        step = step.tb_next
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     found = {"seconds": 0.0, "stack": [], "call": _call(frames[::-1]), "sequences": {}}
     # A backward that has failed does not wait any more: its buckets say in what it did.
     backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
     models = [{**_model(model), "finalizing": True} for model in live_models()] if backward else []
     return Examined.of(0, "running", found | {"models": models}).waits_in
-
-
-def _walk(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _described(frame: FrameType) -> dict[str, Any]:

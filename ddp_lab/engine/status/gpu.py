@@ -10,8 +10,11 @@ context where there is none.
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
+
+from ...machine import nvml
 
 
 class _Memory(ctypes.Structure):
@@ -31,8 +34,6 @@ class Gpu:
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
-        self._found: tuple[ctypes.CDLL, ctypes.c_void_p] | None = None
-        self._missing = False
 
     @classmethod
     def of(cls, device: torch.device) -> Gpu | None:
@@ -47,10 +48,9 @@ class Gpu:
         which it was busy (of about the last second); a value that the driver does not tell is None, and so is all of
         it where there is no such library or GPU.
         """
-        found = self._handle()
-        if found is None:
+        if self._handle is None:
             return None
-        library, handle = found
+        library, handle = self._handle
         memory, utilization = _Memory(), _Utilization()
         knows_memory = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
         knows_use = library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(utilization)) == 0
@@ -60,19 +60,11 @@ class Gpu:
             "percent": int(utilization.gpu) if knows_use else None,
         }
 
+    @functools.cached_property
     def _handle(self) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
-        """The library and its handle of the GPU; looked up once."""
-        if self._found is None and not self._missing:
-            self._found = self._look_up()
-            self._missing = self._found is None
-        return self._found
-
-    def _look_up(self) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
-        try:
-            library = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError:
-            return None
-        if library.nvmlInit_v2() != 0:
+        """The library and its handle of the GPU."""
+        library = nvml()
+        if library is None:
             return None
         handle = ctypes.c_void_p()
         plain = self._uuid.removeprefix("GPU-").removeprefix("MIG-")
