@@ -22,19 +22,8 @@ import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ...serialization import parcels
 from ...serialization.functions import collected
-from ...serialization.parcels import (
-    UNPICKLABLE,
-    Parcel,
-    TensorBuffers,
-    Unsent,
-    of_notebook,
-    pickled,
-    reduced_array,
-    same,
-    unpack,
-    why_not,
-)
 from ...serialization.shared_memory import opened
 from ...serialization.unpicklable import culprit
 
@@ -45,7 +34,7 @@ _SCALARS = (type(None), bool, int, float, complex)
 _staged: tuple[str, dict[str, Any]] = ("", {})
 
 
-def stage(token: str, parcel: Parcel) -> bool:
+def stage(token: str, parcel: parcels.Parcel) -> bool:
     """Loads variables that `bind` will set; False if the parcel's segments can't be reached from here.
 
     Args:
@@ -55,7 +44,7 @@ def stage(token: str, parcel: Parcel) -> bool:
     global _staged
     _staged = ("", {})
     try:
-        _staged = (token, unpack(parcel))
+        _staged = (token, parcels.unpack(parcel))
     except OSError:
         if not parcel.spans:
             raise
@@ -97,7 +86,7 @@ def read(expression: str, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"state": "kept", "why": str(error), "kind": type(value).__name__}
 
 
-def call(parcel: Parcel, request: Mapping[str, Any]) -> Parcel | Unsent:
+def call(parcel: parcels.Parcel, request: Mapping[str, Any]) -> parcels.Parcel | parcels.Unsent:
     """Calls a function that the client sent, and returns its value for the client.
 
     Args:
@@ -106,7 +95,7 @@ def call(parcel: Parcel, request: Mapping[str, Any]) -> Parcel | Unsent:
     """
     with collected() as namespaces:
         try:
-            function, args, kwargs = unpack(parcel)
+            function, args, kwargs = parcels.unpack(parcel)
         except OSError as error:
             if parcel.spans:
                 raise OSError(f"{error}; with DDP_LAB_SHARED_MEMORY=0 set, objects are sent in messages") from error
@@ -119,7 +108,7 @@ def call(parcel: Parcel, request: Mapping[str, Any]) -> Parcel | Unsent:
     try:
         return answer("the value", value, request)
     except NotPortableError as error:
-        return Unsent(type(value).__name__, str(error))
+        return parcels.Unsent(type(value).__name__, str(error))
 
 
 class NotPortableError(TypeError):
@@ -140,18 +129,18 @@ class _Pickler(pickle.Pickler):
         self, file: Any, buffer_callback: Any = None, torch: bool = False, known: Collection[str] = ()
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        self.tensors = TensorBuffers()
+        self.tensors = parcels.TensorBuffers()
         self._torch = torch
         self._known = known
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, types.FunctionType)):
             if getattr(obj, "__module__", None) == "__main__" and obj.__qualname__ in self._known:
-                return of_notebook, (obj.__qualname__,)
+                return parcels.of_notebook, (obj.__qualname__,)
             _refuse_foreign(obj, self._torch)
             return NotImplemented
         if hasattr(type(obj), "state_dict") and hasattr(type(obj), "load_state_dict"):
-            return same, (obj.state_dict(),)
+            return parcels.same, (obj.state_dict(),)
         torch = sys.modules.get("torch")
         reduced = None if self._torch or torch is None else _without_torch(torch, obj)
         if reduced is None:
@@ -176,12 +165,12 @@ def to_bytes(value: Any) -> bytes:
         _Pickler(buffer).dump(value)
     except NotPortableError:
         raise
-    except UNPICKLABLE as error:
+    except parcels.UNPICKLABLE as error:
         raise NotPortableError(str(error)) from error
     return buffer.getvalue()
 
 
-def answer(name: str, value: Any, request: Mapping[str, Any]) -> Parcel:
+def answer(name: str, value: Any, request: Mapping[str, Any]) -> parcels.Parcel:
     """A parcel for the client, its buffers in the segments that the client made for this rank.
 
     Args:
@@ -198,9 +187,9 @@ def answer(name: str, value: Any, request: Mapping[str, Any]) -> Parcel:
         return _Pickler(file, buffer_callback, torch=request["torch"], known=request["known"])
 
     try:
-        packed = pickled(value, pickler)
-    except UNPICKLABLE as error:
-        found = culprit({name: value}, lambda part: why_not(part, pickler))
+        packed = parcels.pickled(value, pickler)
+    except parcels.UNPICKLABLE as error:
+        found = culprit({name: value}, lambda part: parcels.why_not(part, pickler))
         why = str(error) if found is None or found.path == name else f"{found.path}: {found.why}"
         raise NotPortableError(why) from error
     references = request["segments"].get(int(os.environ["DDP_LAB_RANK"]), ())
@@ -249,7 +238,7 @@ def _without_torch(torch: Any, obj: Any) -> Any:
         import operator
 
         array = _as_array(torch, obj)
-        return (operator.itemgetter(()), (array,)) if array.ndim == 0 else reduced_array(array)
+        return (operator.itemgetter(()), (array,)) if array.ndim == 0 else parcels.reduced_array(array)
     if isinstance(obj, torch.Size):
         return tuple, (list(obj),)
     if isinstance(obj, (torch.dtype, torch.device)):
