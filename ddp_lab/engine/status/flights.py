@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ...diagnostics.flight_recorder import Entry, Numbered, entries_of, numbered, tensors_in_words
 from ...parallel.live.model import live_models
 from ..groups import registry
-from .recorders import Recorders, end_s
+from .recorders import GpuFlights, dump_of, end_s, frames
 
 _RING = "TORCH_FR_BUFFER_SIZE"
 _FORMER_RING = "TORCH_NCCL_TRACE_BUFFER_SIZE"
@@ -24,8 +24,7 @@ _MOST_OPEN = 100  # of a group: the oldest ones
 _NOTED_S = 0.2  # until a collective that a group has counted is noted
 _PAUSE_S = 0.005  # between looks whether the last ones have ended
 
-_recorders = Recorders()
-_installed = False
+_nccl: GpuFlights | None = None
 
 
 class _Known(NamedTuple):
@@ -54,9 +53,8 @@ def install(folder: Path) -> None:
     Args:
         folder: where a folder with a socket may be made.
     """
-    global _recorders, _installed
-    if not _installed:
-        _recorders, _installed = Recorders(folder), True
+    global _nccl
+    _nccl = _nccl or GpuFlights(folder)
     if _FORMER_RING not in os.environ:
         os.environ.setdefault(_RING, _ENTRIES)
 
@@ -99,7 +97,7 @@ def frames_of(group: str, number: int) -> list[tuple[str, int]]:
     """
     for known in _look(active=True):
         if known.record.name == group and number in known.numbered.entries:
-            found = _recorders.frames(known.backend, known.numbered.entries[number].record)
+            found = frames(known.backend, known.numbered.entries[number].record)
             if found:
                 return found
     return []
@@ -198,7 +196,7 @@ def _look(active: bool) -> list[_Known]:
     made = {record.name: record.made_ns for record in living}
     found = []
     for backend in backends:
-        dump = _recorders.dump(backend, active)
+        dump = dump_of(backend, active, _nccl)
         by_key = numbered(entries_of(dump), dump.get("pg_status") or {}, made)
         found += [_Known(record, key[1], by_key[key]) for record in living for key in by_key if key[0] == record.name]
     heard = {known.record.name for known in found}

@@ -56,33 +56,18 @@ _BY_NAME = "backend:" in (_dump.__doc__ or "")  # torch 2.15: an instance for ea
 Dump = Mapping[str, Any]
 
 
-class Recorders:
-    """Asks them.
+def dump_of(backend: str, active: bool, nccl: GpuFlights | None) -> Dump:
+    """What a backend's recorder holds, without frames; empty if nothing notes its collectives.
 
     Args:
-        folder: where a folder with a socket may be made; None: NCCL is not asked.
+        backend: its own name.
+        active: of NCCL only what has not ended.
+        nccl: asks NCCL; None: it is not asked.
     """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self._nccl = None if folder is None else GpuFlights(folder)
-
-    def dump(self, backend: str, active: bool) -> Dump:
-        """What a backend's recorder holds, without frames; empty if nothing notes its collectives.
-
-        Args:
-            backend: its own name.
-            active: of NCCL only what has not ended.
-        """
-        if backend == "nccl":
-            return {} if self._nccl is None else self._nccl.dump(active)
-        ask = _asker(backend)
-        return {} if ask is None else ask(False)
-
-    def frames(self, backend: str, record: int) -> list[tuple[str, int]]:
-        """File and line of each frame of the call that made a record, innermost first; none of NCCL's. The first time
-        takes some tenths of a second, in which no Python code of this process runs.
-        """
-        return [] if _asker(backend) is None else _frames(backend, record)
+    if backend == "nccl":
+        return {} if nccl is None else nccl.dump(active)
+    ask = _asker(backend)
+    return {} if ask is None else ask(False)
 
 
 def end_s(backend: str) -> float:
@@ -103,9 +88,13 @@ def _asker(backend: str) -> Callable[[bool], Dump] | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _frames(backend: str, record: int) -> list[tuple[str, int]]:
+def frames(backend: str, record: int) -> list[tuple[str, int]]:
+    """File and line of each frame of the call that made a record, innermost first; none of NCCL's. The first time
+    takes some tenths of a second, in which no Python code of this process runs.
+    """
     ask = _asker(backend)
-    assert ask is not None
+    if ask is None:
+        return []
     with _without_inductor():
         found = [one for one in ask(True)["entries"] if one["record_id"] == record]
     return [(str(frame["filename"]), int(frame["line"])) for one in found for frame in one["frames"]]
