@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...formatting import label_of
 from . import process_groups
 
 __all__ = ["agree", "model_description", "process_group_index"]
@@ -76,7 +77,7 @@ def agree(entries: list[Entry], group: dist.ProcessGroup, device: torch.device, 
         digest = int.from_bytes(hashlib.sha256(text).digest()[:8], "little", signed=True)
         own = [counter, process_groups.own_rank(group), digest, len(text)]
         mine = torch.tensor(own, dtype=torch.int64, device=device)
-        table = [row.tolist() for row in process_groups.all_gather(mine, group)]
+        table = process_groups.rows(mine, group)
         process_groups.learn_ranks(group, [row[1] for row in table])
         if len({tuple(row[2:]) for row in table}) > 1:
             gathered = _gather(text, [row[3] for row in table], group, device)
@@ -115,7 +116,7 @@ def _difference(models: Sequence[list[Entry]], ranks: Sequence[int]) -> str:
     for model, rank in zip(models, ranks, strict=True):
         text = _text(model[different[0]]) if different[0] < len(model) else "nothing"
         holders.setdefault(text, []).append(rank)
-    found = "; ".join(f"rank{'s' if len(on) > 1 else ''} {_join(on)}: {text}" for text, on in holders.items())
+    found = "; ".join(f"{label_of(on)}: {text}" for text, on in holders.items())
     more = f" ({len(different) - 1} more entries differ.)" if len(different) > 1 else ""
     return (
         f"DDP expects same model across all ranks, but {_headline(models, ranks, different[0])}. "
@@ -149,7 +150,3 @@ def _text(entry: Entry) -> str:
     if kind == "buffer":
         return f"buffer '{name}' of shape {entry[2]}, {entry[3]}"
     return f"parameter '{name}' of shape {entry[2]}, {entry[3]}, {entry[4]}, strides {entry[5]}"
-
-
-def _join(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

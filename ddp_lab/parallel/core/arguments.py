@@ -262,25 +262,21 @@ def warn_of_deprecated(
 ) -> None:
     """Warns of arguments that have another name now, or no effect."""
     if broadcast_buffers is not None and "forward_sync_buffers" in TORCH_SIGNATURE.parameters:
-        _warn_of_broadcast_buffers(forward_sync_buffers is not None)
+        warnings.warn(
+            "Both `broadcast_buffers` and `forward_sync_buffers` were given: `broadcast_buffers` is deprecated, and "
+            "ignored here."
+            if forward_sync_buffers is not None
+            else "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`, which leaves the broadcast at "
+            "construction alone (broadcast_buffers=False leaves that out too, for buffers that differ between ranks).",
+            FutureWarning,
+            stacklevel=4,
+        )
     if check_reduction:
         warnings.warn(
             "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. It has no effect.",
             FutureWarning,
             stacklevel=4,
         )
-
-
-def _warn_of_broadcast_buffers(has_both: bool) -> None:
-    warnings.warn(
-        "Both `broadcast_buffers` and `forward_sync_buffers` were given: `broadcast_buffers` is deprecated, and "
-        "ignored here."
-        if has_both
-        else "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`, which leaves the broadcast at "
-        "construction alone (broadcast_buffers=False leaves that out too, for buffers that differ between ranks).",
-        FutureWarning,
-        stacklevel=5,
-    )
 
 
 def warn_static(find_unused: bool, stacklevel: int) -> None:

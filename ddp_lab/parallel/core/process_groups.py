@@ -40,8 +40,10 @@ __all__ = [
     "finish",
     "global_ranks",
     "learn_ranks",
+    "maximum",
     "needed_store_of",
     "own_rank",
+    "rows",
     "set_timeout",
     "store_of",
     "timeout_of",
@@ -131,6 +133,11 @@ def all_gather(mine: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tenso
     return rows
 
 
+def rows(mine: torch.Tensor, group: dist.ProcessGroup) -> list[list[Any]]:
+    """Every rank's numbers, by rank in the group."""
+    return [row.tolist() for row in all_gather(mine, group)]
+
+
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -> None:
     """Makes the tensor that of the rank `source` of the group."""
     if not _is_written_in_python(group):
@@ -173,6 +180,13 @@ def broadcast_text(text: str, group: dist.ProcessGroup, device: torch.device, so
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
     """Reduces the tensor over the group, in place."""
     finish(all_reduce_async(tensor, group, op))
+
+
+def maximum(numbers: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """The largest number over the ranks, at each place."""
+    most = torch.tensor(numbers, dtype=torch.int64, device=device)
+    all_reduce(most, group, dist.ReduceOp.MAX)
+    return [int(number) for number in most.tolist()]
 
 
 def all_reduce_async(tensor: torch.Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> dist.Work:

@@ -28,7 +28,6 @@ import warnings
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.utils import _sync_module_states
 
@@ -77,9 +76,8 @@ class DDPJoinHook(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """Broadcasts the model of the last rank that joined; of several, of the largest."""
         sync = self._sync
-        candidate = torch.tensor([sync.group.rank() if is_last_joiner else -1], device=sync.device)
-        process_groups.all_reduce(candidate, sync.group, dist.ReduceOp.MAX)
-        sync.inputs.last_joiner = int(candidate.item())
+        candidate = sync.group.rank() if is_last_joiner else -1
+        (sync.inputs.last_joiner,) = process_groups.maximum([candidate], sync.group, sync.device)
         _sync_module_states(
             module=sync.module,
             process_group=sync.group,

@@ -4,7 +4,17 @@
 Faults are real: a slow rank sleeps in its forward, a slow layer sleeps where autograd brings its gradient, a dropped
 gradient is one that the reducer does not hear of, a dead rank has killed its process. What follows is what would follow
 from such a fault in earnest, errors included. Each is marked on the timeline when it begins and when it ends. Sleeps
-end when the rank is interrupted or freed (`ddp_lab/parallel/live/interruptible_sleep.py`), faults do not.
+end when the rank is interrupted or freed (`wake_all`), faults do not.
+
+[Note: a slow link]
+The delay belongs between the bucket's launch and its collective, and the backward must go on meanwhile, as it does
+while a real link is busy. So a comm hook of ours stands before the model's own (or before the plain average): it hands
+the bucket to a thread and returns a future. The thread lets buckets pass one after the other, each for its bytes
+divided by the rate, the latency on top, and then starts what the model would have started, in the same order. Other
+ranks need not know: the collectives are the same, only later.
+
+It is not met by collectives that are not the reducer's (SyncBatchNorm, buffers), and a module that communicates in its
+backward on the same group would meet the buckets in another order: use it with models that leave that to the reducer.
 """
 
 from __future__ import annotations
@@ -12,22 +22,30 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
+import queue
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from ... import faults, recording
-from ..core.synchronizer import GradientSynchronizer
-from . import interruptible_sleep
-from .slow_link import Link
+import torch
+from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 
-__all__ = ["Faults", "before_death", "index_of"]
+from ... import faults, recording
+from ..core import comm_hooks
+from ..core.synchronizer import GradientSynchronizer
+
+__all__ = ["Faults", "before_death", "index_of", "wake_all"]
 
 before_death: list[Callable[[], object]] = []
 """Called before a rank kills itself: the last events leave."""
 
+Future = torch.futures.Future[Any]
+
 _numbers = itertools.count(1)
+_changed = threading.Condition()
+_wakes = 0
 
 
 class Faults:
@@ -38,7 +56,7 @@ class Faults:
         self._asked: dict[int, faults.Fault] = {}
         self._begun: dict[int, tuple[faults.Fault, Callable[[GradientSynchronizer], None]]] = {}
         self._ending: set[int] = set()
-        self._link: Link | None = None
+        self._link: _Link | None = None
 
     @property
     def empty(self) -> bool:
@@ -116,7 +134,7 @@ class Faults:
             hook = parameter.register_hook(lambda gradient: _sleep(seconds))
             return lambda sync: hook.remove()
         if isinstance(fault, faults.SlowLink):
-            self._link = Link(sync, fault)
+            self._link = _Link(sync, fault)
             return self._end_link
         if isinstance(fault, faults.DroppedGradient):
             sync.reducer.drop_next(index_of(sync, fault.parameter))
@@ -132,10 +150,6 @@ class Faults:
             self._link = None
 
 
-def _sleep(seconds: float) -> None:
-    interruptible_sleep.nap(seconds)
-
-
 def index_of(sync: GradientSynchronizer, name: str) -> int:
     """The index of a trained parameter; `ValueError` with the closest name if there is none."""
     names = sync.trained.names
@@ -144,3 +158,110 @@ def index_of(sync: GradientSynchronizer, name: str) -> int:
     close = difflib.get_close_matches(name, names, 1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
     raise ValueError(f"the model trains no parameter '{name}'{hint}")
+
+
+# -- sleeping on purpose
+
+
+def _nap_until(moment: float) -> None:
+    """Sleeps without the GIL until a moment of the monotonic clock, or until it is woken."""
+    with _changed:
+        before = _wakes
+        _changed.wait_for(lambda: _wakes != before, max(0.0, moment - time.monotonic()))
+
+
+def wake_all() -> None:
+    """Ends every sleep on purpose of this process: a rank that must stop does not sleep on. Any thread."""
+    global _wakes
+    with _changed:
+        _wakes += 1
+        _changed.notify_all()
+
+
+def _sleep(seconds: float) -> None:
+    _nap_until(time.monotonic() + seconds)
+
+
+# -- a slow link
+
+
+class _Link:
+    """The slow link of one model on this rank; made and ended on the thread that trains, between two backwards."""
+
+    def __init__(self, sync: GradientSynchronizer, fault: faults.SlowLink) -> None:
+        self._fault = fault
+        self._passing: queue.SimpleQueue[tuple[Any, Any, Future] | None] = queue.SimpleQueue()
+        self._free_at = 0.0
+        self._before: Any = None
+        self.follow(sync)
+        self._thread = threading.Thread(target=self._run, name="ddp_lab-slow-link", daemon=True)
+        self._thread.start()
+
+    def follow(self, sync: GradientSynchronizer) -> None:
+        """Stands before the model's present reducer and hook, if these are new."""
+        hook = sync.hooks[-1] if sync.hooks else (None, None)
+        before = (sync.reducer, sync.hook_changes)
+        if before == self._before:
+            return
+        self._before = before
+        self._start = _starter(sync, *hook)
+        sync.reducer.clear_comm_hook()
+        comm_hooks.attach(sync.reducer, self._delayed, None)
+
+    def end(self, sync: GradientSynchronizer) -> None:
+        """Puts the model's own hook back."""
+        self._passing.put(None)
+        self._thread.join()
+        sync.reducer.clear_comm_hook()
+        for hook, state in sync.hooks:
+            comm_hooks.attach(sync.reducer, hook, state)
+
+    def _delayed(self, state: object, bucket: GradBucket) -> Future:
+        """The comm hook."""
+        device = bucket.buffer().device
+        done: Future = torch.futures.Future(devices=None if device.type == "cpu" else [device])
+        self._passing.put((time.monotonic(), bucket, done))
+        return done
+
+    def _run(self) -> None:
+        while (taken := self._passing.get()) is not None:
+            launched, bucket, done = taken
+            buffer = bucket.buffer()
+            rate = self._fault.mb_per_second
+            held = buffer._nnz() if buffer.is_sparse else buffer.numel()
+            passing = 0.0 if rate is None else held * buffer.element_size() / (rate * 1e6)
+            self._free_at = max(self._free_at, launched) + passing
+            _nap_until(self._free_at + self._fault.latency_seconds)
+            try:
+                self._start(bucket).add_done_callback(lambda inner, done=done: _hand_on(inner, done))
+            except Exception as error:  # noqa: BLE001 - the thread that waits for the bucket raises it
+                done.set_exception(error)
+            del taken, bucket, buffer, done
+
+
+def _hand_on(inner: Future, done: Future) -> None:
+    try:
+        value = inner.value()
+    except Exception as error:  # noqa: BLE001 - the thread that waits for the bucket raises it
+        done.set_exception(error)
+    else:
+        done.set_result(value[0] if isinstance(value, list) else value)
+
+
+def _starter(sync: GradientSynchronizer, hook: Any, state: object) -> Any:
+    """What the model would start for a bucket."""
+    if hook is None:
+        reducer = sync.reducer
+
+        def average(bucket: GradBucket) -> Future:
+            bucket.buffer().div_(sync.divisor)
+            return reducer._run_allreduce_hook(bucket)  # type: ignore[no-any-return]
+
+        return average
+    if isinstance(hook, BuiltinCommHookType):
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        plain = hook == BuiltinCommHookType.ALLREDUCE
+        hook = default_hooks.allreduce_hook if plain else default_hooks.fp16_compress_hook
+        state = sync.group
+    return lambda bucket: hook(state, bucket)

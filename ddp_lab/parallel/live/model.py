@@ -14,14 +14,14 @@ from ... import faults, recording
 from ...protocol.commands import Change, Look
 from ..core import process_groups
 from ..core.synchronizer import GradientSynchronizer
+from ..monitoring import drift
 from ..monitoring.monitors import Monitors
-from . import breakpoints, interruptible_sleep, looks
+from . import breakpoints
 from . import change as changes
 from .breakpoints import Breakpoints
 from .change import Decision
-from .fault_injection import Faults
-from .looks import PendingLook
-from .reconfigure import Applied, Pending, decide_together, settle_steps
+from .fault_injection import Faults, wake_all
+from .reconfigure import Applied, Pending, Turn, decide_together, settle_steps
 
 __all__ = ["LiveModel", "apply_change", "check_replicas", "live_model", "live_models", "release"]
 
@@ -47,7 +47,7 @@ class LiveModel:
         self._asking = threading.Lock()  # guards `waiting` and what it is said of
         self._pending: Pending | None = None
         self._faults = Faults()
-        self._looks: list[PendingLook] = []
+        self._looks: list[tuple[Turn, Look]] = []
         sync.on_new_group.append(weakref.WeakMethod(self._forget_requests))
 
     def enlist(self) -> None:
@@ -71,8 +71,9 @@ class LiveModel:
         pending = self._pending
         if pending is not None and pending.look(self.sync, self._carry_out) and self._pending is pending:
             self._pending = None
-        for one in [one for one in self._looks if one.look(self.sync, self.monitors)]:
-            self._looks.remove(one)
+        for turn, wanted in [one for one in self._looks if one[0].has_come(self.sync, lambda: "")]:
+            self.monitors.look(wanted)
+            self._looks.remove((turn, wanted))
 
     def reconfigure(self, change: Change) -> None:
         """See `DistributedDataParallel.reconfigure`."""
@@ -121,7 +122,7 @@ class LiveModel:
         """
         changes.check(self.sync, change)
         process_groups.needed_store_of(self.sync.group)
-        pending = Pending(name, change, decides=self._decides)
+        pending = Pending(change, self._turn("live", name))
 
         def add() -> None:
             if self._pending is not None:
@@ -139,16 +140,15 @@ class LiveModel:
         """
         wanted.validate()
         process_groups.needed_store_of(self.sync.group)
-        self._ask(lambda: self._looks.append(PendingLook(name, wanted, decides=self._decides)))
+        self._ask(lambda: self._looks.append((self._turn("look", name), wanted)))
 
-    @property
-    def _decides(self) -> bool:
-        return bool(self.sync.group.rank() == 0)
+    def _turn(self, kind: str, name: str) -> Turn:
+        return Turn(kind, name, decides=self.sync.group.rank() == 0)
 
     def withdraw(self, name: str) -> bool:
         """Drops a change that is not decided; returns whether it is gone."""
         pending = self._pending
-        if pending is None or pending.name != name:
+        if pending is None or pending.turn.name != name:
             return bool(self.status(name)["state"] != "applied")
         if not pending.withdraw():
             return False
@@ -165,9 +165,9 @@ class LiveModel:
         done, pending = self.applied, self._pending
         if done is not None and done.name == name:
             return {"state": "applied", "step": done.step, "after": done.after, "generation": done.generation}
-        if pending is None or pending.name != name:
+        if pending is None or pending.turn.name != name:
             return {"state": "dropped"}
-        return {"state": "waiting"} if pending.at is None else {"state": "decided", "at": pending.at}
+        return {"state": "waiting"} if pending.turn.at is None else {"state": "decided", "at": pending.turn.at}
 
     def looks(self) -> dict[str, int]:
         """What is looked at: ``gradients`` and ``drift`` (every how many steps; 0: not), ``pending`` requests."""
@@ -230,7 +230,7 @@ def release(why: str) -> None:
     """
     for model in live_models():
         model.breakpoints.end(why)
-    interruptible_sleep.wake_all()
+    wake_all()
     breakpoints.restore_timeouts()
 
 
@@ -257,4 +257,4 @@ def check_replicas(reducers: dict[str, int]) -> None:
     Raises:
         KeyError: there is no such model any more.
     """
-    looks.check_replicas(live_model(reducers[str(dist.get_rank())]).sync)
+    drift.check_replicas(live_model(reducers[str(dist.get_rank())]).sync)

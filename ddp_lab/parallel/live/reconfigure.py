@@ -1,4 +1,4 @@
-"""Other bucket caps, another order or comm hook while training runs.
+"""Other bucket caps, another order or comm hook while training runs; and what else the ranks begin in one step.
 
 [Note: a change while training runs]
 Ranks must change between the same two backwards: buckets and hooks decide which collectives a backward enters. The
@@ -21,6 +21,12 @@ Forwards inside a backward (checkpointing) do not look. Carrying out communicate
 If training pauses or its cell ends meanwhile, the flags stay and the next forwards go on where these stopped. As long
 as rank 0 has not decided the change can be withdrawn, first there. A rejoin drops it; if it came when only some ranks
 had changed, `settle`, in the first forward with the new group, brings the others to the same configuration.
+
+[Note: looks while training runs]
+To watch a step and to compare replicas all ranks communicate, so they must begin with the same backward. That goes the
+same way: rank 0, told last, writes to the group's store after how many backwards; all find it there. Nothing is
+assigned anew, and no generation ends. A rejoin drops what was asked for; if it came when only some ranks had begun to
+watch, `Monitors.settle` lets all of them watch.
 """
 
 from __future__ import annotations
@@ -31,7 +37,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from ...protocol.commands import Change
 from ..core import process_groups
@@ -39,7 +44,7 @@ from ..core.synchronizer import GradientSynchronizer
 from . import change as changes
 from .change import Decision
 
-__all__ = ["Applied", "Pending", "decide_together", "settle_steps"]
+__all__ = ["Applied", "Pending", "Turn", "decide_together", "settle_steps"]
 
 
 @dataclass(frozen=True)
@@ -63,56 +68,71 @@ class Applied:
     text: str
 
 
-class Pending:
-    """A change that this rank has been told of.
+class Turn:
+    """After how many backwards all ranks do something, and what: rank 0 decides, the others find it in the store.
 
     Args:
-        name: of the request, unique in the life of the group's store.
-        change: what is asked for.
+        kind: of what is asked for.
+        name: of the request, of its kind unique in the life of the group's store.
         decides: this is rank 0 of the model's group.
+
+    Attributes:
+        at: after how many backwards; None: it is not decided, as far as this rank knows.
+        decision: what rank 0 has written.
     """
 
-    def __init__(self, name: str, change: Change, *, decides: bool) -> None:
+    def __init__(self, kind: str, name: str, *, decides: bool) -> None:
         self.name = name
-        self.change = change
         self.at: int | None = None
-        self._decides = decides
-        self._decision: Decision | None = None
+        self.decision = ""
+        self._kind, self._decides = kind, decides
+
+    def has_come(self, sync: GradientSynchronizer, decide: Callable[[], str | None]) -> bool:
+        """Before a synchronised forward: whether it is time. On rank 0 `decide` is asked until it is not None."""
+        if self.at is None:
+            store = process_groups.needed_store_of(sync.group)
+            key = f"ddp_lab/{self._kind}/{sync.reducer_id}/{self.name}"
+            if self._decides:
+                decision = decide()
+                if decision is not None:
+                    self.at, self.decision = sync.reducer.finished() + 1, decision
+                    store.set(key, f"{self.at} {decision}")
+                    store.check([key])  # answered when the store has it
+            elif store.check([key]):
+                at, self.decision = store.get(key).decode().split(" ", 1)
+                self.at = int(at)
+        return self.at is not None and sync.reducer.finished() >= self.at
+
+
+class Pending:
+    """A change that this rank has been told of, and its turn."""
+
+    def __init__(self, change: Change, turn: Turn) -> None:
+        self.turn = turn
+        self._change = change
         self._gate = threading.Lock()  # the thread that trains looks, that of the client withdraws
         self._withdrawn = False
 
     def withdraw(self) -> bool:
         """Drops it, unless it is decided; returns whether it was dropped."""
         with self._gate:
-            if self.at is None:
+            if self.turn.at is None:
                 self._withdrawn = True
             return self._withdrawn
 
     def look(self, sync: GradientSynchronizer, carry_out: Callable[[Decision, str], None]) -> bool:
         """Before a synchronised forward; returns whether there is nothing more to do."""
+
+        def decide() -> str | None:
+            return None if sync.may_still_rebuild else changes.decide(sync, self._change).text()
+
         with self._gate:
             if self._withdrawn:
                 return True
-            if self._decision is None:
-                self._find_out(sync)
-            due = self.at is not None and sync.reducer.finished() >= self.at
-        if due and self._decision is not None:
-            carry_out(self._decision, self.name)
+            due = self.turn.has_come(sync, decide)
+        if due:
+            carry_out(Decision.of(self.turn.decision), self.turn.name)
         return due
-
-    def _find_out(self, sync: GradientSynchronizer) -> None:
-        store = process_groups.needed_store_of(sync.group)
-        key = f"ddp_lab/live/{sync.reducer_id}/{self.name}"
-        if self._decides:
-            if sync.may_still_rebuild:
-                return
-            self._decision = changes.decide(sync, self.change)
-            self.at = sync.reducer.finished() + 1
-            store.set(key, f"{self.at} {self._decision.text()}")
-            store.check([key])  # answered when the store has it
-        elif store.check([key]):
-            at, text = store.get(key).decode().split(" ", 1)
-            self.at, self._decision = int(at), Decision.of(text)
 
 
 def decide_together(sync: GradientSynchronizer, change: Change) -> Decision:
@@ -136,8 +156,8 @@ def decide_together(sync: GradientSynchronizer, change: Change) -> Decision:
 def _check_alike(sync: GradientSynchronizer, change: Change) -> None:
     digest = hashlib.sha256(change.text().encode()).digest()[:8]
     mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], dtype=torch.int64, device=sync.device)
-    rows = process_groups.all_gather(mine, sync.group)
-    different = [str(rank) for rank, row in enumerate(rows) if int(row) != int(rows[0])]
+    rows = process_groups.rows(mine, sync.group)
+    different = [str(rank) for rank, row in enumerate(rows) if row != rows[0]]
     if different:
         raise RuntimeError(
             f"reconfigure() was called with other arguments on rank {', '.join(different)} of the model's group than "
@@ -159,19 +179,13 @@ def settle_steps(sync: GradientSynchronizer, applied: Applied | None) -> tuple[D
     """
     number = applied.number if applied else 0
     mine = [sync.reducer.step(), sync.reducer.finished(), number, -number, sync.reducer.generation()]
-    step, finished, newest, oldest, generation = _maximum(sync, mine)
+    step, finished, newest, oldest, generation = process_groups.maximum(mine, sync.group, sync.device)
     sync.reducer.set_step(step)
     sync.reducer.set_finished(finished)
     if newest == -oldest:
         return None
     rank = int(sync.group.rank())
-    (source,) = _maximum(sync, [rank if number == newest else -1])
+    (source,) = process_groups.maximum([rank if number == newest else -1], sync.group, sync.device)
     own = applied.text if applied else ""
     decision = process_groups.broadcast_text(own, sync.group, sync.device, source)
     return None if number == newest else (Decision.of(decision), generation)
-
-
-def _maximum(sync: GradientSynchronizer, numbers: list[int]) -> list[int]:
-    most = torch.tensor(numbers, dtype=torch.int64, device=sync.device)
-    process_groups.all_reduce(most, sync.group, dist.ReduceOp.MAX)
-    return [int(number) for number in most.tolist()]

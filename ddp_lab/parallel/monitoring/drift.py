@@ -14,8 +14,8 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -26,10 +26,7 @@ from ...analysis.check_reports import DriftReport
 from ..core import arguments, process_groups
 from ..core.synchronizer import GradientSynchronizer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["DriftWatch", "check_drift", "compare", "describe", "describe_failure", "digest_of"]
+__all__ = ["DriftWatch", "check_drift", "check_replicas", "compare", "digest_of"]
 
 _C = native.load()
 _SIGNED = 2**63
@@ -73,7 +70,7 @@ def _compare(
     structure = json.dumps([[name, list(t.shape), str(t.dtype)] for name, t in named.items()]).encode()
     sums = torch.tensor([_C.checksum(t) - _SIGNED for t in named.values()], dtype=torch.int64)
     own = torch.tensor([_hash(structure), _hash(sums.numpy().tobytes()), len(sums)], dtype=torch.int64)
-    heads = _gather(own, group, device)
+    heads = process_groups.rows(own.to(device), group)
     if len({(head[0], head[2]) for head in heads}) > 1:
         raise RuntimeError(
             f"the ranks have different parameters or buffers: {[head[2] for head in heads]} of them, by rank"
@@ -81,7 +78,7 @@ def _compare(
     differing: list[str] = []
     table: list[list[int]] = []
     if len({head[1] for head in heads}) > 1:
-        table = _gather(sums, group, device)
+        table = process_groups.rows(sums.to(device), group)
         differing = [name for i, name in enumerate(named) if len({row[i] for row in table}) > 1]
     pending = [name for name in differing if sync is not None and _is_pending(sync, name)]
     kept = [name for name in differing if name not in pending]
@@ -115,11 +112,6 @@ def _hash(raw: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little", signed=True)
 
 
-def _gather(mine: torch.Tensor, group: dist.ProcessGroup, device: torch.device) -> list[list[int]]:
-    mine = mine.to(device)
-    return [row.tolist() for row in process_groups.all_gather(mine, group)]
-
-
 def _groups(values: Sequence[int], group: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
     ranks = process_groups.global_ranks(group)
     holders: dict[int, list[int]] = {}
@@ -128,32 +120,26 @@ def _groups(values: Sequence[int], group: dist.ProcessGroup) -> tuple[tuple[int,
     return tuple(tuple(found) for found in holders.values())
 
 
-def describe(sync: GradientSynchronizer, found: DriftReport) -> None:
+def _describe(sync: GradientSynchronizer, **found: object) -> None:
     """Tells the timeline what a comparison found: rank 0 of the group does."""
-    if sync.group.rank():
-        return
-    recording.describe_fleeting(
-        {
-            "type": "drift",
-            "reducer": sync.reducer_id,
-            "step": found.step,
-            "ok": found.ok,
-            "first": found.first,
-            "groups": found.groups,
-            "differing": len(found.differing),
-            "tensors": found.tensors,
-            "bytes": found.bytes,
-            "seconds": found.seconds,
-        }
-    )
+    if not sync.group.rank():
+        recording.describe_fleeting({"type": "drift", "reducer": sync.reducer_id, **found})
 
 
-def describe_failure(sync: GradientSynchronizer, why: str) -> None:
-    """Tells the timeline that the replicas could not be compared."""
-    if sync.group.rank():
-        return
-    about = {"type": "drift", "reducer": sync.reducer_id, "step": sync.reducer.step()}
-    recording.describe_fleeting({**about, "ok": False, "first": None, "groups": [], "seconds": 0.0, "error": why})
+def _describe_report(sync: GradientSynchronizer, found: DriftReport) -> None:
+    told = {name: getattr(found, name) for name in ("step", "ok", "first", "groups", "tensors", "bytes", "seconds")}
+    _describe(sync, **told, differing=len(found.differing))
+
+
+def check_replicas(sync: GradientSynchronizer) -> None:
+    """Compares the replicas now, and tells the timeline what was found or why it could not be done."""
+    try:
+        if sync.inputs.uneven:
+            raise RuntimeError("inside join() ranks that have run out of inputs would not take part: check after it")
+        _describe_report(sync, compare(sync))
+    except RuntimeError as error:  # whoever asked is told; the training goes on
+        step, why = sync.reducer.step(), str(error)
+        _describe(sync, step=step, ok=False, first=None, groups=[], seconds=0.0, error=why)
 
 
 class DriftWatch:
@@ -202,7 +188,7 @@ class DriftWatch:
         self.last = found
         self.checks += 1
         self.seconds += found.seconds
-        describe(sync, found)
+        _describe_report(sync, found)
         if found.ok:
             return
         if self.action == "raise":

@@ -112,7 +112,8 @@ class GradientWatch:
             return ""
         before, after, parameter, position, is_nan, count, host_ns = found
         mine = [float(position), float(parameter), float(is_nan), float(count), *before, *after]
-        rows = _gather(mine, sync)
+        own = torch.tensor(mine, dtype=torch.float64, device=sync.device)
+        rows = process_groups.rows(own, sync.group)
         nonfinite = _first(rows, sync)
         spent = (host_ns + time.monotonic_ns() - begin) / 1e9
         self.last = GradientNorms(
@@ -129,11 +130,6 @@ class GradientWatch:
             return text
         warnings.warn(text, stacklevel=2)
         return ""
-
-
-def _gather(mine: list[float], sync: GradientSynchronizer) -> list[list[float]]:
-    own = torch.tensor(mine, dtype=torch.float64, device=sync.device)
-    return [row.tolist() for row in process_groups.all_gather(own, sync.group)]
 
 
 def _first(rows: list[list[float]], sync: GradientSynchronizer) -> NonFinite | None:

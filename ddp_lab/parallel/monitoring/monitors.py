@@ -5,12 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import Literal
 
-import torch
-import torch.distributed as dist
-
+from ...protocol.commands import Look
 from ..core import process_groups
 from ..core.synchronizer import GradientSynchronizer
-from .drift import DriftWatch
+from .drift import DriftWatch, check_replicas
 from .gradient_norms import GradientWatch
 
 __all__ = ["Monitors"]
@@ -75,13 +73,20 @@ class Monitors:
         if every:
             self.watch_drift(every, watch.action if watch is not None else "warn")
 
+    def look(self, wanted: Look) -> None:
+        """Does what was asked for while training runs; all ranks between the same two backwards."""
+        if wanted.gradients is not None:
+            self.set_gradients(wanted.gradients)
+        if wanted.drift is not None:
+            self.set_drift(wanted.drift)
+        if wanted.check:
+            check_replicas(self._model())
+
     def settle(self) -> None:
         """With a new group: what some ranks watch all do. All ranks call it."""
         sync = self._model()
         mine = [self.gradients_every, self.drift_every]
-        most = torch.tensor(mine, dtype=torch.int64, device=sync.device)
-        process_groups.all_reduce(most, sync.group, dist.ReduceOp.MAX)
-        gradients, drift = (int(every) for every in most.tolist())
+        gradients, drift = process_groups.maximum(mine, sync.group, sync.device)
         if gradients != mine[0]:
             self.set_gradients(gradients)
         if drift != mine[1]:
