@@ -294,7 +294,7 @@ def test_the_rank_that_fails_is_told_from_those_that_wait(ranks: Ranks) -> None:
     assert problem.kind == "raises"
     assert "rank 1" in problem.what
     assert "only here" in problem.what
-    assert "Ranks 0 waited" in problem.what
+    assert "Rank 0 waited" in problem.what
     assert report.training is None
 
 

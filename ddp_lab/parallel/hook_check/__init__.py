@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +16,9 @@ from ...analysis.check_reports import BucketCheck, HookProblem, HookReport, Trai
 from ..core import comm_hooks, process_groups
 from ..distributed import DistributedDataParallel
 from . import training, verdict
-from . import trial as hook_trial
-from .cases import Case, cases
-from .state import copy_of_state
+from .cases import Case, cases, copy_of_state
 from .store_exchange import Exchange
+from .trial import Trial
 
 __all__ = ["check_hook"]
 
@@ -77,37 +77,33 @@ def check_hook(
     group = process_group if process_group is not None else dist.group.WORLD
     if group is None:
         raise ValueError("check_hook needs a process group: call torch.distributed.init_process_group() first")
-    check = _Check(hook, state, group, model, loss)
-    check.timeout, check.tolerance, check.expect_equal = timeout, tolerance, expect_equal
-    check.make_state = make_state
+    check = _Check(hook, state, group, model, loss, tolerance, expect_equal, make_state, timeout)
     with recording.suspended(), torch.random.fork_rng():
         check.run(steps, dtypes, in_flight)
     return check.report()
 
 
+@dataclass
 class _Check:
-    timeout: float
+    _given: comm_hooks.Hook
+    _state: object
+    _group: dist.ProcessGroup
+    _model: nn.Module | None
+    _given_loss: training.Loss | None
     tolerance: float | None
     expect_equal: bool
     make_state: Callable[[], object] | None
+    timeout: float
 
-    def __init__(
-        self,
-        hook: comm_hooks.Hook,
-        state: object,
-        group: dist.ProcessGroup,
-        model: nn.Module | None,
-        loss: training.Loss | None,
-    ) -> None:
-        self._group, self._state = group, state
+    def __post_init__(self) -> None:
+        group, model, hook = self._group, self._model, self._given
         self._rank, self._ranks = group.rank(), group.size()
         self._name = str(hook) if isinstance(hook, BuiltinCommHookType) else comm_hooks.hook_name(hook)
-        self._given = hook
         self._hook: Callable[..., Any] = hook  # type: ignore[assignment]
         parameter = next(model.parameters(), None) if model is not None else None
         self._device = parameter.device if parameter is not None else _device_of(group)
         self._module = model if model is not None else training.default_model().to(self._device)
-        self._loss = loss or training.default_loss(self._rank, self._device)
+        self._loss = self._given_loss or training.default_loss(self._rank, self._device)
         self._exchange = Exchange(group)
         self._problems: list[HookProblem] = []
         self._buckets: list[BucketCheck] = []
@@ -157,9 +153,9 @@ class _Check:
 
     def try_buckets(self, case: Case) -> bool:
         """Tries one case on all ranks; returns whether the group can go on."""
-        trial = hook_trial.try_case(self._hook, self._fresh_state(), case, self._rank, self._device, self.timeout)
-        mine = verdict.measure(case, trial, self._rank, self._ranks)
-        answers = self._exchange.all(mine, 60 + 4 * self.timeout)
+        trial = Trial(self._hook, self._fresh_state(), case, self._rank, self._device, self.timeout)
+        trial.run()
+        answers = self._exchange.all(verdict.measure(trial, self._ranks), 60 + 4 * self.timeout)
         self._problems += verdict.problems(case, answers, tolerance=self.tolerance, expect_equal=self.expect_equal)
         checked = verdict.bucket_check(case, answers)
         if checked is not None:

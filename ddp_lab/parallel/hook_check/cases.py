@@ -1,17 +1,19 @@
-"""The buckets on which a comm hook is tried: the same on all ranks, with gradients that each rank can compute."""
+"""What a comm hook is tried with: buckets, the same on all ranks, of gradients that each can compute; and a state."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from ...formatting import counted
 
-__all__ = ["Case", "cases"]
+__all__ = ["Case", "cases", "copy_of_state"]
 
 Shapes = tuple[tuple[int, ...], ...]
 Content = Literal["random", "zeros", "NaN", "Inf"]
@@ -91,3 +93,43 @@ def cases(dtypes: Sequence[torch.dtype], in_flight: int, *, others: bool) -> Ite
     yield Case(first, MATRICES, "Inf", rounds=1)
     if in_flight > 1:
         yield Case(first, MATRICES, buckets=in_flight)
+
+
+def copy_of_state(state: object) -> tuple[object, bool]:
+    """A state that a hook may change without changing the user's, and whether it could be made.
+
+    Process groups in it stay what they are. Attributes are copied one by one, as pickling would leave groups out.
+    """
+    memo: dict[int, Any] = {}
+    _keep_groups(state, memo, 0)
+    if isinstance(state, dist.ProcessGroup):
+        return state, True
+    try:
+        if type(state).__module__ == "builtins":
+            return copy.deepcopy(state, memo), True
+        made = object.__new__(type(state))
+        for name, value in _attributes(state).items():
+            object.__setattr__(made, name, copy.deepcopy(value, memo))
+    except Exception:  # noqa: BLE001 - whatever a class of the user's raises: it can't be copied
+        return state, False
+    return made, True
+
+
+def _attributes(state: object) -> dict[str, Any]:
+    slots = [name for kind in type(state).__mro__ for name in _slots(kind)]
+    named = {name: getattr(state, name) for name in slots if hasattr(state, name)}
+    return named | dict(getattr(state, "__dict__", {}))
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return tuple(name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
+
+
+def _keep_groups(value: object, memo: dict[int, Any], depth: int) -> None:
+    if isinstance(value, dist.ProcessGroup):
+        memo[id(value)] = value
+    elif depth < 3:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+        for each in inner if inner is not None else _attributes(value).values():
+            _keep_groups(each, memo, depth + 1)

@@ -17,7 +17,7 @@ from ... import native
 from ...analysis.check_reports import HookProblem, TrainingCheck
 from ..distributed import DistributedDataParallel
 from ..monitoring.drift import digest_of
-from . import traffic, trial
+from . import trial
 from .verdict import problem
 
 __all__ = ["Loss", "default_loss", "default_model", "judge", "train"]
@@ -118,7 +118,7 @@ class _Run:
         self._optimizer.step()
         value = float(loss.detach())
         self.ms.append((time.perf_counter() - begin) * 1e3)
-        self.payloads.append(traffic.traffic(_C.take_collectives()).payload)
+        self.payloads.append(trial.traffic(_C.take_collectives()).payload)
         self.losses.append(value)
 
 

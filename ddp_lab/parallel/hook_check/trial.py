@@ -22,17 +22,12 @@ import torch
 
 from ... import native
 from .cases import Case
-from .traffic import Collective
 
-__all__ = [
-    "Stuck",
-    "Trial",
-    "run_with_deadline",
-    "try_case",
-    "words_of",
-]
+__all__ = ["Stuck", "Traffic", "Trial", "run_with_deadline", "traffic", "words_of"]
 
 _C = native.load()
+
+Collective = tuple[str, int, list[int], int, int]  # operator, ranks, bytes of its arguments, begin and end in ns
 
 
 class Stuck(RuntimeError):
@@ -50,25 +45,6 @@ class Broken(Exception):
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(what)
         self.kind = kind
-
-
-@dataclass
-class Trial:
-    """What one rank saw of one case.
-
-    Attributes:
-        values: the hook's results of each bucket by round: flat, on the CPU.
-        spans: (encode, communicate, decode, copy) in ns, of each bucket and round.
-        collectives: what the rank entered meanwhile, as `take_collectives` has it.
-        broken: (kind, what) if the hook did not do what it must.
-        converted: the dtype of its results, if it is not that of the gradients.
-    """
-
-    values: list[list[torch.Tensor]] = field(default_factory=list)
-    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
-    broken: tuple[str, str] | None = None
-    converted: str | None = None
 
 
 def run_with_deadline(function: Callable[[], Any], seconds: float, progress: Callable[[], object] = lambda: 0) -> Any:
@@ -118,25 +94,6 @@ def _place_of(thread: threading.Thread) -> str:
     return f"{line.filename}:{line.lineno}, in {line.name}: {line.line}"
 
 
-def try_case(
-    hook: Callable[..., Any], state: object, case: Case, rank: int, device: torch.device, seconds: float
-) -> Trial:
-    """Runs the hook on all buckets of a case; `state` is used up."""
-    trial = Trial()
-    _C.open_collective_log()
-    try:
-        run_with_deadline(
-            lambda: _rounds(hook, state, case, rank, device, seconds, trial), 2 * seconds, lambda: len(trial.values)
-        )
-    except Stuck as error:
-        trial.broken = ("never ends", str(error))
-    except Broken as error:
-        trial.broken = (error.kind, str(error))
-    finally:
-        _C.close_collective_log()
-    return trial
-
-
 @dataclass
 class _Launched:
     bucket: Any
@@ -147,79 +104,110 @@ class _Launched:
     done_ns: int = 0
 
 
-def _rounds(
-    hook: Callable[..., Any], state: object, case: Case, rank: int, device: torch.device, seconds: float, trial: Trial
-) -> None:
-    for _ in range(case.rounds):
-        _round(hook, state, case, rank, device, seconds, trial)
+@dataclass
+class Trial:
+    """One rank runs the hook on the buckets of one case.
 
+    Attributes:
+        hook, state: what is tried; the state is used up.
+        case, rank, device: what the buckets hold, and where.
+        seconds: how long one bucket may take.
+        values: the hook's results of each bucket by round: flat, on the CPU.
+        spans: (encode, communicate, decode, copy) in ns, of each bucket and round.
+        collectives: what the rank entered meanwhile, as `take_collectives` has it.
+        broken: (kind, what) if the hook did not do what it must.
+        converted: the dtype of its results, if it is not that of the gradients.
+    """
 
-def _round(
-    hook: Callable[..., Any], state: object, case: Case, rank: int, device: torch.device, seconds: float, trial: Trial
-) -> None:
-    buckets = [
-        _C.make_bucket(index, case.buckets, case.gradients(rank, index, device)) for index in range(case.buckets)
-    ]
-    targets = [torch.empty_like(bucket.buffer()) for bucket in buckets]
-    launched = [_launch(hook, state, bucket) for bucket in buckets]
-    end = time.monotonic() + seconds
-    for one in launched:
-        if not one.done.wait(max(0.0, end - time.monotonic())):
-            which = one.bucket.index()
-            raise Broken("never completes", f"the future of bucket {which} was not complete after {seconds:g} s")
-    collectives = _C.take_collectives()
-    trial.collectives += collectives
-    values = []
-    for one, target in zip(launched, targets, strict=True):
-        value = _value(one, target, trial)
-        _synchronize(device)
+    hook: Callable[..., Any]
+    state: object
+    case: Case
+    rank: int
+    device: torch.device
+    seconds: float
+    values: list[list[torch.Tensor]] = field(default_factory=list)
+    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    broken: tuple[str, str] | None = None
+    converted: str | None = None
+
+    def run(self) -> None:
+        """All rounds of the case."""
+        _C.open_collective_log()
+        try:
+            run_with_deadline(self._rounds, 2 * self.seconds, lambda: len(self.values))
+        except Stuck as error:
+            self.broken = ("never ends", str(error))
+        except Broken as error:
+            self.broken = (error.kind, str(error))
+        finally:
+            _C.close_collective_log()
+
+    def _rounds(self) -> None:
+        for _ in range(self.case.rounds):
+            self._round()
+
+    def _round(self) -> None:
+        count = self.case.buckets
+        buckets = [_C.make_bucket(i, count, self.case.gradients(self.rank, i, self.device)) for i in range(count)]
+        targets = [torch.empty_like(bucket.buffer()) for bucket in buckets]
+        launched = [self._launch(bucket) for bucket in buckets]
+        end = time.monotonic() + self.seconds
+        for one in launched:
+            if not one.done.wait(max(0.0, end - time.monotonic())):
+                which = f"the future of bucket {one.bucket.index()}"
+                raise Broken("never completes", f"{which} was not complete after {self.seconds:g} s")
+        collectives = _C.take_collectives()
+        self.collectives += collectives
+        values = []
+        for one, target in zip(launched, targets, strict=True):
+            value = self._value(one, target)
+            _synchronize(self.device)
+            begin = _C.now_ns()
+            target.view(-1).copy_(value.reshape(-1))
+            _synchronize(self.device)
+            copied = _C.now_ns() - begin
+            communicated = _communicated(one, collectives)
+            complete = max(one.returned, one.done_ns)
+            self.spans.append((one.returned - one.begin, communicated - one.returned, complete - communicated, copied))
+            values.append(target.to("cpu", copy=True))
+        self.values.append(values)
+
+    def _launch(self, bucket: Any) -> _Launched:
         begin = _C.now_ns()
-        target.view(-1).copy_(value.reshape(-1))
-        _synchronize(device)
-        copied = _C.now_ns() - begin
-        communicated = _communicated(one, collectives)
-        complete = max(one.returned, one.done_ns)
-        trial.spans.append((one.returned - one.begin, communicated - one.returned, complete - communicated, copied))
-        values.append(target.to("cpu", copy=True))
-    trial.values.append(values)
+        try:
+            future = self.hook(self.state, bucket)
+        except Exception as error:
+            raise Broken("raises", f"bucket {bucket.index()}: {words_of(error)}") from error
+        made = _Launched(bucket, future, begin, _C.now_ns(), threading.Event())
+        if not isinstance(future, torch._C.Future):
+            raise Broken("no future", f"it returned {type(future).__module__}.{type(future).__qualname__}")
 
+        def complete(_: Any) -> None:
+            made.done_ns = _C.now_ns()
+            made.done.set()
 
-def _launch(hook: Callable[..., Any], state: object, bucket: Any) -> _Launched:
-    begin = _C.now_ns()
-    try:
-        future = hook(state, bucket)
-    except Exception as error:
-        raise Broken("raises", f"bucket {bucket.index()}: {words_of(error)}") from error
-    made = _Launched(bucket, future, begin, _C.now_ns(), threading.Event())
-    if not isinstance(future, torch._C.Future):
-        raise Broken("no future", f"it returned {type(future).__module__}.{type(future).__qualname__}")
+        future.add_done_callback(complete)
+        return made
 
-    def complete(_: Any) -> None:
-        made.done_ns = _C.now_ns()
-        made.done.set()
-
-    future.add_done_callback(complete)
-    return made
-
-
-def _value(one: _Launched, target: torch.Tensor, trial: Trial) -> torch.Tensor:
-    """The tensor in a complete future, if it is what the reducer can take."""
-    where = f"bucket {one.bucket.index()}"
-    try:
-        value = one.future.wait()
-    except Exception as error:
-        raise Broken("fails later", f"{where}: its future holds an error: {words_of(error)}") from error
-    if isinstance(value, list | tuple) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, torch.Tensor):
-        raise Broken("no tensor", f"{where}: its future holds {type(value).__qualname__}")
-    if value.numel() != target.numel():
-        raise Broken("wrong size", f"{where}: {list(value.shape)} for a buffer of {target.numel()} elements")
-    if value.device != target.device:
-        raise Broken("wrong device", f"{where}: on {value.device}, gradients are on {target.device}")
-    if value.dtype != target.dtype:
-        trial.converted = str(value.dtype).removeprefix("torch.")
-    return value
+    def _value(self, one: _Launched, target: torch.Tensor) -> torch.Tensor:
+        """The tensor in a complete future, if it is what the reducer can take."""
+        where = f"bucket {one.bucket.index()}"
+        try:
+            value = one.future.wait()
+        except Exception as error:
+            raise Broken("fails later", f"{where}: its future holds an error: {words_of(error)}") from error
+        if isinstance(value, list | tuple) and len(value) == 1:
+            value = value[0]
+        if not isinstance(value, torch.Tensor):
+            raise Broken("no tensor", f"{where}: its future holds {type(value).__qualname__}")
+        if value.numel() != target.numel():
+            raise Broken("wrong size", f"{where}: {list(value.shape)} for a buffer of {target.numel()} elements")
+        if value.device != target.device:
+            raise Broken("wrong device", f"{where}: on {value.device}, gradients are on {target.device}")
+        if value.dtype != target.dtype:
+            self.converted = str(value.dtype).removeprefix("torch.")
+        return value
 
 
 def _communicated(one: _Launched, collectives: list[Collective]) -> int:
@@ -242,3 +230,51 @@ def words_of(error: BaseException) -> str:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+# -- what a rank gives to collectives, from a log of them: see [Note: counting what a hook sends]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a rank gave to collectives: payload bytes, bytes that it sends for that, and how many of each operator."""
+
+    payload: int
+    wire: float
+    operators: dict[str, int]
+
+
+# Which of an operator's tensor arguments is what the rank contributes, and how many times its bytes a rank sends with
+# a bandwidth-optimal algorithm on n ranks.
+_SENDS: dict[str, tuple[int, Callable[[int], float]]] = {
+    "allreduce_": (0, lambda n: 2 * (n - 1) / n),
+    "allreduce_coalesced_": (0, lambda n: 2 * (n - 1) / n),
+    "allgather_": (1, lambda n: n - 1),
+    "_allgather_base_": (1, lambda n: n - 1),
+    "allgather_coalesced_": (1, lambda n: n - 1),
+    "allgather_into_tensor_coalesced_": (1, lambda n: n - 1),
+    "reduce_scatter_": (1, lambda n: (n - 1) / n),
+    "_reduce_scatter_base_": (1, lambda n: (n - 1) / n),
+    "reduce_scatter_tensor_coalesced_": (1, lambda n: (n - 1) / n),
+    "alltoall_": (1, lambda n: (n - 1) / n),
+    "alltoall_base_": (1, lambda n: (n - 1) / n),
+    "broadcast_": (0, lambda n: (n - 1) / n),
+    "reduce_": (0, lambda n: (n - 1) / n),
+    "gather_": (1, lambda n: (n - 1) / n),
+    "scatter_": (1, lambda n: (n - 1) / n),
+    "send": (0, lambda n: 1.0),
+}
+
+
+def traffic(collectives: list[Collective]) -> Traffic:
+    """Sums up what `take_collectives` returned; see [Note: counting what a hook sends]."""
+    payload, wire = 0, 0.0
+    operators: dict[str, int] = {}
+    for name, ranks, sizes, _, _ in collectives:
+        operators[name.strip("_")] = operators.get(name.strip("_"), 0) + 1
+        if name in _SENDS:
+            which, factor = _SENDS[name]
+            contributed = sizes[which] if which < len(sizes) else 0
+            payload += contributed
+            wire += contributed * factor(max(1, ranks))
+    return Traffic(payload, wire, operators)

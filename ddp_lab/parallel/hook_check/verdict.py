@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 
 from ...analysis.check_reports import BucketCheck, HookProblem
+from ...formatting import label_of
 from .cases import Case
-from .traffic import traffic
-from .trial import Trial
+from .trial import Trial, traffic
 
 __all__ = ["bucket_check", "measure", "merged", "problems"]
 
@@ -63,8 +63,9 @@ def problem(kind: str, what: str, *, mild: bool = False) -> HookProblem:
     return HookProblem(kind, what, _REMEDIES[kind], "warning" if mild or kind in _WARNINGS else "error")
 
 
-def measure(case: Case, trial: Trial, rank: int, ranks: int) -> dict[str, Any]:
+def measure(trial: Trial, ranks: int) -> dict[str, Any]:
     """What a rank tells the others about its trial: JSON."""
+    case = trial.case
     made: dict[str, Any] = {"broken": trial.broken, "converted": trial.converted}
     if trial.broken is not None:
         return made
@@ -80,7 +81,7 @@ def measure(case: Case, trial: Trial, rank: int, ranks: int) -> dict[str, Any]:
         "largest_value": max(float(value.abs().max()) for values in trial.values for value in values),
     }
     if case.content == "random":
-        made |= _accuracy(case, trial, rank, ranks)
+        made |= _accuracy(trial, ranks)
     return made
 
 
@@ -89,14 +90,14 @@ def _digest(value: torch.Tensor) -> str:
     return hashlib.blake2b(plain.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def _accuracy(case: Case, trial: Trial, rank: int, ranks: int) -> dict[str, Any]:
+def _accuracy(trial: Trial, ranks: int) -> dict[str, Any]:
     """Errors, the worst over the buckets, and how the first round's result looks beside the mean."""
-    found = []
+    found, case = [], trial.case
     for index in range(case.buckets):
         mean = case.mean(ranks, index)
         first = trial.values[0][index].double()
         whole = sum((values[index].double() for values in trial.values), torch.zeros_like(mean)) / case.rounds
-        parts = case.gradients(rank, index, torch.device("cpu"))
+        parts = case.gradients(trial.rank, index, torch.device("cpu"))
         own = torch.cat([part.reshape(-1) for part in parts])
         scale = float(first @ mean / (mean @ mean))
         found.append(
@@ -185,7 +186,7 @@ def _broken(case: Case, broken: list[tuple[int, str, str]], ranks: int, mild: bo
         kind = "deadlock in flight"
     who = [rank for rank, *_ in causes]
     others = [rank for rank, *_ in broken if rank not in who]
-    also = f" Ranks {_join(others)} waited for it in vain." if others else ""
+    also = f" {label_of(others).capitalize()} waited for it in vain." if others else ""
     return problem(kind, f"{case.name}, {_on(who, ranks)}: {what}.{also}", mild=mild and not others)
 
 
@@ -236,14 +237,8 @@ def _groups(answers: Sequence[dict[str, Any]]) -> str:
     holders: dict[str, list[int]] = {}
     for rank, one in enumerate(answers):
         holders.setdefault(str(one["digests"]), []).append(rank)
-    return " and ".join(f"rank{'s' if len(ranks) > 1 else ''} {_join(ranks)}" for ranks in holders.values())
+    return " and ".join(map(label_of, holders.values()))
 
 
 def _on(who: Sequence[int], ranks: int) -> str:
-    if len(who) == ranks:
-        return "all ranks"
-    return f"rank{'s' if len(who) > 1 else ''} {_join(who)}"
-
-
-def _join(ranks: Sequence[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks)
+    return "all ranks" if len(who) == ranks else label_of(who)
