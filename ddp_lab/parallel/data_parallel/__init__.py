@@ -3,7 +3,7 @@
 Each forward copies the module to all devices (replicate.py), splits the batch (scatter_gather.py), runs the replicas
 in threads (parallel_apply.py) and joins their outputs; the backward of the copies sums the replicas' gradients into
 the module's own. Devices are accelerators or, to learn and test it anywhere, CPU devices: see [Note: CPU devices] in
-replica_devices.py.
+devices.py.
 """
 
 from __future__ import annotations

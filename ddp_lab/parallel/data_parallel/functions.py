@@ -1,7 +1,7 @@
 """Copies between devices that autograd can differentiate, any number of times.
 
 A broadcast's backward is a sum over the devices, a scatter's is a gather, and the reverse: each of these functions
-is the derivative of another, see device_copies.py.
+is the derivative of another, see copies.py.
 """
 
 from __future__ import annotations
