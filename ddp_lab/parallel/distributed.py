@@ -36,13 +36,12 @@ from ..analysis.check_reports import DriftReport
 from ..protocol.commands import Change
 from .core import adaptation, arguments, process_groups
 from .core.arguments import BucketCaps, ReducerOptions
-from .core.bucket_order import OrderFollower
-from .core.buckets import BucketInfo
+from .core.buckets import BucketInfo, OrderFollower
 from .core.comm_hooks import check_hook, warn_if_late
 from .core.outputs import find_tensors
 from .core.synchronizer import GradientSynchronizer
 from .features import compile as compiling
-from .features import join, optimizer_in_backward, python_reducer
+from .features import join, optimizer_in_backward
 from .features.delayed import DelayedParameters
 from .features.logging_data import DDPLogger
 from .features.mixed_precision import LowPrecision
@@ -150,7 +149,7 @@ class DistributedDataParallel(TorchDDP):
         # See [Note: a subclass that runs none of torch's reducer]
         torch.nn.Module.__init__(self)
         self.logger = None
-        in_python = python_reducer.is_chosen()
+        in_python = compiling.is_without_reducer()
         arguments.check(
             delay_all_reduce_named_params, param_to_hook_all_reduce, bucket_cap_mb_list, in_python=in_python
         )
@@ -235,7 +234,7 @@ class DistributedDataParallel(TorchDDP):
             output_device=-1 if self.output_device is None else self.output_device,
         )
         if sync.in_python:
-            self._python_hooks = python_reducer.install(self, sync)
+            self._python_hooks = compiling.install_python_reducer(self, sync)
 
     # -- forward and backward
 

@@ -10,7 +10,6 @@ from torch's before, and references in closures or default arguments. Our own mo
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -41,9 +40,7 @@ class Installation:
     def __enter__(self) -> Installation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 

@@ -13,7 +13,6 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -88,9 +87,7 @@ class Observation:
     def __enter__(self) -> Observation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
     def _what_is_described(self, model: TorchDDP) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_lab.parallel.core.bucket_order import OrderFollower, out_of_place
+from ddp_lab.parallel.core.buckets import OrderFollower, out_of_place
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from ... import native, recording
 from ...bucketing import assign_buckets
 from . import agreement, arguments, buckets, comm_hooks, parameters, process_groups
 from .arguments import MEBIBYTE, BucketCaps, ReducerOptions
-from .bucket_order import OrderFollower
-from .buckets import BucketInfo
+from .buckets import BucketInfo, OrderFollower
 from .buffers import BufferSynchronizer
 from .comm_hooks import Hook
 from .parameters import Seen, Survey, TrainedParameters, module_text
@@ -177,7 +176,7 @@ class GradientSynchronizer:
         self.step_agreed = True
         self.has_rebuilt_buckets = False
         self.assignment = self._first_assignment()
-        options = self.options
+        options = {name: value for name, value in vars(self.options).items() if name != "mixed_precision"}
         self.reducer = _C.Reducer(
             parameters=self.trained.tensors,
             names=self.trained.names,
@@ -185,14 +184,9 @@ class GradientSynchronizer:
             process_group=self.group,
             reducer_id=self.reducer_id,
             process_group_index=agreement.process_group_index(self.group),
-            gradient_as_bucket_view=options.gradient_as_bucket_view,
-            find_unused_parameters=options.find_unused_parameters,
-            static_graph=options.static_graph,
-            skip_all_reduce_unused_params=options.skip_all_reduce_unused_params,
-            batched_grad_copy=options.batched_grad_copy,
-            lazy_bucket_allocation=options.lazy_bucket_allocation,
             expect_sparse=self.trained.sparse,
             module=module_text(self.module),
+            **options,
         )
         self.reducer.set_generation(generation)
         self.reducer.set_step(step)

@@ -6,6 +6,15 @@ own, which its DDPOptimizer splits along the buckets. For ours the same is asked
 call the module are skipped themselves, what they call is not; all others are skipped with everything they call, or
 torch.compile would find the code that they share with other modules and spend seconds on it. Inside a compiled function
 a call of the model is a graph break. Nothing here imports torch._dynamo, which takes seconds.
+
+[Note: the Python reducer]
+In this mode each gradient is averaged by a hook written in Python with a functional collective, so that compiled
+autograd sees it, and inductor fuses the collectives of many gradients (into buckets of `bucket_cap_mb`). It is chosen
+when the model is wrapped. The C++ reducer is there for questions about the model, but has no hooks: it records and
+averages nothing, buckets are never rebuilt, and unused parameters just bring no gradient. Buffers are not broadcast
+after the construction. A comm hook is called as ``hook(state, (gradient, parameter))``. All of this is as in torch.
+So is it that torch.compile looks into a call of the model: `forward` is the one below, not the class's, which it is
+told to leave alone ([Note: what torch.compile sees]).
 """
 
 from __future__ import annotations
@@ -13,10 +22,14 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Collection
+from typing import Any
 
+import torch
 from torch._C._dynamo import eval_frame
 
-__all__ = ["is_loaded", "skip_frames"]
+from ..core.synchronizer import GradientSynchronizer
+
+__all__ = ["install_python_reducer", "is_loaded", "is_without_reducer", "skip_frames"]
 
 
 def is_loaded() -> bool:
@@ -44,3 +57,49 @@ def skip_frames(cls: type, callers: Collection[str]) -> None:
                     strategy = alone if holder is cls and function.__name__ in callers else with_callees
                     eval_frame.set_code_exec_strategy(function.__code__, strategy)
     cls.forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def is_without_reducer() -> bool:
+    """Whether models are to be built for the Python reducer now. Asks torch._dynamo only if that was imported."""
+    config = sys.modules.get("torch._dynamo.config")
+    return config is not None and config.optimize_ddp == "python_reducer"
+
+
+def install_python_reducer(model: torch.nn.Module, sync: GradientSynchronizer) -> list[Any]:
+    """Takes the reducer's hooks off, gives each trained parameter one of its own, and leaves the call to the module.
+
+    Args:
+        model: the wrapper, whose forward is replaced.
+        sync: the wrapper's.
+
+    Returns:
+        The handles of the parameters' hooks.
+    """
+    from torch._inductor import config
+
+    config._fuse_ddp_communication = True
+    config._fuse_ddp_bucket_size = sync.caps.others // 2**20
+    sync.reducer.remove_hooks()
+    model.forward = types.MethodType(_forward, model)
+    return [
+        parameter.register_post_accumulate_grad_hook(lambda parameter: _average(sync, parameter))
+        for parameter in sync.trained.tensors
+    ]
+
+
+def _forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+    """Runs the module, and nothing else."""
+    return self.module(*inputs, **kwargs)
+
+
+def _average(sync: GradientSynchronizer, parameter: torch.Tensor) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    if not sync.wanted or parameter.grad is None:
+        return
+    if sync.hooks:
+        for hook, state in sync.hooks:
+            hook(state, (parameter.grad, parameter))  # type: ignore[operator]
+        return
+    share = parameter.grad / sync.group.size()
+    parameter.grad.copy_(functional.all_reduce(share, "sum", sync.group))
