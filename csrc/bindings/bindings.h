@@ -5,9 +5,20 @@
 
 namespace ddp_lab {
 
+using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;
+
+// What `ask` returns, asked without the GIL.
+template <typename Ask>
+auto without_gil(const Ask& ask) {
+  const pybind11::gil_scoped_release no_gil;
+  return ask();
+}
+
+void bind_grad_bucket(pybind11::module_& module);
 void bind_reducer(pybind11::module_& module);
 void bind_observation(pybind11::module_& module);
-void bind_checks(pybind11::module_& module);
 void bind_comm(pybind11::module_& module);
+// Its Python side is ddp_lab/parallel/core/parameters.py.
+void bind_module_watch(pybind11::module_& module);
 
 }  // namespace ddp_lab

@@ -25,7 +25,6 @@ namespace ddp_lab {
 
 namespace {
 
-using shared_memory::Backend;
 using shared_memory::Group;
 using shared_memory::Pool;
 using shared_memory::PoolView;
@@ -42,7 +41,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(Segment& segment, const c10::intr
   std::vector<PoolView> views;
   std::transform(pools.begin(), pools.end(), std::back_inserter(views), [](const Readable& pool) { return pool.view; });
   auto group = std::make_unique<Group>(std::move(segment), rank, static_cast<int>(pids.size()), pids, std::move(views));
-  return c10::make_intrusive<Backend>(std::move(group), gloo, timeout);
+  return shared_memory::make_backend(std::move(group), gloo, timeout);
 }
 
 py::list frames_of(const torch::SymbolizedTracebacks& symbols, const std::vector<std::uint64_t>& traceback) {
@@ -85,15 +84,6 @@ py::dict dump_flights(bool with_frames) {
   return py::dict("entries"_a = entries);
 }
 
-c10::intrusive_ptr<c10d::Backend> make_round_robin(RoundRobin::Groups groups) {
-  return c10::make_intrusive<RoundRobin>(std::move(groups));
-}
-
-bool is_broken(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const auto* const ours = dynamic_cast<const Backend*>(backend.get());
-  return ours != nullptr && ours->broken();
-}
-
 }  // namespace
 
 void bind_comm(py::module_& module) {
@@ -131,10 +121,7 @@ void bind_comm(py::module_& module) {
              py::arg("frames"));
   module.def(
       "shared_memory_timeout",
-      [](const c10::intrusive_ptr<c10d::Backend>& backend) {
-        auto* const ours = dynamic_cast<Backend*>(backend.get());
-        return ours == nullptr ? std::nullopt : std::optional(ours->timeout());
-      },
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) { return shared_memory::timeout_of(*backend); },
       "Of such a backend; None of another.", py::arg("backend"));
   module.def(
       "set_timeout",
@@ -142,19 +129,20 @@ void bind_comm(py::module_& module) {
         backend->setTimeout(timeout);
       },
       "Of any backend; Python's Backend has no such method.", py::arg("backend"), py::arg("timeout"));
-  module.def("shared_memory_broken", &is_broken, "Whether it is such a backend and of no use any more.",
-             py::arg("backend"));
+  module.def(
+      "shared_memory_broken",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) { return shared_memory::is_broken(*backend); },
+      "Whether it is such a backend and of no use any more.", py::arg("backend"));
   module.def("make_gloo_endable", &make_gloo_endable, "From now on works of Gloo can be ended.");
-  const py::call_guard<py::gil_scoped_release> no_gil;
   module.def(
       "count_gloo_works", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return count_gloo_works(*group); },
-      "How many collectives of this group are not complete.", py::arg("group"), no_gil);
+      "How many collectives of this group are not complete.", py::arg("group"), NoGil());
   module.def(
       "end_gloo_works",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& why) {
         return end_gloo_works(*group, why);
       },
-      "Ends them, and sends and receives; says how many collectives.", py::arg("group"), py::arg("why"), no_gil);
+      "Ends them, and sends and receives; says how many collectives.", py::arg("group"), py::arg("why"), NoGil());
   module.def("round_robin_backend", &make_round_robin, "The c10d backend that gives collectives to `groups` in turn.",
              py::arg("groups"));
 }

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/bindings.h"
+
 namespace py = pybind11;
 
 // Of <torch/csrc/jit/python/pybind_utils.h>, whose templates take a compiler ten seconds.
@@ -88,14 +90,15 @@ std::shared_ptr<GradBucket> make_bucket(std::size_t index, std::size_t count, st
 
 }  // namespace
 
+// Adds the class GradBucket, derived from torch.distributed.GradBucket.
 void bind_grad_bucket(py::module_& module) {
   py::module_::import("torch.distributed");  // has the base class
   py::class_<GradBucket, c10d::GradBucket, std::shared_ptr<GradBucket>>(module, "GradBucket",
                                                                         "See csrc/reduce/grad_bucket.h.")
-      .def("gradients", &GradBucket::gradients, py::call_guard<py::gil_scoped_release>(),
+      .def("gradients", &GradBucket::gradients, NoGil(),
            "One tensor for each parameter, of its shape: a view of the buffer.");
   module.def("make_bucket", &make_bucket, "A GradBucket that holds these gradients.", py::arg("index"),
-             py::arg("count"), py::arg("gradients"), py::call_guard<py::gil_scoped_release>());
+             py::arg("count"), py::arg("gradients"), NoGil());
 }
 
 HookPointer make_python_hook(py::object state, py::object hook) {

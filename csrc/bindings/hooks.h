@@ -9,9 +9,6 @@
 
 namespace ddp_lab {
 
-// Adds the class GradBucket, derived from torch.distributed.GradBucket.
-void bind_grad_bucket(pybind11::module_& module);
-
 // A hook that calls `hook(state, bucket)`, which returns a torch.futures.Future of a tensor.
 HookPointer make_python_hook(pybind11::object state, pybind11::object hook);
 

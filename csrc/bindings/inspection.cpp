@@ -1,14 +1,18 @@
-// Of the class `ddp_lab._C.Reducer`: norms, checksums and watched gradients.
-#include "bindings/inspection.h"
-
+// What is seen of a training: norms, checksums and watched gradients of the reducer, the class
+// `ddp_lab._C.Observation`, and a log of collectives.
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "bindings/bindings.h"
 #include "bindings/reducer.h"
+#include "observe/collective_log.h"
+#include "observe/observation.h"
 
 namespace py = pybind11;
 
@@ -31,11 +35,7 @@ py::list to_list(const Inspections& inspections) {
 
 // [(norm, checksum)] of each bucket, or None during a backward. The thread that trains alone.
 py::object inspect_gradients(const Reducer& reducer) {
-  std::optional<Inspections> found;
-  {
-    const py::gil_scoped_release no_gil;
-    found = reducer.inspect_gradients();
-  }
+  const std::optional<Inspections> found = without_gil([&] { return reducer.inspect_gradients(); });
   return found ? py::object(to_list(*found)) : py::none();
 }
 
@@ -52,10 +52,15 @@ py::object inspect_averages(const Reducer& reducer) {
   return found ? py::object(py::make_tuple(step, to_list(*found))) : py::none();
 }
 
-void set_inspection_callback(Reducer& reducer, py::object callback) {
-  const auto call = inspection_callback(std::move(callback));
+// callback(step, [(norm, checksum) of each bucket]), which any thread may call and drop without the GIL.
+template <typename Inspected>
+void set_inspection_callback(Inspected& inspected, py::object callback) {
+  const auto call = [held = hold(std::move(callback))](std::int64_t step, const Inspections& found) {
+    const py::gil_scoped_acquire gil;
+    (*held)(step, to_list(found));
+  };
   const py::gil_scoped_release no_gil;
-  reducer.set_inspection_callback(call);
+  inspected.set_inspection_callback(call);
 }
 
 // callback(step, (before, after, parameter, position, nan, parameters, host_ns)) -> what the backward is to raise, or
@@ -79,22 +84,60 @@ void watch_gradients(Reducer& reducer, std::int64_t every, py::object callback) 
   reducer.set_gradient_watch(std::move(watch));
 }
 
-}  // namespace
-
-Inspector::Callback inspection_callback(py::object callback) {
-  return [held = hold(std::move(callback))](std::int64_t step, const Inspections& found) {
-    const py::gil_scoped_acquire gil;
-    (*held)(step, to_list(found));
-  };
+std::shared_ptr<Observation> make(const std::shared_ptr<c10d::Reducer>& reducer, std::vector<at::Tensor> parameters,
+                                  std::int32_t reducer_id, std::int32_t process_group_index, bool static_graph) {
+  return std::make_shared<Observation>(reducer, std::move(parameters), EventOrigin{reducer_id, process_group_index},
+                                       static_graph);
 }
+
+// (name, ranks, bytes of each argument, begin_ns, end_ns) of each.
+py::list collectives() {
+  py::list list;
+  for (const Collective& one : take_collectives()) {
+    list.append(py::make_tuple(one.name, one.ranks, one.bytes, one.begin_ns, one.end_ns));
+  }
+  return list;
+}
+
+}  // namespace
 
 void bind_inspection(ReducerClass& reducer) {
   reducer.def("inspect_gradients", &inspect_gradients)
       .def("inspect_averages", &inspect_averages)
       .def("request_inspection", &Reducer::request_inspection, py::arg("from_step"))
       .def("inspection_pending", &Reducer::inspection_pending)
-      .def("set_inspection_callback", &set_inspection_callback, py::arg("callback"))
+      .def("set_inspection_callback", &set_inspection_callback<Reducer>, py::arg("callback"))
       .def("watch_gradients", &watch_gradients, py::arg("every"), py::arg("callback"));
+}
+
+void bind_observation(py::module_& module) {
+  module.def("open_collective_log", &open_collective_log, "See csrc/observe/collective_log.h.");
+  module.def("close_collective_log", &close_collective_log);
+  module.def("take_collectives", &collectives);
+  module.def("checksum", &checksum_of, "64 bits of the tensor's bytes in logical order.", py::arg("tensor"), NoGil());
+  module.def(
+      "parameters_of",
+      [](const std::shared_ptr<c10d::Reducer>& reducer) { return Observation::parameters_of(*reducer); },
+      "The parameters in the buckets of torch's reducer, in bucket order.", py::arg("reducer"));
+  py::class_<Observation, std::shared_ptr<Observation>>(module, "Observation",
+                                                        "Records what torch's reducer does with one model.")
+      .def(py::init(&make), py::arg("reducer"), py::arg("parameters"), py::arg("reducer_id"),
+           py::arg("process_group_index"), py::arg("static_graph"))
+      .def("start", &Observation::start, NoGil())
+      .def("stop", &Observation::stop, NoGil())
+      .def("read_buckets", &Observation::read_buckets, "For each bucket its parameters' indices.", py::arg("rebuilt"),
+           NoGil())
+      .def("update", &Observation::update, py::arg("process_group_index"), py::arg("static_graph"), NoGil())
+      .def("begin_forward", &Observation::begin_forward, py::arg("sync"), NoGil())
+      .def("end_forward", &Observation::end_forward, py::arg("outputs"), py::arg("sync"), NoGil())
+      .def("on_gradient", &Observation::on_gradient, py::arg("parameter"), NoGil())
+      .def("step", &Observation::step, NoGil())
+      .def("generation", &Observation::generation, NoGil())
+      // Of torch's buckets nobody else can tell when they hold averages: a request waits for the next backward's end.
+      .def("inspect_averages", [](const Observation&) { return py::none(); })
+      .def("request_inspection", &Observation::request_inspection, py::arg("from_step"))
+      .def("inspection_pending", &Observation::inspection_pending)
+      .def("set_inspection_callback", &set_inspection_callback<Observation>, py::arg("callback"));
 }
 
 }  // namespace ddp_lab

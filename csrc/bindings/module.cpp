@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "bindings/hooks.h"
-#include "python/module_watch.h"
 #include "record/cost.h"
 #include "record/recorder.h"
 #include "reduce/device_spans.h"
@@ -83,7 +81,6 @@ PYBIND11_MODULE(_C, module) {
   ddp_lab::bind_grad_bucket(module);
   ddp_lab::bind_reducer(module);
   ddp_lab::bind_observation(module);
-  ddp_lab::bind_checks(module);
   ddp_lab::bind_comm(module);
   ddp_lab::bind_module_watch(module);
 }

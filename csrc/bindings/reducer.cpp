@@ -1,11 +1,11 @@
 // The class `ddp_lab._C.Reducer`.
 #include "bindings/reducer.h"
 
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,6 +15,7 @@
 #include "bindings/hooks.h"
 
 namespace py = pybind11;
+using namespace pybind11::literals;
 
 namespace ddp_lab {
 namespace {
@@ -64,38 +65,143 @@ std::shared_ptr<Reducer> make_reducer(std::vector<at::Tensor> parameters, std::v
 
 // (backward_begin, first_ready, ready, launched, reduced, backward_end) of each bucket, in ns.
 py::list bucket_times(const Reducer& reducer) {
-  std::vector<BucketReport> times;
-  {
-    const py::gil_scoped_release no_gil;
-    times = reducer.times();
-  }
   py::list list;
-  for (const BucketReport& of : times) {
+  for (const BucketReport& of : without_gil([&] { return reducer.times(); })) {
     list.append(py::make_tuple(of.backward_begin, of.first_ready, of.ready, of.launched, of.reduced, of.backward_end));
   }
   return list;
 }
 
 py::dict report(const Reducer& reducer) {
-  Reducer::Report found;
-  {
-    const py::gil_scoped_release no_gil;
-    found = reducer.report();
-  }
-  py::dict made;
-  made["iteration"] = found.iteration;
-  made["unused_parameter_size"] = found.unused_bytes;
-  made["num_buckets_reduced"] = found.buckets_reduced;
-  made["ready_order_last"] = found.ready_order;
-  made["error"] = found.error;
+  const Reducer::Report found = without_gil([&] { return reducer.report(); });
   const StepTimes& times = found.times;
-  made["forward_begin"] = times.forward_begin;
-  made["forward_end"] = times.forward_end;
-  made["backward_begin"] = times.backward_begin;
-  made["backward_compute_end"] = times.backward_compute_end;
-  made["communication_begin"] = times.communication_begin;
-  made["communication_end"] = times.communication_end;
-  return made;
+  return py::dict("iteration"_a = found.iteration, "unused_parameter_size"_a = found.unused_bytes,
+                  "num_buckets_reduced"_a = found.buckets_reduced, "ready_order_last"_a = found.ready_order,
+                  "error"_a = found.error, "forward_begin"_a = times.forward_begin, "forward_end"_a = times.forward_end,
+                  "backward_begin"_a = times.backward_begin, "backward_compute_end"_a = times.backward_compute_end,
+                  "communication_begin"_a = times.communication_begin, "communication_end"_a = times.communication_end);
+}
+
+// Arms the reducer; warnings become Python's.
+void arm(Reducer& reducer, const std::vector<at::Tensor>& outputs, bool sync) {
+  torch::PyWarningHandler warnings;
+  try {
+    const py::gil_scoped_release no_gil;
+    reducer.arm(outputs, sync);
+  } catch (...) {
+    warnings.set_in_exception();
+    throw;
+  }
+}
+
+void install_futures(Reducer& reducer, const std::vector<py::object>& futures) {
+  std::vector<FuturePointer> bare;
+  for (const py::object& future : futures) bare.push_back(to_future(future));
+  const py::gil_scoped_release no_gil;
+  reducer.install_post_backward_futures(std::move(bare));
+}
+
+py::object run_comm_hook(Reducer& reducer, const GradBucket& bucket) {
+  return to_python(without_gil([&] { return reducer.run_comm_hook(copy_of(bucket)); }));
+}
+
+py::object run_all_reduce(Reducer& reducer, c10d::GradBucket& bucket) {
+  return to_python(without_gil([&] { return reducer.run_all_reduce(bucket); }));
+}
+
+// Lets a signal end a pause on the main thread; on others there are none.
+void check_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+void set_breakpoints(Reducer& reducer, const Breakpoints::Points& points, std::vector<std::size_t> parameters,
+                     std::vector<std::size_t> buckets) {
+  reducer.set_pause_check(check_signals);
+  reducer.breakpoints().set(points, std::move(parameters), std::move(buckets));
+}
+
+// "pause" is (point, index, step, since in ns) or None.
+py::dict stage(const Reducer& reducer) {
+  const Reducer::Stage found = without_gil([&] { return reducer.stage(); });
+  py::list buckets;
+  for (const BucketReport& of : found.buckets) {
+    buckets.append(py::make_tuple(of.first_ready, of.ready, of.launched, of.reduced));
+  }
+  py::object pause = py::none();
+  if (found.pause) {
+    pause = py::make_tuple(static_cast<int>(found.pause->point), found.pause->index, found.pause->step,
+                           found.pause->since_ns);
+  }
+  return py::dict("step"_a = found.step, "generation"_a = found.generation, "in_flight"_a = found.in_flight,
+                  "finalizing"_a = found.finalizing, "buckets"_a = buckets, "missing"_a = found.missing,
+                  "pause"_a = pause);
+}
+
+// What libraries call on `model.reducer`, by torch's names.
+void bind_torch_names(ReducerClass& reducer) {
+  reducer
+      .def(
+          "prepare_for_backward",
+          [](Reducer& self, const std::vector<at::Tensor>& outputs) { arm(self, outputs, true); }, py::arg("outputs"))
+      .def(
+          "prepare_for_backward", [](Reducer& self, const at::Tensor& output) { arm(self, {output}, true); },
+          py::arg("output"))
+      // Lightning's manual optimization calls these around a backward. Forwards rebuild here, and a static graph's
+      // first backward ends by itself.
+      .def("_rebuild_buckets", [](const Reducer&) { return false; })
+      .def("_delay_all_reduce", [](const Reducer&) {})
+      .def("_get_local_used_map", &Reducer::used_map, NoGil())
+      .def("_ddp_graph_static", &Reducer::graph_was_static, NoGil())
+      .def(
+          "_set_mixed_precision_param_dtype",
+          [](Reducer& self, const py::object& dtype) {
+            self.set_gradient_dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+          },
+          py::arg("dtype"))
+      .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward, NoGil(),
+           py::arg("parameters") = std::vector<std::size_t>())
+      .def("_set_sparse_metadata", &Reducer::set_sparse_metadata, NoGil(), py::arg("metadata"))
+      .def("_set_manual_finalization_required", &Reducer::require_manual_end, NoGil(), py::arg("required"))
+      .def("_should_finalize_after_backward", &Reducer::ends_after_backward, NoGil())
+      .def("_finalize_backward_manual", &Reducer::end_manually, NoGil())
+      .def(
+          "_autograd_hook", [](Reducer& reducer, std::size_t index) { reducer.on_grad_ready(index); }, NoGil(),
+          py::arg("index"))
+      .def("_run_comm_hook", &run_comm_hook, py::arg("bucket"))
+      .def("_run_allreduce_hook", &run_all_reduce, py::arg("bucket"));
+}
+
+// For inputs that are uneven between ranks, for no_sync, and for work of the forward pass.
+void bind_joining(ReducerClass& reducer) {
+  reducer.def("rebuild_due", &Reducer::rebuild_due, NoGil())
+      .def("synchronize", &Reducer::synchronize, NoGil())
+      .def("shadow_backward", &Reducer::shadow_backward, NoGil())
+      .def("mark_all_ready", &Reducer::mark_all_ready, NoGil())
+      .def("set_forward_pass_work", &Reducer::set_forward_pass_work, NoGil(), py::arg("work"),
+           py::arg("divide_by_initial_world_size"))
+      .def("install_post_backward_futures", &install_futures, py::arg("futures"))
+      .def("set_no_sync", &Reducer::set_no_sync, NoGil(), py::arg("inside"))
+      .def("take_no_sync_warning", &Reducer::take_no_sync_warning, NoGil());
+}
+
+// For pauses, rehearsals and live changes.
+void bind_live(ReducerClass& reducer) {
+  reducer
+      .def("set_breakpoints", &set_breakpoints, NoGil(), py::arg("points"), py::arg("parameters"), py::arg("buckets"))
+      .def(
+          "clear_breakpoints", [](Reducer& self) { self.breakpoints().clear(); }, NoGil())
+      .def(
+          "go_on", [](Reducer& self, const Breakpoints::Points& next) { return self.breakpoints().go_on(next); },
+          NoGil(), py::arg("next"))
+      .def(
+          "end_pause", [](Reducer& self, const std::string& why) { self.breakpoints().end(why); }, NoGil(),
+          py::arg("why"))
+      .def("stage", &stage)
+      .def("drop_next", &Reducer::drop_next, NoGil(), py::arg("parameter"))
+      .def("clear_comm_hook", &Reducer::clear_comm_hook, NoGil())
+      .def("finished", &Reducer::finished, NoGil())
+      .def("set_finished", &Reducer::set_finished, NoGil(), py::arg("finished"));
 }
 
 }  // namespace

@@ -73,6 +73,11 @@ std::vector<double> row(const Doubles& values, py::ssize_t index, std::size_t co
   return {values.data(index, 0), values.data(index, 0) + count};
 }
 
+// Copies `values` to `target` and fills the row up with zeros.
+void write_row(const std::vector<double>& values, double* target, py::ssize_t length) {
+  std::fill(std::copy(values.begin(), values.end(), target), target + length, 0);
+}
+
 // One configuration after the other; each result lies where its configuration stands.
 py::tuple run_replays(const Replay& replay, const Integers& bucket_of, const Doubles& launch, const Doubles& latency,
                       const Doubles& transfer, const Doubles& write_back, const Doubles& contention) {
@@ -100,17 +105,12 @@ py::tuple run_replays(const Replay& replay, const Integers& bucket_of, const Dou
     const double* of_link = contention.data(i, 0);
     const Contention link{of_link[0], of_link[1], of_link[2], static_cast<std::size_t>(std::max(1.0, of_link[3]))};
     const Replayed found = replay.run(of, costs, link);
-    for (py::ssize_t r = 0; r < ranks; ++r) {
-      const auto& of_rank = found.launched[static_cast<std::size_t>(r)];
-      std::fill(std::copy(of_rank.begin(), of_rank.end(), launched.mutable_data(i, r, 0)),
-                launched.mutable_data(i, r, 0) + most, 0);
-    }
-    std::fill(std::copy(found.begun.begin(), found.begun.end(), begun.mutable_data(i, 0)),
-              begun.mutable_data(i, 0) + most, 0);
-    std::fill(std::copy(found.reduced.begin(), found.reduced.end(), reduced.mutable_data(i, 0)),
-              reduced.mutable_data(i, 0) + most, 0);
-    std::copy(found.computed.begin(), found.computed.end(), computed.mutable_data(i, 0));
-    std::copy(found.end.begin(), found.end.end(), end.mutable_data(i, 0));
+    for (py::ssize_t r = 0; r < ranks; ++r)
+      write_row(found.launched[static_cast<std::size_t>(r)], launched.mutable_data(i, r, 0), most);
+    write_row(found.begun, begun.mutable_data(i, 0), most);
+    write_row(found.reduced, reduced.mutable_data(i, 0), most);
+    write_row(found.computed, computed.mutable_data(i, 0), ranks);
+    write_row(found.end, end.mutable_data(i, 0), ranks);
   }
   return py::make_tuple(launched, begun, reduced, computed, end);
 }

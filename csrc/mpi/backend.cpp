@@ -1,15 +1,22 @@
 #include "mpi/backend.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <utility>
+
+#include "comm/checks.h"
+#include "mpi/progress.h"
 
 namespace ddp_lab::mpi {
 
 namespace {
 
-using Tensors = Backend::Tensors;
+using Tensors = std::vector<at::Tensor>;
+using Pointer = c10::intrusive_ptr<c10d::Work>;
 
 // Elements of one message; larger tensors go in several.
 constexpr std::int64_t kChunk = std::int64_t{1} << 24;
@@ -24,38 +31,6 @@ class Received : public Work {
  private:
   int source_ = -1;
 };
-
-void check_tensor(const at::Tensor& tensor, const char* what) {
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "mpi: ", what, " needs tensors on the CPU, this one is on ",
-                    tensor.device());
-  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "mpi: ", what, " needs dense tensors");
-}
-
-const at::Tensor& only(const Tensors& tensors, const char* what) {
-  TORCH_CHECK_VALUE(tensors.size() == 1, "mpi: ", what, " takes one tensor, not ", tensors.size());
-  check_tensor(tensors[0], what);
-  return tensors[0];
-}
-
-// In place: elements may lie in any order, as long as they fill a piece of memory.
-const at::Tensor& in_place(const at::Tensor& tensor, const char* what) {
-  check_tensor(tensor, what);
-  TORCH_CHECK_VALUE(tensor.is_non_overlapping_and_dense(), "mpi: Tensors must be contiguous: ", what,
-                    " works in place, and this one of shape ", tensor.sizes(), " has strides ", tensor.strides());
-  return tensor;
-}
-
-void check_contiguous(const at::Tensor& tensor, const char* what) {
-  check_tensor(tensor, what);
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), "mpi: ", what, ": the tensor must be contiguous");
-}
-
-void check_like(const at::Tensor& tensor, const at::Tensor& like, const char* what) {
-  check_tensor(tensor, what);
-  TORCH_CHECK_VALUE(tensor.scalar_type() == like.scalar_type() && tensor.numel() == like.numel(), "mpi: ", what,
-                    " needs tensors of one dtype and size: one has ", tensor.numel(), " elements of ",
-                    tensor.scalar_type(), ", another ", like.numel(), " of ", like.scalar_type());
-}
 
 // One flat tensor of what goes to, or comes from, each rank.
 at::Tensor flat_of(const Tensors& tensors) {
@@ -77,22 +52,24 @@ void copy_out(const at::Tensor& flat, const Tensors& tensors) {
   }
 }
 
-// Starts `one(address, count, request)` for each piece of a tensor.
+// Starts `one(request)`.
 template <typename One>
-void start_pieces(const at::Tensor& tensor, Requests& requests, const char* what, One one) {
+Requests start_one(const char* what, One one) {
+  Requests requests(1, MPI_REQUEST_NULL);
+  check(one(requests.data()), what);
+  return requests;
+}
+
+// Starts `one(address, count, request)` for each piece of a tensor; `at_least_one`: also for an empty one.
+template <typename One>
+Requests start_pieces(const at::Tensor& tensor, const char* what, One one, bool at_least_one = false) {
+  Requests requests;
   auto* const data = static_cast<std::byte*>(tensor.data_ptr());
-  for (std::int64_t first = 0; first < tensor.numel(); first += kChunk) {
+  for (std::int64_t first = 0; first < tensor.numel() || (at_least_one && requests.empty()); first += kChunk) {
     const auto count = static_cast<int>(std::min(kChunk, tensor.numel() - first));
     requests.push_back(MPI_REQUEST_NULL);
     check(one(data + first * tensor.element_size(), count, &requests.back()), what);
   }
-}
-
-Requests reduce_everywhere(const at::Tensor& tensor, MPI_Op op, MPI_Comm comm) {
-  Requests requests;
-  start_pieces(tensor, requests, "MPI_Iallreduce", [&](void* data, int count, MPI_Request* request) {
-    return MPI_Iallreduce(MPI_IN_PLACE, data, count, reduced_as(tensor), op, comm, request);
-  });
   return requests;
 }
 
@@ -134,11 +111,10 @@ std::vector<std::int64_t> row_sizes(const at::Tensor& tensor, const std::vector<
 
 Requests exchange(const at::Tensor& from, const Shares& sent, const at::Tensor& to, const Shares& received,
                   MPI_Comm comm) {
-  Requests requests(1, MPI_REQUEST_NULL);
-  check(MPI_Ialltoallv(from.data_ptr(), sent.counts.data(), sent.firsts.data(), moved_as(from), to.data_ptr(),
-                       received.counts.data(), received.firsts.data(), moved_as(to), comm, requests.data()),
-        "MPI_Ialltoallv");
-  return requests;
+  return start_one("MPI_Ialltoallv", [&](MPI_Request* request) {
+    return MPI_Ialltoallv(from.data_ptr(), sent.counts.data(), sent.firsts.data(), moved_as(from), to.data_ptr(),
+                          received.counts.data(), received.firsts.data(), moved_as(to), comm, request);
+  });
 }
 
 // The same on all members, whatever else they are members of.
@@ -166,9 +142,326 @@ MPI_Comm communicator_of(const std::vector<int>& ranks, int world) {
   return made;
 }
 
+// The communicator stays until MPI ends: to free it, all ranks would have to let the group go in the same order.
+class Backend final : public c10d::Backend {
+ public:
+  Backend(int rank, int size, std::shared_ptr<Lane> lane) : c10d::Backend(rank, size), lane_(std::move(lane)) {}
+
+  const std::string getBackendName() const override { return "mpi"; }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override { return given_; }
+
+  void abort() override {
+    lane_->aborted = true;
+    Progress::of_process().wake();
+  }
+
+  Pointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    const char* const what = "mpi: broadcast";
+    const at::Tensor tensor = in_place(only(tensors, what), what);
+    check_root(options.rootRank, size_, what);
+    return give(c10d::OpType::BROADCAST, "mpi:broadcast", tensors, tensors, options.timeout,
+                [tensor, root = static_cast<int>(options.rootRank), comm = lane_->communicator] {
+                  return start_pieces(tensor, "MPI_Ibcast", [&](void* data, int count, MPI_Request* request) {
+                    return MPI_Ibcast(data, count, moved_as(tensor), root, comm, request);
+                  });
+                });
+  }
+
+  Pointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    only(tensors, "mpi: all_reduce");
+    return reduce_everywhere(c10d::OpType::ALLREDUCE, tensors, options);
+  }
+
+  Pointer allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    return reduce_everywhere(c10d::OpType::ALLREDUCE_COALESCED, tensors, options);
+  }
+
+  Pointer reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    const char* const what = "mpi: reduce";
+    const at::Tensor tensor = in_place(only(tensors, what), what);
+    check_root(options.rootRank, size_, what);
+    reduced_as(tensor);
+    const MPI_Op op = operation_of(options.reduceOp, tensor.scalar_type());
+    const bool here = options.rootRank == rank_;
+    return give(
+        c10d::OpType::REDUCE, "mpi:reduce", tensors, tensors, options.timeout,
+        [tensor, op, here, root = static_cast<int>(options.rootRank), comm = lane_->communicator] {
+          return start_pieces(tensor, "MPI_Ireduce", [&](void* data, int count, MPI_Request* request) {
+            return MPI_Ireduce(here ? MPI_IN_PLACE : data, here ? data : nullptr, count, reduced_as(tensor), op, root,
+                               comm, request);
+          });
+        },
+        average({tensor}, here && options.reduceOp == c10d::ReduceOp::AVG));
+  }
+
+  Pointer allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    const char* const what = "mpi: all_gather";
+    const at::Tensor input = only(inputs, what).contiguous();
+    const Tensors to = only_list(outputs, size_, "output", what);
+    check_same(to, input, what);
+    const at::Tensor flat = room_for(input, input.numel() * size_);
+    return give(c10d::OpType::ALLGATHER, "mpi:all_gather", inputs, to, options.timeout, gather_into(flat, input, what),
+                [flat, to](const Statuses&) { copy_out(flat, to); });
+  }
+
+  Pointer _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    const char* const what = "mpi: all_gather_into_tensor";
+    check_contiguous(output, what);
+    check_tensor(input, what);
+    TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type() && output.numel() == input.numel() * size_, what,
+                      ": the output must have ", size_, " times the input's ", input.numel(), " elements of ",
+                      input.scalar_type(), ", not ", output.numel(), " of ", output.scalar_type());
+    return give(c10d::OpType::_ALLGATHER_BASE, "mpi:all_gather_into_tensor", {input}, {output}, options.timeout,
+                gather_into(output, input.contiguous(), what));
+  }
+
+  Pointer gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    const char* const what = "mpi: gather";
+    const at::Tensor input = only(inputs, what).contiguous();
+    const Tensors to = list_of_root(outputs, input, options.rootRank, rank_, size_, "output", what);
+    const at::Tensor flat = room_for(input, to.empty() ? 0 : input.numel() * size_);
+    const int count = count_of(input.numel(), what);
+    return give(
+        c10d::OpType::GATHER, "mpi:gather", inputs, to, options.timeout,
+        [input, flat, count, root = static_cast<int>(options.rootRank), comm = lane_->communicator] {
+          return start_one("MPI_Igather", [&](MPI_Request* request) {
+            return MPI_Igather(input.data_ptr(), count, moved_as(input), flat.data_ptr(), count, moved_as(input), root,
+                               comm, request);
+          });
+        },
+        [flat, to](const Statuses&) { copy_out(flat, to); });
+  }
+
+  Pointer scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    const char* const what = "mpi: scatter";
+    const at::Tensor output = only(outputs, what);
+    const Tensors from = list_of_root(inputs, output, options.rootRank, rank_, size_, "input", what);
+    const at::Tensor flat = from.empty() ? room_for(output, 0) : flat_of(from);
+    const int count = count_of(output.numel(), what);
+    const at::Tensor room = room_for(output, output.numel());
+    return give(
+        c10d::OpType::SCATTER, "mpi:scatter", from, outputs, options.timeout,
+        [flat, room, count, root = static_cast<int>(options.rootRank), comm = lane_->communicator] {
+          return start_one("MPI_Iscatter", [&](MPI_Request* request) {
+            return MPI_Iscatter(flat.data_ptr(), count, moved_as(room), room.data_ptr(), count, moved_as(room), root,
+                                comm, request);
+          });
+        },
+        [room, output](const Statuses&) { copy_out(room, {output}); });
+  }
+
+  Pointer reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override {
+    const char* const what = "mpi: reduce_scatter";
+    const at::Tensor output = only(outputs, what);
+    check_same(only_list(inputs, size_, "input", what), output, what);
+    return scatter_sum(c10d::OpType::REDUCE_SCATTER, "mpi:reduce_scatter", inputs[0], flat_of(inputs[0]), output,
+                       options);
+  }
+
+  Pointer _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    const char* const what = "mpi: reduce_scatter_tensor";
+    check_contiguous(output, what);
+    check_tensor(input, what);
+    TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type() && input.numel() == output.numel() * size_, what,
+                      ": the input must have ", size_, " times the output's ", output.numel(), " elements of ",
+                      output.scalar_type(), ", not ", input.numel(), " of ", input.scalar_type());
+    return scatter_sum(c10d::OpType::_REDUCE_SCATTER_BASE, "mpi:reduce_scatter_tensor", {input}, input.contiguous(),
+                       output, options);
+  }
+
+  Pointer alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
+                        std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) override {
+    const char* const what = "mpi: all_to_all_single";
+    check_contiguous(output, what);
+    check_contiguous(input, what);
+    check_dtype(output, input, what);
+    const Shares sent = shares_of(row_sizes(input, input_sizes, size_), what);
+    const Shares received = shares_of(row_sizes(output, output_sizes, size_), what);
+    return give(c10d::OpType::ALLTOALL_BASE, "mpi:all_to_all_single", {input}, {output}, options.timeout,
+                [input, sent, output, received, comm = lane_->communicator] {
+                  return exchange(input, sent, output, received, comm);
+                });
+  }
+
+  Pointer alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+    const char* const what = "mpi: all_to_all";
+    for (const Tensors* tensors : {&inputs, &outputs}) {
+      check_count(tensors->size(), size_, what);
+      for (const at::Tensor& tensor : *tensors) {
+        check_tensor(tensor, what);
+        check_dtype(tensor, inputs[0], what);
+      }
+    }
+    const Shares sent = shares_of(sizes_of(inputs), what);
+    const std::vector<std::int64_t> sizes = sizes_of(outputs);
+    const Shares received = shares_of(sizes, what);
+    const at::Tensor flat = flat_of(inputs);
+    const at::Tensor room = room_for(flat, std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}));
+    return give(
+        c10d::OpType::ALLTOALL, "mpi:all_to_all", inputs, outputs, options.timeout,
+        [flat, sent, room, received, comm = lane_->communicator] { return exchange(flat, sent, room, received, comm); },
+        [room, outputs](const Statuses&) { copy_out(room, outputs); });
+  }
+
+  Pointer send(Tensors& tensors, int rank, int tag) override {
+    const at::Tensor tensor = only(tensors, "mpi: send").contiguous();
+    check_peer(rank, "mpi: send");
+    auto work = c10::make_intrusive<Work>(rank_, c10d::OpType::SEND, "mpi:send", tensors, Tensors{}, given_.load());
+    give_aside(work, [tensor, rank, tag, comm = lane_->communicator] {
+      const auto one = [&](void* data, int count, MPI_Request* request) {
+        return MPI_Isend(data, count, moved_as(tensor), rank, tag, comm, request);
+      };
+      return start_pieces(tensor, "MPI_Isend", one, /*at_least_one=*/true);  // an empty tensor is a message, too
+    });
+    return work;
+  }
+
+  Pointer recv(Tensors& tensors, int rank, int tag) override {
+    check_peer(rank, "mpi: recv");
+    return receive(c10d::OpType::RECV, "mpi:recv", tensors, rank, tag);
+  }
+
+  Pointer recvAnysource(Tensors& tensors, int tag) override {
+    return receive(c10d::OpType::RECVANYSOURCE, "mpi:recvAnySource", tensors, MPI_ANY_SOURCE, tag);
+  }
+
+  Pointer barrier(const c10d::BarrierOptions& options) override {
+    return give(c10d::OpType::BARRIER, "mpi:barrier", {}, {}, options.timeout, [comm = lane_->communicator] {
+      return start_one("MPI_Ibarrier", [&](MPI_Request* request) { return MPI_Ibarrier(comm, request); });
+    });
+  }
+
+ private:
+  using Start = std::function<Requests()>;
+  using Finish = std::function<void(const Statuses&)>;
+
+  Pointer give(c10d::OpType kind, const char* title, const Tensors& inputs, Tensors outputs,
+               std::chrono::milliseconds timeout, Start start, Finish finish = nullptr) {
+    auto work = c10::make_intrusive<Work>(rank_, kind, title, inputs, std::move(outputs), ++given_);
+    const std::chrono::milliseconds patience = timeout.count() > 0 ? timeout : timeout_.load();
+    Progress::of_process().give({std::move(start), std::move(finish), work, lane_, true, patience});
+    return work;
+  }
+
+  void give_aside(c10::intrusive_ptr<Work> work, Start start, Finish finish = nullptr) {
+    Progress::of_process().give({std::move(start), std::move(finish), std::move(work), lane_, false, timeout_.load()});
+  }
+
+  void check_peer(int peer, const char* what) const {
+    check_root(peer, size_, what);
+    TORCH_CHECK_VALUE(peer != rank_, what, ": rank ", rank_, " is this rank itself");
+  }
+
+  // What is done when sums have arrived that are to be averages, or not.
+  Finish average(const Tensors& sums, bool wanted) const {
+    if (!wanted) {
+      return nullptr;
+    }
+    return [sums, size = size_](const Statuses&) {
+      for (const at::Tensor& sum : sums) {
+        sum.div_(size);
+      }
+    };
+  }
+
+  template <typename Options>
+  Pointer reduce_everywhere(c10d::OpType kind, const Tensors& tensors, const Options& options) {
+    std::vector<MPI_Op> operations;
+    for (const at::Tensor& tensor : tensors) {
+      in_place(tensor, "mpi: all_reduce");
+      reduced_as(tensor);
+      operations.push_back(operation_of(options.reduceOp, tensor.scalar_type()));
+    }
+    return give(
+        kind, "mpi:all_reduce", tensors, tensors, options.timeout,
+        [tensors, operations, comm = lane_->communicator] {
+          Requests requests;
+          for (std::size_t i = 0; i < tensors.size(); ++i) {
+            const at::Tensor& tensor = tensors[i];
+            const Requests more =
+                start_pieces(tensor, "MPI_Iallreduce", [&](void* data, int count, MPI_Request* request) {
+                  return MPI_Iallreduce(MPI_IN_PLACE, data, count, reduced_as(tensor), operations[i], comm, request);
+                });
+            requests.insert(requests.end(), more.begin(), more.end());
+          }
+          return requests;
+        },
+        average(tensors, options.reduceOp == c10d::ReduceOp::AVG));
+  }
+
+  Start gather_into(const at::Tensor& flat, const at::Tensor& input, const char* what) const {
+    return [input, flat, count = count_of(input.numel(), what), comm = lane_->communicator] {
+      return start_one("MPI_Iallgather", [&](MPI_Request* request) {
+        return MPI_Iallgather(input.data_ptr(), count, moved_as(input), flat.data_ptr(), count, moved_as(input), comm,
+                              request);
+      });
+    };
+  }
+
+  Pointer scatter_sum(c10d::OpType kind, const char* title, const Tensors& inputs, const at::Tensor& whole,
+                      const at::Tensor& output, const c10d::ReduceScatterOptions& options) {
+    reduced_as(output);
+    const MPI_Op op = operation_of(options.reduceOp, output.scalar_type());
+    const int count = count_of(output.numel(), "mpi: reduce_scatter");
+    const at::Tensor room = output.is_contiguous() ? output : room_for(output, output.numel());
+    return give(
+        kind, title, inputs, {output}, options.timeout,
+        [whole, room, op, count, comm = lane_->communicator] {
+          return start_one("MPI_Ireduce_scatter_block", [&](MPI_Request* request) {
+            return MPI_Ireduce_scatter_block(whole.data_ptr(), room.data_ptr(), count, reduced_as(room), op, comm,
+                                             request);
+          });
+        },
+        [room, output, average = options.reduceOp == c10d::ReduceOp::AVG, size = size_](const Statuses&) {
+          if (average) {
+            room.div_(size);
+          }
+          if (!room.is_same(output)) {
+            copy_out(room, {output});
+          }
+        });
+  }
+
+  Pointer receive(c10d::OpType kind, const char* title, Tensors& tensors, int source, int tag) {
+    const at::Tensor tensor = only(tensors, "mpi: recv");
+    check_contiguous(tensor, "mpi: recv");
+    TORCH_CHECK_VALUE(source != MPI_ANY_SOURCE || tensor.numel() <= kChunk, "mpi: recv from any rank takes at most ",
+                      kChunk, " elements, this tensor has ", tensor.numel(), ": name the source");
+    auto work = c10::make_intrusive<Received>(rank_, kind, title, tensors, tensors, given_.load());
+    give_aside(
+        work,
+        [tensor, source, tag, comm = lane_->communicator] {
+          const auto one = [&](void* data, int count, MPI_Request* request) {
+            return MPI_Irecv(data, count, moved_as(tensor), source, tag, comm, request);
+          };
+          return start_pieces(tensor, "MPI_Irecv", one, /*at_least_one=*/true);
+        },
+        [work = work.get(), tensor](const Statuses& statuses) {
+          work->came_from(statuses.at(0).MPI_SOURCE);
+          std::int64_t found = 0;
+          for (const MPI_Status& status : statuses) {
+            int count = 0;
+            check(MPI_Get_count(&status, moved_as(tensor), &count), "MPI_Get_count");
+            found += count;
+          }
+          TORCH_CHECK_VALUE(found == tensor.numel(), "mpi: recv of ", tensor.numel(), " elements from rank ",
+                            statuses.at(0).MPI_SOURCE, ", which sent ", found);
+        });
+    return work;
+  }
+
+  const std::shared_ptr<Lane> lane_;
+  std::atomic<std::uint64_t> given_ = 0;
+  std::atomic<std::chrono::milliseconds> timeout_{std::chrono::minutes(30)};  // torch's own for MPI
+};
+
 }  // namespace
 
-c10::intrusive_ptr<Backend> Backend::create(const std::vector<int>& ranks) {
+c10::intrusive_ptr<c10d::Backend> make_backend(const std::vector<int>& ranks) {
   Progress& progress = Progress::of_process();
   progress.begin();
   const auto mine = std::find(ranks.begin(), ranks.end(), progress.rank());
@@ -177,368 +470,6 @@ c10::intrusive_ptr<Backend> Backend::create(const std::vector<int>& ranks) {
   progress.call([lane, ranks, world = progress.size()] { lane->communicator = communicator_of(ranks, world); });
   return c10::make_intrusive<Backend>(static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()),
                                       std::move(lane));
-}
-
-// The communicator stays until MPI ends: to free it, all ranks would have to let the group go in the same order.
-Backend::Backend(int rank, int size, std::shared_ptr<Lane> lane) : c10d::Backend(rank, size), lane_(std::move(lane)) {}
-
-void Backend::abort() {
-  lane_->aborted = true;
-  Progress::of_process().wake();
-}
-
-void Backend::check_root(std::int64_t root, const char* what) const {
-  TORCH_CHECK_VALUE(root >= 0 && root < size_, "mpi: ", what, ": there is no rank ", root, " in a group of ", size_);
-}
-
-void Backend::check_peer(int peer, const char* what) const {
-  check_root(peer, what);
-  TORCH_CHECK_VALUE(peer != rank_, "mpi: ", what, ": rank ", rank_, " is this rank itself");
-}
-
-void Backend::check_count(std::size_t found, const char* what) const {
-  TORCH_CHECK_VALUE(found == static_cast<std::size_t>(size_), "mpi: ", what, " needs a tensor for each of ", size_,
-                    " ranks, not ", found);
-}
-
-Backend::Pointer Backend::give(c10d::OpType kind, const char* title, const Tensors& inputs, Tensors outputs,
-                               std::chrono::milliseconds timeout, Start start, Finish finish) {
-  auto work = c10::make_intrusive<Work>(rank_, kind, title, inputs, std::move(outputs), ++given_);
-  const std::chrono::milliseconds patience = timeout.count() > 0 ? timeout : timeout_.load();
-  Progress::of_process().give({std::move(start), std::move(finish), work, lane_, true, patience});
-  return work;
-}
-
-void Backend::give_aside(c10::intrusive_ptr<Work> work, Start start, Finish finish) {
-  Progress::of_process().give({std::move(start), std::move(finish), std::move(work), lane_, false, timeout_.load()});
-}
-
-// -- operations
-
-Backend::Pointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const at::Tensor tensor = in_place(only(tensors, "broadcast"), "broadcast");
-  check_root(options.rootRank, "broadcast");
-  return give(c10d::OpType::BROADCAST, "mpi:broadcast", tensors, tensors, options.timeout,
-              [tensor, root = static_cast<int>(options.rootRank), comm = lane_->communicator] {
-                Requests requests;
-                start_pieces(tensor, requests, "MPI_Ibcast", [&](void* data, int count, MPI_Request* request) {
-                  return MPI_Ibcast(data, count, moved_as(tensor), root, comm, request);
-                });
-                return requests;
-              });
-}
-
-Backend::Pointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  only(tensors, "all_reduce");
-  c10d::AllreduceCoalescedOptions same;
-  same.reduceOp = options.reduceOp;
-  same.timeout = options.timeout;
-  return allreduce_coalesced(tensors, same);
-}
-
-Backend::Pointer Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  std::vector<MPI_Op> operations;
-  for (const at::Tensor& tensor : tensors) {
-    in_place(tensor, "all_reduce");
-    reduced_as(tensor);
-    operations.push_back(operation_of(options.reduceOp, tensor.scalar_type()));
-  }
-  const auto kind = tensors.size() == 1 ? c10d::OpType::ALLREDUCE : c10d::OpType::ALLREDUCE_COALESCED;
-  return give(
-      kind, "mpi:all_reduce", tensors, tensors, options.timeout,
-      [tensors, operations, comm = lane_->communicator] {
-        Requests requests;
-        for (std::size_t i = 0; i < tensors.size(); ++i) {
-          const Requests more = reduce_everywhere(tensors[i], operations[i], comm);
-          requests.insert(requests.end(), more.begin(), more.end());
-        }
-        return requests;
-      },
-      [tensors, average = options.reduceOp == c10d::ReduceOp::AVG, size = size_](const Statuses&) {
-        for (const at::Tensor& tensor : tensors) {
-          if (average) {
-            tensor.div_(size);
-          }
-        }
-      });
-}
-
-Backend::Pointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  const at::Tensor tensor = in_place(only(tensors, "reduce"), "reduce");
-  check_root(options.rootRank, "reduce");
-  reduced_as(tensor);
-  const MPI_Op op = operation_of(options.reduceOp, tensor.scalar_type());
-  const bool here = options.rootRank == rank_;
-  return give(
-      c10d::OpType::REDUCE, "mpi:reduce", tensors, tensors, options.timeout,
-      [tensor, op, here, root = static_cast<int>(options.rootRank), comm = lane_->communicator] {
-        Requests requests;
-        start_pieces(tensor, requests, "MPI_Ireduce", [&](void* data, int count, MPI_Request* request) {
-          return MPI_Ireduce(here ? MPI_IN_PLACE : data, here ? data : nullptr, count, reduced_as(tensor), op, root,
-                             comm, request);
-        });
-        return requests;
-      },
-      [tensor, average = here && options.reduceOp == c10d::ReduceOp::AVG, size = size_](const Statuses&) {
-        if (average) {
-          tensor.div_(size);
-        }
-      });
-}
-
-Backend::Pointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                    const c10d::AllgatherOptions& options) {
-  const at::Tensor input = only(inputs, "all_gather").contiguous();
-  TORCH_CHECK_VALUE(outputs.size() == 1, "mpi: all_gather takes one list of outputs, not ", outputs.size());
-  const Tensors& to = outputs[0];
-  check_count(to.size(), "all_gather");
-  for (const at::Tensor& one : to) {
-    check_like(one, input, "all_gather");
-  }
-  const int count = count_of(input.numel(), "all_gather");
-  const at::Tensor flat = room_for(input, input.numel() * size_);
-  return give(
-      c10d::OpType::ALLGATHER, "mpi:all_gather", inputs, to, options.timeout,
-      [input, flat, count, comm = lane_->communicator] {
-        Requests requests(1, MPI_REQUEST_NULL);
-        check(MPI_Iallgather(input.data_ptr(), count, moved_as(input), flat.data_ptr(), count, moved_as(input), comm,
-                             requests.data()),
-              "MPI_Iallgather");
-        return requests;
-      },
-      [flat, to](const Statuses&) { copy_out(flat, to); });
-}
-
-Backend::Pointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                          const c10d::AllgatherOptions& options) {
-  check_contiguous(output, "all_gather_into_tensor");
-  check_tensor(input, "all_gather_into_tensor");
-  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type() && output.numel() == input.numel() * size_,
-                    "mpi: all_gather_into_tensor: the output must have ", size_, " times the input's ", input.numel(),
-                    " elements of ", input.scalar_type(), ", not ", output.numel(), " of ", output.scalar_type());
-  const int count = count_of(input.numel(), "all_gather_into_tensor");
-  return give(c10d::OpType::_ALLGATHER_BASE, "mpi:all_gather_into_tensor", {input}, {output}, options.timeout,
-              [from = input.contiguous(), output, count, comm = lane_->communicator] {
-                Requests requests(1, MPI_REQUEST_NULL);
-                check(MPI_Iallgather(from.data_ptr(), count, moved_as(from), output.data_ptr(), count, moved_as(from),
-                                     comm, requests.data()),
-                      "MPI_Iallgather");
-                return requests;
-              });
-}
-
-Backend::Pointer Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  const at::Tensor input = only(inputs, "gather").contiguous();
-  check_root(options.rootRank, "gather");
-  Tensors to;
-  at::Tensor flat;
-  if (options.rootRank == rank_) {
-    TORCH_CHECK_VALUE(outputs.size() == 1, "mpi: gather takes one list of outputs on rank ", rank_);
-    to = outputs[0];
-    check_count(to.size(), "gather");
-    for (const at::Tensor& one : to) {
-      check_like(one, input, "gather");
-    }
-    flat = room_for(input, input.numel() * size_);
-  } else {
-    TORCH_CHECK_VALUE(outputs.empty(), "mpi: gather: requires empty output on non-root, rank ", rank_);
-  }
-  const int count = count_of(input.numel(), "gather");
-  return give(
-      c10d::OpType::GATHER, "mpi:gather", inputs, to, options.timeout,
-      [input, flat, count, root = static_cast<int>(options.rootRank), comm = lane_->communicator] {
-        Requests requests(1, MPI_REQUEST_NULL);
-        void* const room = flat.defined() ? flat.data_ptr() : nullptr;
-        check(MPI_Igather(input.data_ptr(), count, moved_as(input), room, count, moved_as(input), root, comm,
-                          requests.data()),
-              "MPI_Igather");
-        return requests;
-      },
-      [flat, to](const Statuses&) { copy_out(flat, to); });
-}
-
-Backend::Pointer Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
-  const at::Tensor output = only(outputs, "scatter");
-  check_root(options.rootRank, "scatter");
-  at::Tensor flat;
-  Tensors from;
-  if (options.rootRank == rank_) {
-    TORCH_CHECK_VALUE(inputs.size() == 1, "mpi: scatter takes one list of inputs on rank ", rank_);
-    from = inputs[0];
-    check_count(from.size(), "scatter");
-    for (const at::Tensor& one : from) {
-      check_like(one, output, "scatter");
-    }
-    flat = flat_of(from);
-  } else {
-    TORCH_CHECK_VALUE(inputs.empty(), "mpi: scatter: requires empty input on non-root, rank ", rank_);
-  }
-  const int count = count_of(output.numel(), "scatter");
-  const at::Tensor room = room_for(output, output.numel());
-  return give(
-      c10d::OpType::SCATTER, "mpi:scatter", from, outputs, options.timeout,
-      [flat, room, count, root = static_cast<int>(options.rootRank), comm = lane_->communicator] {
-        Requests requests(1, MPI_REQUEST_NULL);
-        const void* const given = flat.defined() ? flat.data_ptr() : nullptr;
-        check(MPI_Iscatter(given, count, moved_as(room), room.data_ptr(), count, moved_as(room), root, comm,
-                           requests.data()),
-              "MPI_Iscatter");
-        return requests;
-      },
-      [room, output](const Statuses&) { copy_out(room, {output}); });
-}
-
-Backend::Pointer Backend::scatter_sum(c10d::OpType kind, const char* title, const Tensors& inputs,
-                                      const at::Tensor& whole, const at::Tensor& output,
-                                      const c10d::ReduceScatterOptions& options) {
-  reduced_as(output);
-  const MPI_Op op = operation_of(options.reduceOp, output.scalar_type());
-  const int count = count_of(output.numel(), "reduce_scatter");
-  const at::Tensor room = output.is_contiguous() ? output : room_for(output, output.numel());
-  return give(
-      kind, title, inputs, {output}, options.timeout,
-      [whole, room, op, count, comm = lane_->communicator] {
-        Requests requests(1, MPI_REQUEST_NULL);
-        check(MPI_Ireduce_scatter_block(whole.data_ptr(), room.data_ptr(), count, reduced_as(room), op, comm,
-                                        requests.data()),
-              "MPI_Ireduce_scatter_block");
-        return requests;
-      },
-      [room, output, average = options.reduceOp == c10d::ReduceOp::AVG, size = size_](const Statuses&) {
-        if (average) {
-          room.div_(size);
-        }
-        if (!room.is_same(output)) {
-          copy_out(room, {output});
-        }
-      });
-}
-
-Backend::Pointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                         const c10d::ReduceScatterOptions& options) {
-  const at::Tensor output = only(outputs, "reduce_scatter");
-  TORCH_CHECK_VALUE(inputs.size() == 1, "mpi: reduce_scatter takes one list of inputs, not ", inputs.size());
-  check_count(inputs[0].size(), "reduce_scatter");
-  for (const at::Tensor& one : inputs[0]) {
-    check_like(one, output, "reduce_scatter");
-  }
-  return scatter_sum(c10d::OpType::REDUCE_SCATTER, "mpi:reduce_scatter", inputs[0], flat_of(inputs[0]), output,
-                     options);
-}
-
-Backend::Pointer Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                               const c10d::ReduceScatterOptions& options) {
-  check_contiguous(output, "reduce_scatter_tensor");
-  check_tensor(input, "reduce_scatter_tensor");
-  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type() && input.numel() == output.numel() * size_,
-                    "mpi: reduce_scatter_tensor: the input must have ", size_, " times the output's ", output.numel(),
-                    " elements of ", output.scalar_type(), ", not ", input.numel(), " of ", input.scalar_type());
-  return scatter_sum(c10d::OpType::_REDUCE_SCATTER_BASE, "mpi:reduce_scatter_tensor", {input}, input.contiguous(),
-                     output, options);
-}
-
-Backend::Pointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
-                                        std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
-  const char* const what = "all_to_all_single";
-  check_contiguous(output, what);
-  check_contiguous(input, what);
-  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "mpi: all_to_all_single needs tensors of one dtype");
-  const Shares sent = shares_of(row_sizes(input, input_sizes, size_), what);
-  const Shares received = shares_of(row_sizes(output, output_sizes, size_), what);
-  return give(c10d::OpType::ALLTOALL_BASE, "mpi:all_to_all_single", {input}, {output}, options.timeout,
-              [input, sent, output, received, comm = lane_->communicator] {
-                return exchange(input, sent, output, received, comm);
-              });
-}
-
-Backend::Pointer Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  check_count(inputs.size(), "all_to_all");
-  check_count(outputs.size(), "all_to_all");
-  for (const Tensors* tensors : {&inputs, &outputs}) {
-    for (const at::Tensor& tensor : *tensors) {
-      check_tensor(tensor, "all_to_all");
-      TORCH_CHECK_VALUE(tensor.scalar_type() == inputs[0].scalar_type(), "mpi: all_to_all needs tensors of one dtype");
-    }
-  }
-  const Shares sent = shares_of(sizes_of(inputs), "all_to_all");
-  const std::vector<std::int64_t> sizes = sizes_of(outputs);
-  const Shares received = shares_of(sizes, "all_to_all");
-  const at::Tensor flat = flat_of(inputs);
-  const at::Tensor room = room_for(flat, std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}));
-  return give(
-      c10d::OpType::ALLTOALL, "mpi:all_to_all", inputs, outputs, options.timeout,
-      [flat, sent, room, received, comm = lane_->communicator] { return exchange(flat, sent, room, received, comm); },
-      [room, outputs](const Statuses&) { copy_out(room, outputs); });
-}
-
-Backend::Pointer Backend::send(Tensors& tensors, int rank, int tag) {
-  const at::Tensor tensor = only(tensors, "send").contiguous();
-  check_peer(rank, "send");
-  auto work = c10::make_intrusive<Work>(rank_, c10d::OpType::SEND, "mpi:send", tensors, Tensors{}, given_.load());
-  give_aside(work, [tensor, rank, tag, comm = lane_->communicator] {
-    Requests requests;
-    start_pieces(tensor, requests, "MPI_Isend", [&](void* data, int count, MPI_Request* request) {
-      return MPI_Isend(data, count, moved_as(tensor), rank, tag, comm, request);
-    });
-    if (requests.empty()) {  // an empty tensor is a message, too
-      requests.push_back(MPI_REQUEST_NULL);
-      check(MPI_Isend(nullptr, 0, MPI_BYTE, rank, tag, comm, requests.data()), "MPI_Isend");
-    }
-    return requests;
-  });
-  return work;
-}
-
-Backend::Pointer Backend::recv(Tensors& tensors, int rank, int tag) {
-  check_peer(rank, "recv");
-  return receive(c10d::OpType::RECV, "mpi:recv", tensors, rank, tag);
-}
-
-Backend::Pointer Backend::recvAnysource(Tensors& tensors, int tag) {
-  return receive(c10d::OpType::RECVANYSOURCE, "mpi:recvAnySource", tensors, MPI_ANY_SOURCE, tag);
-}
-
-Backend::Pointer Backend::receive(c10d::OpType kind, const char* title, Tensors& tensors, int source, int tag) {
-  const at::Tensor tensor = only(tensors, "recv");
-  check_contiguous(tensor, "recv");
-  if (source == MPI_ANY_SOURCE) {
-    TORCH_CHECK_VALUE(tensor.numel() <= kChunk, "mpi: recv from any rank takes at most ", kChunk,
-                      " elements, this tensor has ", tensor.numel(), ": name the source");
-  }
-  auto work = c10::make_intrusive<Received>(rank_, kind, title, tensors, tensors, given_.load());
-  give_aside(
-      work,
-      [tensor, source, tag, comm = lane_->communicator] {
-        Requests requests;
-        start_pieces(tensor, requests, "MPI_Irecv", [&](void* data, int count, MPI_Request* request) {
-          return MPI_Irecv(data, count, moved_as(tensor), source, tag, comm, request);
-        });
-        if (requests.empty()) {
-          requests.push_back(MPI_REQUEST_NULL);
-          check(MPI_Irecv(nullptr, 0, MPI_BYTE, source, tag, comm, requests.data()), "MPI_Irecv");
-        }
-        return requests;
-      },
-      [work = work.get(), tensor](const Statuses& statuses) {
-        work->came_from(statuses.at(0).MPI_SOURCE);
-        std::int64_t found = 0;
-        for (const MPI_Status& status : statuses) {
-          int count = 0;
-          check(MPI_Get_count(&status, moved_as(tensor), &count), "MPI_Get_count");
-          found += count;
-        }
-        TORCH_CHECK_VALUE(found == tensor.numel(), "mpi: recv of ", tensor.numel(), " elements from rank ",
-                          statuses.at(0).MPI_SOURCE, ", which sent ", found);
-      });
-  return work;
-}
-
-Backend::Pointer Backend::barrier(const c10d::BarrierOptions& options) {
-  return give(c10d::OpType::BARRIER, "mpi:barrier", {}, {}, options.timeout, [comm = lane_->communicator] {
-    Requests requests(1, MPI_REQUEST_NULL);
-    check(MPI_Ibarrier(comm, requests.data()), "MPI_Ibarrier");
-    return requests;
-  });
 }
 
 }  // namespace ddp_lab::mpi

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mpi/backend.h"
+#include "mpi/progress.h"
 
 namespace py = pybind11;
 
@@ -22,13 +23,11 @@ std::pair<int, int> begin() {
   return {progress.rank(), progress.size()};
 }
 
-c10::intrusive_ptr<c10d::Backend> make_backend(const std::vector<int>& ranks) { return Backend::create(ranks); }
-
 std::string tell_all(std::string text) {
   Progress& progress = Progress::of_process();
   progress.begin();
   progress.call([&text] {
-    int size = count_of(static_cast<std::int64_t>(text.size()), "MPI_Bcast");
+    int size = count_of(static_cast<std::int64_t>(text.size()), "mpi: MPI_Bcast");
     check(MPI_Bcast(&size, 1, MPI_INT, 0, MPI_COMM_WORLD), "MPI_Bcast");
     text.resize(static_cast<std::size_t>(size));
     check(MPI_Bcast(text.data(), size, MPI_CHAR, 0, MPI_COMM_WORLD), "MPI_Bcast");

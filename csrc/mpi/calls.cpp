@@ -81,7 +81,7 @@ MPI_Op operation_of(const c10d::ReduceOp& op, at::ScalarType dtype) {
 }
 
 int count_of(std::int64_t elements, const char* what) {
-  TORCH_CHECK_VALUE(elements <= std::numeric_limits<int>::max(), "mpi: ", what, " of ", elements,
+  TORCH_CHECK_VALUE(elements <= std::numeric_limits<int>::max(), what, " of ", elements,
                     " elements: MPI counts in an int, up to ", std::numeric_limits<int>::max(),
                     "; use several smaller tensors");
   return static_cast<int>(elements);

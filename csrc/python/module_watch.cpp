@@ -1,10 +1,10 @@
-#include "python/module_watch.h"
-
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <string>
 #include <tuple>
 #include <vector>
+
+#include "bindings/bindings.h"
 
 namespace py = pybind11;
 

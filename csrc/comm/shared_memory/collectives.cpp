@@ -45,6 +45,31 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   }
 }
 
+// Calls round(first, count) for each part of so many bytes; once if there are none, since all ranks meet in it.
+template <typename Round>
+void in_rounds(std::size_t bytes, std::size_t most, Round round) {
+  std::size_t first = 0;
+  do {
+    const std::size_t count = std::min(most, bytes - first);
+    round(first, count);
+    first += count;
+  } while (first < bytes);
+}
+
+// Writes a piece for every other rank into this rank's slot.
+void publish(Group& group, const std::vector<const std::byte*>& inputs, std::size_t first, std::size_t count) {
+  for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
+    if (rank != static_cast<std::size_t>(group.rank())) {
+      copy_bytes(group.own_slot() + rank * piece_bytes(group), inputs[rank] + first, count);
+    }
+  }
+}
+
+// The piece for this rank that rank `from` has published.
+const std::byte* piece_of(Group& group, std::size_t from) {
+  return group.slot_of(static_cast<int>(from)) + static_cast<std::size_t>(group.rank()) * piece_bytes(group);
+}
+
 void reduce_small(Group& group, const Pieces& array, const Reduction& reduction, int root, const Patience& patience) {
   array.read(group.own_slot(), 0, array.bytes());
   group.meet(patience);
@@ -182,9 +207,7 @@ void all_reduce(Group& group, const Pieces& array, const Reduction& reduction, i
 }
 
 void broadcast(Group& group, std::byte* data, std::size_t bytes, int root, const Patience& patience) {
-  std::size_t first = 0;
-  do {
-    const std::size_t count = std::min(kChunkBytes, bytes - first);
+  in_rounds(bytes, kChunkBytes, [&](std::size_t first, std::size_t count) {
     if (group.rank() == root) {
       copy_bytes(group.own_slot(), data + first, count);
     }
@@ -192,16 +215,13 @@ void broadcast(Group& group, std::byte* data, std::size_t bytes, int root, const
     if (group.rank() != root) {
       copy_bytes(data + first, group.slot_of(root), count);
     }
-    first += count;
-  } while (first < bytes);
+  });
 }
 
 void all_gather(Group& group, const std::byte* input, const std::vector<std::byte*>& outputs, std::size_t bytes,
                 int root, const Patience& patience) {
   const bool wanted = root == kAll || root == group.rank();
-  std::size_t first = 0;
-  do {
-    const std::size_t count = std::min(kChunkBytes, bytes - first);
+  in_rounds(bytes, kChunkBytes, [&](std::size_t first, std::size_t count) {
     if (root != group.rank()) {
       copy_bytes(group.own_slot(), input + first, count);
     }
@@ -210,28 +230,17 @@ void all_gather(Group& group, const std::byte* input, const std::vector<std::byt
       const std::byte* const from = rank == group.rank() ? input + first : group.slot_of(rank);
       copy_bytes(outputs[static_cast<std::size_t>(rank)] + first, from, count);
     }
-    first += count;
-  } while (first < bytes);
+  });
 }
 
 void scatter(Group& group, const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t bytes, int root,
              const Patience& patience) {
-  const std::size_t piece = piece_bytes(group);
-  const auto own = static_cast<std::size_t>(group.rank());
-  std::size_t first = 0;
-  do {
-    const std::size_t count = std::min(piece, bytes - first);
-    if (group.rank() == root) {
-      for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
-        if (rank != own) {
-          copy_bytes(group.own_slot() + rank * piece, inputs[rank] + first, count);
-        }
-      }
-    }
+  const auto from = static_cast<std::size_t>(root);
+  in_rounds(bytes, piece_bytes(group), [&](std::size_t first, std::size_t count) {
+    publish(group, inputs, first, count);  // without effect but on the root
     group.meet(patience);
-    copy_bytes(output + first, group.rank() == root ? inputs[own] + first : group.slot_of(root) + own * piece, count);
-    first += count;
-  } while (first < bytes);
+    copy_bytes(output + first, group.rank() == root ? inputs[from] + first : piece_of(group, from), count);
+  });
 }
 
 void all_to_all(Group& group, const std::vector<Piece>& inputs, const std::vector<Piece>& outputs,
@@ -272,8 +281,7 @@ void all_to_all(Group& group, const std::vector<Piece>& inputs, const std::vecto
     }
     group.meet(patience);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const std::byte* const from =
-          rank == own ? inputs[own].data + first : group.slot_of(static_cast<int>(rank)) + own * piece;
+      const std::byte* const from = rank == own ? inputs[own].data + first : piece_of(group, rank);
       copy_bytes(outputs[rank].data + first, from, left(outputs[rank], first));
     }
   }
@@ -281,25 +289,16 @@ void all_to_all(Group& group, const std::vector<Piece>& inputs, const std::vecto
 
 void reduce_scatter(Group& group, const std::vector<const std::byte*>& inputs, std::byte* output, std::size_t elements,
                     const Reduction& reduction, const Patience& patience) {
-  const std::size_t piece = piece_bytes(group);
   const auto own = static_cast<std::size_t>(group.rank());
-  const std::size_t bytes = elements * reduction.item;
-  std::size_t first = 0;
-  do {
-    const std::size_t count = std::min(piece, bytes - first);
-    for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
-      if (rank != own) {
-        copy_bytes(group.own_slot() + rank * piece, inputs[rank] + first, count);
-      }
-    }
+  in_rounds(elements * reduction.item, piece_bytes(group), [&](std::size_t first, std::size_t count) {
+    publish(group, inputs, first, count);
     group.meet(patience);
     std::vector<const std::byte*> sources;
     for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
-      sources.push_back(rank == own ? inputs[own] + first : group.slot_of(static_cast<int>(rank)) + own * piece);
+      sources.push_back(rank == own ? inputs[own] + first : piece_of(group, rank));
     }
     reduce(output + first, sources, count / reduction.item, reduction.dtype, reduction.op);
-    first += count;
-  } while (first < bytes);
+  });
 }
 
 }  // namespace ddp_lab::shared_memory

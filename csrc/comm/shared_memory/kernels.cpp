@@ -1,5 +1,6 @@
 #include "comm/shared_memory/kernels.h"
 
+#include <ATen/Dispatch.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
@@ -23,14 +24,8 @@ using Sources = std::vector<const std::byte*>;
 constexpr std::size_t kBlock = 2048;  // elements that stay in the first cache while all sources are added
 
 // NaN wins, as in torch.
-template <typename T>
-T smaller(T a, T b) {
-  return (b < a || b != b) ? b : a;
-}
-template <typename T>
-T larger(T a, T b) {
-  return (b > a || b != b) ? b : a;
-}
+constexpr auto smaller = [](auto a, auto b) { return (b < a || b != b) ? b : a; };
+constexpr auto larger = [](auto a, auto b) { return (b > a || b != b) ? b : a; };
 
 // The type in which elements are combined.
 template <typename T>
@@ -102,51 +97,30 @@ void add_two(std::byte* into, const Sources& sources, std::size_t elements) {
   }
 }
 
-template <typename T, typename Combine>
-void combine_plainly(std::byte* into, const Sources& sources, std::size_t elements, Combine combine) {
-  combine_all<T>(into, sources, elements, combine, [](auto value) { return value; });
-}
-
-template <typename T>
-constexpr bool is_complex = std::is_same_v<T, c10::complex<float>> || std::is_same_v<T, c10::complex<double>>;
-
 template <typename T>
 void reduce_numbers(std::byte* into, const Sources& sources, std::size_t elements, Op op) {
   using W = typename Wide<T>::type;
+  const auto plainly = [&](auto combine) { combine_all<T>(into, sources, elements, combine, std::identity()); };
   if (op == Op::SUM) {
-    if (sources.size() == 2) {
-      return add_two<T>(into, sources, elements);
-    }
-    return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a + b); });
+    return sources.size() == 2 ? add_two<T>(into, sources, elements) : plainly(std::plus<W>());
   }
   if (op == Op::PRODUCT) {
-    return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a * b); });
+    return plainly(std::multiplies<W>());
   }
-  if constexpr (!is_complex<T>) {
-    if (op == Op::MIN) {
-      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return smaller(a, b); });
-    }
-    if (op == Op::MAX) {
-      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return larger(a, b); });
+  if constexpr (!c10::is_complex<T>::value) {
+    if (op == Op::MIN || op == Op::MAX) {
+      return op == Op::MIN ? plainly(smaller) : plainly(larger);
     }
   }
   if constexpr (std::is_integral_v<T>) {
     if (op == Op::BAND) {
-      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a & b); });
+      return plainly(std::bit_and<W>());
     }
-    if (op == Op::BOR) {
-      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a | b); });
-    }
-    if (op == Op::BXOR) {
-      return combine_plainly<T>(into, sources, elements, [](W a, W b) { return static_cast<W>(a ^ b); });
-    }
-  } else if (op == Op::AVG) {
-    const auto count = static_cast<float>(sources.size());
-    return combine_all<T>(
-        into, sources, elements, [](W a, W b) { return static_cast<W>(a + b); },
-        [count](W sum) { return static_cast<W>(sum / static_cast<W>(count)); });
+    return op == Op::BOR ? plainly(std::bit_or<W>()) : plainly(std::bit_xor<W>());
+  } else {
+    const auto count = static_cast<W>(static_cast<float>(sources.size()));
+    combine_all<T>(into, sources, elements, std::plus<W>(), [count](W sum) { return static_cast<W>(sum / count); });
   }
-  TORCH_INTERNAL_ASSERT(false, "a reduction that check_reducible lets pass is missing");
 }
 
 template <typename T>
@@ -168,65 +142,36 @@ void reduce_bools(std::byte* into, const Sources& sources, std::size_t elements,
   reduce_numbers<std::uint8_t>(into, sources, elements, any ? Op::BOR : Op::BAND);
 }
 
-bool is_floating(at::ScalarType dtype) {
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
-}
-
-bool is_complex_dtype(at::ScalarType dtype) { return dtype == at::kComplexFloat || dtype == at::kComplexDouble; }
-
-bool is_integer(at::ScalarType dtype) {
-  return dtype == at::kByte || dtype == at::kChar || dtype == at::kShort || dtype == at::kInt || dtype == at::kLong ||
-         dtype == at::kBool;
-}
+constexpr std::array<at::ScalarType, 12> kReduced{at::kFloat,        at::kDouble,        at::kHalf, at::kBFloat16,
+                                                  at::kComplexFloat, at::kComplexDouble, at::kByte, at::kChar,
+                                                  at::kShort,        at::kInt,           at::kLong, at::kBool};
 
 }  // namespace
 
 void check_reducible(at::ScalarType dtype, Op op) {
-  TORCH_CHECK_VALUE(is_floating(dtype) || is_complex_dtype(dtype) || is_integer(dtype), "shm can't reduce tensors of ",
-                    dtype, ": convert them, to float32 say");
+  TORCH_CHECK_VALUE(std::find(kReduced.begin(), kReduced.end(), dtype) != kReduced.end(),
+                    "shm can't reduce tensors of ", dtype, ": convert them, to float32 say");
   TORCH_CHECK_VALUE(op != Op::PREMUL_SUM && op != Op::UNUSED,
                     "shm has no such reduction: choose SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
+  const bool integer = at::isIntegralType(dtype, /*includeBool=*/true);
   const bool bitwise = op == Op::BAND || op == Op::BOR || op == Op::BXOR;
-  TORCH_CHECK_VALUE(!bitwise || is_integer(dtype), "Cannot use ReduceOp.",
+  TORCH_CHECK_VALUE(!bitwise || integer, "Cannot use ReduceOp.",
                     op == Op::BAND  ? "BAND"
                     : op == Op::BOR ? "BOR"
                                     : "BXOR",
                     " with tensors of ", dtype, ", only with integers and bool");
-  TORCH_CHECK_VALUE(op != Op::AVG || !is_integer(dtype), "Cannot use ReduceOp.AVG with tensors of ", dtype,
+  TORCH_CHECK_VALUE(op != Op::AVG || !integer, "Cannot use ReduceOp.AVG with tensors of ", dtype,
                     ", only with floating and complex ones");
-  TORCH_CHECK_VALUE((op != Op::MIN && op != Op::MAX) || !is_complex_dtype(dtype),
+  TORCH_CHECK_VALUE((op != Op::MIN && op != Op::MAX) || !at::isComplexType(dtype),
                     "all_reduce does not support ReduceOp.MIN and ReduceOp.MAX on complex tensors");
 }
 
 void reduce(std::byte* into, const Sources& sources, std::size_t elements, at::ScalarType dtype, Op op) {
-  switch (dtype) {
-    case at::kFloat:
-      return reduce_numbers<float>(into, sources, elements, op);
-    case at::kDouble:
-      return reduce_numbers<double>(into, sources, elements, op);
-    case at::kHalf:
-      return reduce_numbers<c10::Half>(into, sources, elements, op);
-    case at::kBFloat16:
-      return reduce_numbers<c10::BFloat16>(into, sources, elements, op);
-    case at::kComplexFloat:
-      return reduce_numbers<c10::complex<float>>(into, sources, elements, op);
-    case at::kComplexDouble:
-      return reduce_numbers<c10::complex<double>>(into, sources, elements, op);
-    case at::kByte:
-      return reduce_numbers<std::uint8_t>(into, sources, elements, op);
-    case at::kChar:
-      return reduce_numbers<std::int8_t>(into, sources, elements, op);
-    case at::kShort:
-      return reduce_numbers<std::int16_t>(into, sources, elements, op);
-    case at::kInt:
-      return reduce_numbers<std::int32_t>(into, sources, elements, op);
-    case at::kLong:
-      return reduce_numbers<std::int64_t>(into, sources, elements, op);
-    case at::kBool:
-      return reduce_bools(into, sources, elements, op);
-    default:
-      TORCH_INTERNAL_ASSERT(false, "check_reducible lets no ", dtype, " pass");
+  if (dtype == at::kBool) {
+    return reduce_bools(into, sources, elements, op);
   }
+  AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND2(at::kHalf, at::kBFloat16, dtype, "shm: reduce",
+                                         [&] { reduce_numbers<scalar_t>(into, sources, elements, op); });
 }
 
 void copy_scaled(std::byte* to, const std::byte* from, std::size_t bytes, at::ScalarType dtype, double factor) {

@@ -16,74 +16,61 @@ namespace {
 
 [[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
+int checked(int descriptor, const std::string& what) {
+  if (descriptor < 0) {
+    fail(what);
+  }
+  return descriptor;
+}
+
+struct stat status_of(int descriptor, const std::string& what) {
+  struct stat found{};
+  checked(fstat(descriptor, &found), what);
+  return found;
+}
+
 }  // namespace
 
 Segment Segment::create(std::size_t bytes) {
-  const int descriptor = memfd_create("shm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (descriptor < 0) {
-    fail("memfd_create");
-  }
-  Segment made(descriptor, 0);  // closes it if what follows fails
-  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
-    fail("ftruncate");
-  }
+  Segment made(checked(memfd_create("shm", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
+  checked(ftruncate(made.descriptor_, static_cast<off_t>(bytes)), "ftruncate");
   // A peer that made it smaller would kill the others with SIGBUS.
-  if (fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    fail("F_ADD_SEALS");
-  }
-  Segment mapped(std::exchange(made.descriptor_, -1), bytes);
-  return mapped;
+  checked(fcntl(made.descriptor_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), "F_ADD_SEALS");
+  made.map(bytes);
+  return made;
 }
 
 Segment Segment::attach(int pid, int descriptor, std::size_t bytes, Access access) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
-  const int opened = open(path.c_str(), (access == Access::kWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-  if (opened < 0) {
-    fail(path);
-  }
-  Segment made(opened, 0);
-  struct stat found{};
-  if (fstat(opened, &found) != 0) {
-    fail(path);
-  }
-  if (found.st_size != static_cast<off_t>(bytes)) {
+  Segment made(checked(open(path.c_str(), (access == Access::kWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC), path));
+  if (status_of(made.descriptor_, path).st_size != static_cast<off_t>(bytes)) {
     throw std::runtime_error(path + " is no segment of this group");
   }
-  Segment mapped(std::exchange(made.descriptor_, -1), bytes, access);
-  return mapped;
+  made.map(bytes, access);
+  return made;
 }
 
 Segment Segment::create_named(const std::string& name, std::size_t bytes) {
-  const int descriptor = shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, S_IRUSR | S_IWUSR);
-  if (descriptor < 0) {
-    fail("shm_open of " + name);
-  }
-  Segment made(descriptor, 0);  // closes it if what follows fails
-  const int error = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
+  const int flags = O_RDWR | O_CREAT | O_EXCL;
+  Segment made(checked(shm_open(name.c_str(), flags, S_IRUSR | S_IWUSR), "shm_open of " + name));
+  const int error = posix_fallocate(made.descriptor_, 0, static_cast<off_t>(bytes));
   if (error != 0) {
     unlink(name);
     throw std::system_error(error, std::generic_category(), "posix_fallocate of " + std::to_string(bytes) + " B");
   }
-  Segment mapped(std::exchange(made.descriptor_, -1), bytes);
-  return mapped;
+  made.map(bytes);
+  return made;
 }
 
 Segment Segment::attach_named(const std::string& name, std::size_t bytes) {
-  const int opened = shm_open(name.c_str(), O_RDWR, 0);
-  if (opened < 0) {
-    fail("shm_open of " + name);
-  }
-  Segment made(opened, 0);
-  struct stat found{};
-  if (fstat(opened, &found) != 0) {
-    fail("fstat of " + name);
-  }
+  Segment made(checked(shm_open(name.c_str(), O_RDWR, 0), "shm_open of " + name));
+  const struct stat found = status_of(made.descriptor_, "fstat of " + name);
   const bool ours = S_ISREG(found.st_mode) && found.st_uid == geteuid() && (found.st_mode & (S_IRWXG | S_IRWXO)) == 0;
   if (!ours || found.st_size != static_cast<off_t>(bytes)) {
     throw std::runtime_error(name + " is no segment of this group");
   }
-  Segment mapped(std::exchange(made.descriptor_, -1), bytes);
-  return mapped;
+  made.map(bytes);
+  return made;
 }
 
 void Segment::unlink(const std::string& name) {
@@ -92,18 +79,14 @@ void Segment::unlink(const std::string& name) {
   }
 }
 
-Segment::Segment(int descriptor, std::size_t bytes, Access access) : descriptor_(descriptor), bytes_(bytes) {
-  if (bytes == 0) {
-    return;
-  }
+void Segment::map(std::size_t bytes, Access access) {
   const int allowed = access == Access::kWrite ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* mapped = mmap(nullptr, bytes, allowed, MAP_SHARED, descriptor, 0);
+  void* const mapped = mmap(nullptr, bytes, allowed, MAP_SHARED, descriptor_, 0);
   if (mapped == MAP_FAILED) {
-    const int error = errno;
-    close(descriptor);
-    throw std::system_error(error, std::generic_category(), "mmap of shared memory");
+    fail("mmap of shared memory");
   }
   data_ = static_cast<std::byte*>(mapped);
+  bytes_ = bytes;
 }
 
 Segment::Segment(Segment&& other) noexcept

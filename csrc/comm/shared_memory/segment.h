@@ -49,7 +49,8 @@ class Segment {
   void close_descriptor();
 
  private:
-  Segment(int descriptor, std::size_t bytes, Access access = Access::kWrite);
+  explicit Segment(int descriptor) : descriptor_(descriptor) {}
+  void map(std::size_t bytes, Access access = Access::kWrite);
 
   int descriptor_ = -1;
   std::byte* data_ = nullptr;
