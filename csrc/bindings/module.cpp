@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "record/cost.h"
 #include "record/recorder.h"
 #include "reduce/device_spans.h"
 

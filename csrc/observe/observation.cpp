@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "record/recorder.h"
-
 namespace ddp_lab {
 
 std::vector<at::Tensor> Observation::parameters_of(const c10d::Reducer& reducer) {

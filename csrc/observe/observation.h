@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "observe/launches.h"
-#include "record/event_origin.h"
+#include "record/recorder.h"
 #include "reduce/autograd_hooks.h"
 #include "reduce/device_spans.h"
 #include "reduce/graph_tasks.h"

@@ -7,8 +7,6 @@
 #include <iterator>
 #include <utility>
 
-#include "record/recorder.h"
-
 namespace ddp_lab {
 namespace {
 

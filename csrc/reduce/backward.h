@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "record/event_origin.h"
+#include "record/recorder.h"
 #include "reduce/breakpoints.h"
 #include "reduce/bucket_schedule.h"
 #include "reduce/bucket_set.h"

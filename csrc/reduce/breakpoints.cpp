@@ -23,14 +23,6 @@ void Breakpoints::set(const Points& points, std::vector<std::size_t> parameters,
   update();
 }
 
-void Breakpoints::clear() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  points_ = once_ = Points{};
-  over_ = true;
-  update();
-  changed_.notify_all();
-}
-
 bool Breakpoints::wants(Point point, std::size_t index) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return chosen(point, index);

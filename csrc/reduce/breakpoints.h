@@ -49,7 +49,7 @@ class Breakpoints {
   // Pauses at these points from now on, at gradients of `parameters` and at `buckets` alone (empty: all of them).
   void set(const Points& points, std::vector<std::size_t> parameters, std::vector<std::size_t> buckets);
   // No more pauses; one under way ends, and the backward goes on.
-  void clear();
+  void clear() { end(""); }
   bool wants(Point point, std::size_t index) const;
   // Blocks until the pause is over. `check` is called now and then, and may throw. Throws std::runtime_error after
   // end().

@@ -164,6 +164,8 @@ class Bucket {
   void warn_of_strides(const Slot& slot, const at::Tensor& gradient);
   void warn_of_graph(const Slot& slot);
   void divide(const at::Tensor& flat_or_view, std::int64_t numel, int divisor);
+  // Whether loops of ours scale and divide its elements: float32 and float64.
+  bool scales() const;
   // Both are plain memory in the same order, so that bytes can be copied (CPU only).
   bool plain(const Slot& slot, const at::Tensor& gradient) const;
   bool in_buffer(const at::Tensor& reduced) const;

@@ -1,13 +1,70 @@
 // Bucket's copies of dense gradients: into its buffer, and back.
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
+#include <cstring>
+
 #include "reduce/bucket.h"
-#include "reduce/flat_copy.h"
 
 namespace ddp_lab {
+namespace {
+
+// -- loops over plain CPU memory: several threads where torch's own elementwise loops would use them, and the same bits
+
+// As many elements as torch's own elementwise loops give to one thread at least.
+constexpr std::int64_t kGrain = 32768;
+
+template <typename T>
+void scale_into(void* to, const void* from, double scale, std::int64_t numel) {
+  T* const target = static_cast<T*>(to);
+  const T* const source = static_cast<const T*>(from);
+  const T factor = static_cast<T>(scale);
+  at::parallel_for(0, numel, kGrain, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) target[i] = source[i] * factor;
+  });
+}
+
+template <typename T>
+void divide_by(void* data, int divisor, std::int64_t numel) {
+  T* const values = static_cast<T*>(data);
+  const T by = static_cast<T>(divisor);
+  at::parallel_for(0, numel, kGrain, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) values[i] /= by;
+  });
+}
+
+void copy_bytes(void* to, const void* from, std::int64_t bytes) {
+  at::parallel_for(0, bytes, kGrain * 4, [=](std::int64_t begin, std::int64_t end) {
+    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                static_cast<std::size_t>(end - begin));
+  });
+}
+
+// to[i] = from[i] * scale, where `scale` is rounded to `dtype` first.
+void copy_scaled(at::ScalarType dtype, void* to, const void* from, double scale, std::int64_t numel) {
+  if (dtype == at::kFloat) {
+    scale_into<float>(to, from, scale, numel);
+  } else {
+    scale_into<double>(to, from, scale, numel);
+  }
+}
+
+// data[i] /= divisor
+void divide_in_place(at::ScalarType dtype, void* data, int divisor, std::int64_t numel) {
+  if (dtype == at::kFloat) {
+    divide_by<float>(data, divisor, numel);
+  } else {
+    divide_by<double>(data, divisor, numel);
+  }
+}
+
+}  // namespace
+
+// Other dtypes go through torch's operators.
+bool Bucket::scales() const { return dtype() == at::kFloat || dtype() == at::kDouble; }
 
 // [Note: fused copies]
 // To launch a kernel takes the host of a device several microseconds, in which the device copies megabytes. So
@@ -68,7 +125,7 @@ bool Bucket::copy_in(std::size_t index, at::Tensor& gradient, int divisor, bool 
 
 void Bucket::divide(const at::Tensor& data, std::int64_t numel, int divisor) {
   if (divisor == 1) return;
-  if (cpu_ && can_scale(dtype())) return divide_in_place(dtype(), data.mutable_data_ptr(), divisor, numel);
+  if (cpu_ && scales()) return divide_in_place(dtype(), data.mutable_data_ptr(), divisor, numel);
   const at::NoGradGuard no_grad;
   at::Tensor target = data;
   target.div_(divisor);
@@ -82,7 +139,7 @@ void Bucket::write(const Slot& slot, const at::Tensor& gradient, int divisor) {
   }
   if (!same) warn_of_strides(slot, gradient);
   const double scale = 1.0 / divisor;
-  if (same && can_scale(dtype())) {
+  if (same && scales()) {
     return copy_scaled(dtype(), slot.view.mutable_data_ptr(), gradient.const_data_ptr(), scale, slot.numel);
   }
   const at::NoGradGuard no_grad;

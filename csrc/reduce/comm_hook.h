@@ -64,24 +64,14 @@ struct Launched {
 
 // Starts the sum of a tensor over the ranks.
 Launched start_all_reduce(c10d::ProcessGroup& group, const at::Tensor& summed);
-// The same for the bucket's buffer. Gradients must have been divided already.
-Launched start_all_reduce(c10d::ProcessGroup& group, const Bucket& bucket);
-// The same for gradients that are reduced in place, which are divided by it on the way.
+// The same for a bucket's gradients that are reduced in place, which are divided by it on the way.
 Launched start_pieces(PiecewiseBackend& backend, const Bucket& bucket, int divisor);
 // As start_all_reduce, for the buffer of a hook's GradBucket.
 FuturePointer all_reduce(c10d::ProcessGroup& group, c10d::GradBucket& bucket);
-
-// Runs the comm hook, which averages, on bucket `index` of `count`.
-Launched start_hook(CommHook& hook, const Bucket& bucket, std::size_t index, std::size_t count);
 
 // Blocks until the sum of `summed` is over; returns the tensor that holds it.
 at::Tensor finish(const Launched& launched, const at::Tensor& summed);
 // The tensor in what the future of an all_reduce of one tensor holds. Throws if there is none.
 at::Tensor sum_in(const c10::IValue& value);
-
-// Blocks until the collective is over; returns the tensor that holds the averaged gradients, of the bucket's dtype.
-// Throws what it failed with, or c10::Error if the result does not fit: it names the hook, the bucket and its
-// parameters. `hook` is null for the all_reduce.
-at::Tensor wait_for(const Launched& launched, CommHook* hook, const Bucket& bucket, std::size_t index);
 
 }  // namespace ddp_lab

@@ -9,7 +9,6 @@
 
 #include "reduce/bucket.h"
 #include "reduce/comm_hook.h"
-#include "reduce/flat_copy.h"
 
 namespace ddp_lab {
 
@@ -41,7 +40,7 @@ std::size_t references_of_its_own(const at::Tensor& gradient, const at::Tensor& 
 // some. How many is learned from a gradient that nobody shares; more of them mean a copy, and so do any if the gradient
 // was there before and what arrived was added to it.
 bool Bucket::take_in_place(std::size_t index, const at::Tensor& gradient, const at::Tensor& arrived, bool as_view) {
-  if (!cpu_ || sparse_ || batched_ || !can_scale(dtype()) || !gradient.defined() || gradient.requires_grad()) {
+  if (!cpu_ || sparse_ || batched_ || !scales() || !gradient.defined() || gradient.requires_grad()) {
     return false;
   }
   hold();

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "record/recorder.h"
-
 namespace ddp_lab {
 
 Reducer::Reducer(std::vector<at::Tensor> parameters, const Assignment& assignment, GroupPointer group,
@@ -71,11 +69,6 @@ void Reducer::fail_unfinished() {
   backward_.share_error(message);
   abandon_backward();
   fail(message);
-}
-
-void Reducer::end_forward() {
-  const Lock lock(mutex_);
-  backward_.end_forward();
 }
 
 void Reducer::arm(const std::vector<at::Tensor>& outputs, bool sync) {
@@ -245,11 +238,6 @@ void Reducer::set_forward_pass_work(c10::intrusive_ptr<c10d::Work> work, bool di
   joined_iteration_ = iteration_ + 1;
 }
 
-void Reducer::install_post_backward_futures(std::vector<FuturePointer> futures) {
-  const Lock lock(mutex_);
-  reduction_.set_futures(std::move(futures));
-}
-
 bool Reducer::take_no_sync_warning() {
   const Lock lock(mutex_);
   if (!no_sync_.in_vain || no_sync_.warned) return false;
@@ -342,11 +330,6 @@ void Reducer::set_gradient_dtype(at::ScalarType dtype) {
   assign(buckets_.assignment());
 }
 
-void Reducer::set_sparse_metadata(const std::map<std::string, at::Tensor>& metadata) {
-  const Lock lock(mutex_);
-  buckets_.set_sparse_metadata(metadata);
-}
-
 void Reducer::set_optimizer_in_backward(const std::vector<std::size_t>& parameters) {
   const Lock lock(mutex_);
   options_.optimized.assign(parameters_.size(), parameters.empty());
@@ -401,11 +384,6 @@ FuturePointer Reducer::run_all_reduce(c10d::GradBucket& bucket) {
 
 // ---- questions, and what is told or changed while training runs
 
-bool Reducer::in_flight() const {
-  const Lock lock(mutex_);
-  return phase().in_flight();
-}
-
 Reducer::Report Reducer::report() const {
   const Lock lock(mutex_);
   Report made;
@@ -429,16 +407,6 @@ Reducer::Stage Reducer::stage() const {
   return made;
 }
 
-bool Reducer::graph_was_static() const {
-  const Lock lock(mutex_);
-  return use_.always_same();
-}
-
-at::Tensor Reducer::used_map() {
-  const Lock lock(mutex_);
-  return use_.here.tensor();
-}
-
 std::optional<Inspections> Reducer::inspect_gradients() const {
   const Lock lock(mutex_);
   if (phase().in_flight()) return std::nullopt;
@@ -458,21 +426,11 @@ std::optional<Reducer::Averages> Reducer::averages() const {
   return found;
 }
 
-void Reducer::set_inspection_callback(Inspector::Callback callback) {
-  const Lock lock(mutex_);
-  inspector_.set_callback(std::move(callback));
-}
-
 void Reducer::set_gradient_watch(std::shared_ptr<GradientWatch> watch) {
   const Lock lock(mutex_);
   TORCH_CHECK(!phase().in_flight(), "gradients can't be watched from the middle of a backward on");
   if (watch) watch->begin(buckets_.size());  // its first backward may be armed
   watch_.swap(watch);
-}
-
-void Reducer::set_pause_check(std::function<void()> check) {
-  const Lock lock(mutex_);
-  gate_.set_check(std::move(check));
 }
 
 void Reducer::drop_next(std::size_t parameter) {

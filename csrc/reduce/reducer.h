@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "record/event_origin.h"
+#include "record/recorder.h"
 #include "reduce/autograd_hooks.h"
 #include "reduce/backward.h"
 #include "reduce/breakpoints.h"
@@ -74,7 +74,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // exception ended. Throws if the last one left parameters without a gradient. Returns true, and has not
   // begun, if rebuild() is to be called first.
   bool begin_forward(bool sync);
-  void end_forward();
+  void end_forward() {
+    locked([&] { backward_.end_forward(); });
+  }
   // The next backward synchronises gradients, if `sync`. `outputs`: the tensors that forward returned.
   void arm(const std::vector<at::Tensor>& outputs, bool sync = true);
   // Whether gradients may be reduced where they are, see [Note: reduced in place].
@@ -98,7 +100,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // are to be divided by the world size.
   void set_forward_pass_work(c10::intrusive_ptr<c10d::Work> work, bool divide_by_initial_world_size);
   // Waited for at the end of the next backward.
-  void install_post_backward_futures(std::vector<FuturePointer> futures);
+  void install_post_backward_futures(std::vector<FuturePointer> futures) {
+    locked([&] { reduction_.set_futures(std::move(futures)); });
+  }
 
   // See [Note: a backward that the caller ends].
   void require_manual_end(bool required);
@@ -115,11 +119,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Forgets a backward that will not finish, so that the next forward starts clean. Any thread. If that backward
   // runs on after all, it ends with an exception.
   void abandon();
-  bool in_flight() const;  // a gradient has arrived, and the backward has not been finalized
+  // A gradient has arrived, and the backward has not been finalized.
+  bool in_flight() const { return read(phase()).in_flight(); }
 
   // See [Note: pausing a backward]. `check` is called now and then during a pause, and may throw.
   Breakpoints& breakpoints() noexcept { return gate_.breakpoints(); }
-  void set_pause_check(std::function<void()> check);
+  void set_pause_check(std::function<void()> check) {
+    locked([&] { gate_.set_check(std::move(check)); });
+  }
   Stage stage() const;
   // In the next synchronised backward the reducer does not hear of this gradient: see [Note: a rehearsal].
   void drop_next(std::size_t parameter);
@@ -142,7 +149,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Gradients will be of this type: mixed precision trains with copies of the parameters.
   void set_gradient_dtype(at::ScalarType dtype);
   // Rows of a sparse gradient, by parameter name: see [Note: known rows].
-  void set_sparse_metadata(const std::map<std::string, at::Tensor>& metadata);
+  void set_sparse_metadata(const std::map<std::string, at::Tensor>& metadata) {
+    locked([&] { buckets_.set_sparse_metadata(metadata); });
+  }
   // The graph never changes: see [Note: static graph]. Before the first synchronised forward.
   void set_static_graph();
 
@@ -156,8 +165,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Report report() const;
   void set_error(std::string text) { last_.set_error(std::move(text)); }
   // With find_unused_parameters.
-  bool graph_was_static() const;
-  at::Tensor used_map();
+  bool graph_was_static() const {
+    return locked([&] { return use_.always_same(); });
+  }
+  at::Tensor used_map() {
+    return locked([&] { return use_.here.tensor(); });
+  }
 
   // See [Note: inspecting gradients]
   // What each bucket's parameters have in `.grad`; nothing during a backward. The thread that trains alone.
@@ -166,20 +179,26 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::optional<Averages> averages() const;
   void request_inspection(std::int64_t from) noexcept { inspector_.request(from); }
   bool inspection_pending() const noexcept { return inspector_.pending(); }
-  void set_inspection_callback(Inspector::Callback callback);
+  void set_inspection_callback(Inspector::Callback callback) {
+    locked([&] { inspector_.set_callback(std::move(callback)); });
+  }
   // See [Note: watching gradients]; null: no longer. Not during a backward.
   void set_gradient_watch(std::shared_ptr<GradientWatch> watch);
 
  private:
+  // What `work` returns, done under the mutex.
+  template <typename Work>
+  auto locked(const Work& work) const -> decltype(work()) {
+    const Lock lock(mutex_);
+    return work();
+  }
   template <typename T>
   T read(const T& member) const {
-    const Lock lock(mutex_);
-    return member;
+    return locked([&] { return member; });
   }
   template <typename T>
   void write(T& member, T value) {
-    const Lock lock(mutex_);
-    member = value;
+    locked([&] { member = value; });
   }
   const Phase& phase() const noexcept { return backward_.phase(); }
   [[noreturn]] void fail(const std::string& message);

@@ -1,5 +1,8 @@
 #include "reduce/reduction.h"
 
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 
 namespace ddp_lab {
@@ -11,6 +14,63 @@ c10::intrusive_ptr<c10d::Backend> cpu_backend(c10d::ProcessGroup& group) {
   const auto on_cpu = [](const c10::Device& device) { return device.is_cpu(); };
   if (!std::any_of(devices.begin(), devices.end(), on_cpu)) return nullptr;
   return group.getBackend(c10::DeviceType::CPU);
+}
+
+std::string describe(const Bucket& bucket, std::size_t index) {
+  constexpr std::size_t kMost = 5;
+  const std::vector<Slot>& slots = bucket.slots();
+  std::string text = "bucket " + std::to_string(index) + " (";
+  for (std::size_t i = 0; i < std::min(slots.size(), kMost); ++i) text += (i ? ", '" : "'") + slots[i].name + "'";
+  if (slots.size() > kMost) text += " and " + std::to_string(slots.size() - kMost) + " more";
+  return text + ")";
+}
+
+// The tensor of the hook, or of the group if there is none, in the form of the bucket's buffer.
+at::Tensor fit(at::Tensor reduced, CommHook* hook, const Bucket& bucket, std::size_t index) {
+  const at::Tensor& buffer = bucket.buffer();
+  const bool complex = buffer.is_complex() && !reduced.is_complex();
+  const std::int64_t numel = buffer.numel() * (complex ? 2 : 1);
+  const bool fits = reduced.layout() == at::kStrided ? reduced.numel() == numel : reduced.sizes() == buffer.sizes();
+  const std::string who = hook ? "comm hook" : "process group";
+  const std::string name = hook ? hook->name() : "all_reduce";
+  TORCH_CHECK(fits && reduced.device() == bucket.device(), "The ", who, "'s future holds a tensor that does not fit: '",
+              name, "' returned ", reduced.sizes(), " on ", reduced.device(), " for ", describe(bucket, index),
+              ", whose gradients are ", numel, " elements on ", bucket.device(),
+              ". Return a tensor of as many elements as bucket.buffer() has.");
+  const at::ScalarType dtype = complex ? c10::toRealValueType(buffer.scalar_type()) : buffer.scalar_type();
+  if (reduced.scalar_type() != dtype) {
+    if (hook && !hook->warned) {
+      TORCH_WARN("The comm hook '", name, "' returned ", reduced.scalar_type(), " for ", describe(bucket, index),
+                 ", whose gradients are ", dtype, ": it is converted. Convert it in the hook, e.g. by copying it to ",
+                 "bucket.buffer().");
+    }
+    if (hook) hook->warned = true;
+    reduced = reduced.to(dtype);
+  }
+  return complex ? at::view_as_complex(reduced.reshape({buffer.numel(), 2})) : reduced;
+}
+
+// See [Note: what a hook sees].
+void make_row_major(const Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  for (const Slot& slot : bucket.slots()) {
+    if (!slot.view.defined() || slot.view.is_contiguous()) continue;
+    bucket.buffer().narrow(0, slot.offset, slot.numel).copy_(slot.view.reshape({-1}));
+  }
+}
+
+// Gives the gradients in `reduced` their parameters' strides. What is not the bucket's own memory stays the hook's.
+at::Tensor restore_strides(at::Tensor reduced, const Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  bool own = reduced.is_alias_of(bucket.buffer());
+  for (const Slot& slot : bucket.slots()) {
+    if (!slot.view.defined() || slot.view.is_contiguous()) continue;
+    reduced = own ? reduced.reshape({-1}) : reduced.reshape({-1}).clone();
+    own = true;
+    const at::Tensor rows = reduced.narrow(0, slot.offset, slot.numel).view(slot.view.sizes()).clone();
+    slot_view(reduced, slot.variable, slot.offset).copy_(rows);
+  }
+  return reduced;
 }
 
 }  // namespace
@@ -52,9 +112,25 @@ int Reduction::divisor() {
 }
 
 Launched Reduction::start(const Bucket& bucket, std::size_t index, std::size_t count) {
-  if (hook_) return start_hook(*hook_, bucket, index, count);
-  if (bucket.in_place()) return start_pieces(*piecewise_, bucket, divisor());
-  return start_all_reduce(*group_, bucket);
+  if (!hook_) {
+    if (bucket.in_place()) return start_pieces(*piecewise_, bucket, divisor());
+    return start_all_reduce(*group_, as_reals(bucket.buffer()));
+  }
+  if (hook_->reads_gradients()) make_row_major(bucket);
+  Launched launched;
+  launched.future = hook_->run(std::make_unique<GradBucket>(bucket, index, count));
+  return launched;
+}
+
+at::Tensor Reduction::wait(const Launched& launched, const Bucket& bucket, std::size_t index) const {
+  if (launched.work) {  // perhaps of pieces, which have no buffer
+    launched.work->wait();
+    return bucket.buffer();
+  }
+  if (!hook_) return fit(finish(launched, as_reals(bucket.buffer())), nullptr, bucket, index);
+  launched.future->waitAndThrow();
+  const at::Tensor reduced = fit(hook_->result(launched.future->value()), hook_.get(), bucket, index);
+  return hook_->reads_gradients() && !bucket.sparse() ? restore_strides(reduced, bucket) : reduced;
 }
 
 }  // namespace ddp_lab

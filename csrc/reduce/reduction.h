@@ -35,10 +35,12 @@ class Reduction {
   // A backward begins, with a divisor of its own.
   void begin() noexcept { divisor_ = 0; }
   int divisor();
+  // Starts the collective of bucket `index` of `count`. Without a hook gradients must have been divided already, but
+  // for those that are reduced in place.
   Launched start(const Bucket& bucket, std::size_t index, std::size_t count);
-  at::Tensor wait(const Launched& launched, const Bucket& bucket, std::size_t index) const {
-    return wait_for(launched, hook_.get(), bucket, index);
-  }
+  // Blocks until it is over; returns the tensor that holds the averaged gradients, of the bucket's dtype. Throws what
+  // it failed with, or c10::Error if the result does not fit: it names the hook, the bucket and its parameters.
+  at::Tensor wait(const Launched& launched, const Bucket& bucket, std::size_t index) const;
   // A backward is over, or given up: nothing is left to wait for.
   void end() {
     futures_.clear();

@@ -1,7 +1,7 @@
 // Prints what one event costs: `make bench-record`.
 #include <cstdio>
 
-#include "record/cost.h"
+#include "record/recorder.h"
 
 int main() {
   constexpr int kRounds = 501;

@@ -18,7 +18,7 @@ SOURCES = {
     "test_events": [],
     "test_graph_tasks": [],
     "test_phase": [],
-    "test_recorder": [ROOT / "csrc/record/recorder.cpp", ROOT / "csrc/record/cost.cpp"],
+    "test_recorder": [ROOT / "csrc/record/recorder.cpp"],
     "test_replay": [ROOT / "csrc/reduce/bucket_schedule.cpp", ROOT / "csrc/reduce/replay.cpp"],
     "test_schedule": [ROOT / "csrc/reduce/bucket_schedule.cpp"],
     "test_static_graph": [],

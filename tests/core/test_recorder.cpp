@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "check.h"
-#include "record/cost.h"
 #include "record/recorder.h"
 
 using ddp_lab::Event;
