@@ -46,7 +46,6 @@ from .features.delayed import DelayedParameters
 from .features.logging_data import DDPLogger
 from .features.mixed_precision import LowPrecision
 from .live import change as changes
-from .live import hooks
 from .live.model import LiveModel
 from .monitoring import inspection
 from .monitoring.drift import DriftWatch, compare
@@ -471,7 +470,7 @@ class DistributedDataParallel(TorchDDP):
             TypeError: the hook is not callable.
             ValueError: its signature is another one, or the name is one of torch's hooks.
         """
-        hooks.define(name, hook, state)
+        changes.define_hook(name, hook, state)
 
     def _register_fused_optim(
         self, optim: type[torch.optim.Optimizer], *args: Any, optim_params: Any = None, **kwargs: Any

@@ -191,7 +191,7 @@ def observe(model: TorchDDP) -> Observation:
         made = Observation(model)
         made.start(model)
         _observations[model] = made
-        inspection.install_observed(made)
+        inspection.install(made, observed=True)
     return _observations[model]
 
 

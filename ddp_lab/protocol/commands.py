@@ -25,7 +25,7 @@ class Change:
         bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
         order: ``"ready"`` (as rank 0's gradients became ready last), ``"registration"``, ``"reversed"``, or the names
             of all trained parameters.
-        comm_hook: a name, see `ddp_lab.parallel.live.hooks`; ``"none"`` for the plain average.
+        comm_hook: a name, see `ddp_lab.parallel.live.change`; ``"none"`` for the plain average.
     """
 
     bucket_cap_mb: float | None = None

@@ -1,17 +1,34 @@
-"""A change of a model's buckets or comm hook: as it is asked for, and as rank 0 has decided it for all."""
+"""A change of a model's buckets or comm hook: as it is asked for, and as rank 0 has decided it for all.
+
+Comm hooks have names, so that the client can ask for one: torch's, and those that the ranks' program has named.
+
+[Note: replacing a comm hook]
+Between two backwards a hook may be replaced: nothing of it is under way then. It must be replaced between the same two
+on all ranks, since hooks differ in the collectives they enter. State of torch's PowerSGD is kept by bucket, and is
+forgotten whenever the buckets change. Some hooks do more than average and can't be replaced: those that step
+optimizers. Beside hooks that do not bring all ranks together in each backward nothing can be changed live, because
+what makes the ranks change in the same step ([Note: a change while training runs]) is that they wait for each other.
+"""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import json
+import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
+
 from ...protocol.commands import Change
+from ..core import comm_hooks, process_groups
 from ..core.arguments import MEBIBYTE, BucketCaps
 from ..core.synchronizer import GradientSynchronizer
-from . import hooks
 
-__all__ = ["Decision", "apply", "check", "decide", "describe"]
+__all__ = ["Decision", "apply", "check", "decide", "define_hook", "describe"]
 
 ORDERS = ("ready", "registration", "reversed")
 
@@ -58,10 +75,10 @@ def check(sync: GradientSynchronizer, change: Change) -> None:
         raise RuntimeError("this model has no buckets of ours to change")
     _check_caps(change)
     _order_of(sync, change)
-    hooks.check(sync, change.comm_hook)
+    _check_hook(sync, change.comm_hook)
     caps = _caps_of(sync, change)
     made = sync.assigned(caps, sync.held_order) if caps is not None else sync.assignment
-    hooks.check_buckets(sync, change.comm_hook, len(made))
+    _check_hook_buckets(sync, change.comm_hook, len(made))
 
 
 def _check_caps(change: Change) -> None:
@@ -133,8 +150,8 @@ def apply(sync: GradientSynchronizer, decision: Decision) -> None:
     if decision.caps is not None:
         sync.caps = decision.caps
     if decision.comm_hook is not None:
-        hooks.replace(sync, decision.comm_hook)
-    hooks.forget_buckets(sync)
+        _replace_hook(sync, decision.comm_hook)
+    _forget_buckets(sync)
     if sync.may_still_rebuild:  # and will take the new caps then
         sync.describe()
     elif decision.caps is None and decision.order is None:
@@ -157,3 +174,99 @@ def describe(sync: GradientSynchronizer) -> dict[str, Any]:
         "comm_hook": sync.hook_name,
         "buckets": len(sync.assignment),
     }
+
+
+# -- comm hooks by name
+
+_Factory = Callable[[GradientSynchronizer], tuple[comm_hooks.Hook, object]]
+
+_NONE = "none"
+_UNCOUPLED = ("noop_hook", "post_localSGD_hook")
+
+
+def _bf16(sync: GradientSynchronizer) -> tuple[comm_hooks.Hook, object]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    reference = weakref.ref(sync)  # the model's group may be another one tomorrow
+
+    @functools.wraps(bf16_compress_hook)
+    def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return bf16_compress_hook(reference().group, bucket)  # type: ignore[union-attr]
+
+    return hook, None
+
+
+def _power_sgd(sync: GradientSynchronizer) -> tuple[comm_hooks.Hook, object]:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    reference = weakref.ref(sync)
+
+    @functools.wraps(powerSGD_hook)
+    def hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        state.process_group = reference().group  # type: ignore[union-attr]
+        return powerSGD_hook(state, bucket)
+
+    return hook, PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+
+
+_factories: dict[str, _Factory] = {
+    "fp16": lambda sync: (BuiltinCommHookType.FP16_COMPRESS, None),
+    "bf16": _bf16,
+    "powersgd": _power_sgd,
+}
+
+
+def define_hook(name: str, hook: Callable[..., Any], state: Callable[[Any], object] | None = None) -> None:
+    """See `DistributedDataParallel.define_comm_hook`."""
+    if name in (_NONE, "fp16", "bf16", "powersgd"):
+        raise ValueError(f"the name {name!r} is taken: choose another one")
+    comm_hooks.check_hook(hook)
+    _factories[name] = lambda sync: (hook, None if state is None else state(sync.owner()))
+
+
+def _check_hook(sync: GradientSynchronizer, name: str | None) -> None:
+    """Refuses a name that is not known here, and models whose hook can't be replaced or does not couple the ranks."""
+    present = sync.hook_name or ""
+    if any(word in present for word in _UNCOUPLED):
+        raise RuntimeError(
+            f"the model's comm hook is {present}, with which ranks do not wait for each other in each backward: they "
+            "could not change in the same step. Call model.reconfigure(...) on all ranks instead"
+        )
+    if name is None:
+        return
+    known = [_NONE, *_factories]
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(
+            f"no comm hook is known as {name!r} on this rank{hint}: choose one of {', '.join(map(repr, known))}"
+        )
+    if sync.options.mixed_precision is not None:
+        raise RuntimeError("mixed_precision has its own way to reduce gradients: such a model takes no comm hook")
+    if "optim" in present:
+        raise RuntimeError(f"the model's comm hook {present} steps optimizers: without it nothing would be trained")
+
+
+def _check_hook_buckets(sync: GradientSynchronizer, name: str | None, buckets: int) -> None:
+    """Refuses what is known to hang: PowerSGD's callbacks wait for collectives on Gloo's two threads."""
+    chosen = "powerSGD" in (sync.hook_name or "") if name is None else name == "powersgd"
+    if chosen and buckets > 1 and process_groups.backend_name(sync.group) == "gloo":
+        raise RuntimeError(
+            f"PowerSGD hangs on Gloo with several buckets, and there would be {buckets}: ask for a bucket_cap_mb that "
+            "holds the whole model too"
+        )
+
+
+def _replace_hook(sync: GradientSynchronizer, name: str) -> None:
+    """Puts the named hook in the place of the present one, if any."""
+    sync.detach_hook()
+    if name != _NONE:
+        sync.attach_hook(*_factories[name](sync))
+
+
+def _forget_buckets(sync: GradientSynchronizer) -> None:
+    """Clears what torch's PowerSGD remembers of each bucket: errors and matrices of its shape."""
+    for _, state in sync.hooks:
+        if type(state).__name__ == "PowerSGDState":  # torch's module takes a while to import
+            for held in ("error_dict", "p_memory_dict", "q_memory_dict"):
+                getattr(state, held).clear()

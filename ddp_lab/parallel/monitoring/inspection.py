@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ... import recording
 
-__all__ = ["Inspected", "inspect_gradients", "install", "install_observed", "is_observed", "request_inspection"]
+__all__ = ["Inspected", "inspect_gradients", "install", "is_observed", "request_inspection"]
 
 # A model that has done nothing for so long is not between two steps of a running loop.
 _IDLE_SECONDS = 1.0
@@ -22,8 +22,8 @@ class Inspected(Protocol):
     reducer_id: int
 
 
-_ours: weakref.WeakSet[Inspected] = weakref.WeakSet()
-_observed: weakref.WeakSet[Inspected] = weakref.WeakSet()
+# Whether each is of torch's class.
+_models: weakref.WeakKeyDictionary[Inspected, bool] = weakref.WeakKeyDictionary()
 
 
 def inspect_gradients(model: Inspected) -> list[dict[str, Any]]:
@@ -34,26 +34,21 @@ def inspect_gradients(model: Inspected) -> list[dict[str, Any]]:
     return _as_dicts(found)
 
 
-def install(model: Inspected) -> None:
-    """Makes requests reach a model of ours, and its reducer report here when it has carried one out."""
-    _ours.add(model)
-    _report_here(model)
+def install(model: Inspected, *, observed: bool = False) -> None:
+    """Makes requests reach a model, and its reducer report here when it has carried one out.
 
-
-def install_observed(model: Inspected) -> None:
-    """The same for a model of torch's class."""
-    _observed.add(model)
-    _report_here(model)
+    Args:
+        model: of ours, or what observes one of torch's class.
+        observed: the latter.
+    """
+    _models[model] = observed
+    reducer_id = model.reducer_id
+    model.reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
 
 
 def is_observed(reducer_id: int) -> bool:
     """Whether this is the number of a model of torch's class that exists."""
-    return any(model.reducer_id == reducer_id for model in list(_observed))
-
-
-def _report_here(model: Inspected) -> None:
-    reducer_id = model.reducer_id
-    model.reducer.set_inspection_callback(lambda step, found: _describe(reducer_id, step, found))
+    return any(observed and model.reducer_id == reducer_id for model, observed in list(_models.items()))
 
 
 def request_inspection(reducer_id: int, step: int) -> None:
@@ -64,7 +59,7 @@ def request_inspection(reducer_id: int, step: int) -> None:
     Raises:
         KeyError: there is no such model in this process.
     """
-    models = {model.reducer_id: model for model in [*_observed, *_ours]}
+    models = {model.reducer_id: model for model in list(_models)}
     if reducer_id not in models:
         raise KeyError(f"no living model has reducer id {reducer_id}; there are {list(models)}")
     model = models[reducer_id]
