@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from ddp_lab.bench.measuring.operations import LIMITS
-from ddp_lab.bench.telling import exposed, noise, ratios
+from ddp_lab.bench.measuring import noise, ratios
+from ddp_lab.bench.measuring.collectives import LIMITS
 
 QUIET = [0.01] * 5
+JUDGE = partial(noise.figure, others=QUIET)
 
 
 def spread(middle: float, part: float = 0.02) -> list[float]:
@@ -49,7 +51,7 @@ def step_cells(models: tuple[str, ...]) -> Any:
         "gloo": (builds({"torch": 30.0, "ours": 28.0, "torch again": 30.0}), floors),
         "shm": (builds({"torch": 23.0, "ours": 22.0, "torch again": 23.0}), floors),
     }
-    classes = exposed.figures(of_backends, QUIET, noise.TOLERANCE)
+    classes = ratios.exposed(of_backends, JUDGE)
     cells = [
         {"workload": model, "mode": "plain", "backend": backend, "classes": classes[backend]}
         for model in models

@@ -5,28 +5,26 @@ two limits of the machine that all ranks try at the same time. ``copy`` is torch
 buffer to another (a memcpy). ``triad`` is STREAM's: a = b + 0.5 c by torch's ``add`` with ``out=``, on three buffers of
 as many bytes each. ``shm shared`` is an all-reduce of a buffer in the backend's own memory. A call is timed from a
 barrier on, on every rank; the slowest rank counts, since all wait for it. Given is the median over the sets of each
-set's median; `ddp_lab.bench.telling.noise` says which figures are too noisy to show.
+set's median; `ddp_lab.bench.measuring.noise` says which figures are too noisy to show.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..command_line import count
-from .measuring import backends, fresh_ranks
-from .measuring.command import add_noise, add_picture, aligned, fresh_sets, new_parser, show_sound
-from .measuring.operations import DTYPES, OPERATIONS, SHARED, Buffers, lacks, limits, sides_of
-from .telling import noise
+from . import pictures
+from .measuring import collectives, command, fresh_ranks, noise
+from .measuring.collectives import DTYPES, OPERATIONS, SHARED, Buffers
+from .measuring.command import option
 
 __all__ = ["main", "measure"]
 
@@ -37,29 +35,27 @@ _WARM_UP = 3
 _CALLS = (5, 200)  # in a block: at least, at most
 
 _Blocks = dict[str, list[float]]  # side -> median seconds of each block
-
-
 _Side = tuple[torch.Tensor, Callable[[], Any]]  # what is filled anew before each call, and the call
 
 
 def _sides(operation: str, buffers: Buffers, groups: dict[str, Any]) -> tuple[dict[str, _Side], dict[str, str]]:
     """What is to be timed, and what backends say that lack the operation."""
     calls = {name: partial(OPERATIONS[operation], buffers, group) for name, group in groups.items()}
-    missing = {name: words for name, call in calls.items() if (words := lacks(call))}
+    missing = {name: words for name, call in calls.items() if (words := collectives.lacks(call))}
     sides: dict[str, _Side] = {name: (buffers.whole, call) for name, call in calls.items() if name not in missing}
     for name, group in groups.items() if operation == "all_reduce" else ():
-        shared = backends.memory_of(group, buffers.whole)
+        shared = collectives.memory_of(group, buffers.whole)
         if shared is not None:
             sides[name + SHARED] = shared, partial(dist.all_reduce, shared, group=group)
     if operation != "barrier":
-        sides |= {name: (buffers.whole, call) for name, call in limits(buffers).items()}
+        sides |= {name: (buffers.whole, call) for name, call in collectives.limits(buffers).items()}
     return sides, missing
 
 
 def _set(operations: Sequence[str], sizes: Sequence[int], names: Sequence[str], dtype: str, rounds: int) -> Any:
     """For each operation and size what one set of processes found; on every rank the same, that of the slowest."""
-    meeting = backends.groups(["shm"])["shm"]  # its barrier lets all ranks go within microseconds
-    groups = backends.groups(names)
+    meeting = collectives.groups(["shm"])["shm"]  # its barrier lets all ranks go within microseconds
+    groups = collectives.groups(names)
     found = []
     for operation in operations:
         for size in sizes if operation != "barrier" else (0,):
@@ -93,11 +89,11 @@ def _block(tensor: torch.Tensor, call: Callable[[], Any], meeting: Any) -> float
 
 
 def measure(
-    world_sizes: Sequence[int] = (2, 4),
+    ranks: Sequence[int] = (2, 4),
     sizes: Sequence[int] = _SIZES,
     *,
     operations: Sequence[str] = ("all_reduce",),
-    compared: Sequence[str] = _BACKENDS,
+    backends: Sequence[str] = _BACKENDS,
     dtype: str = "float32",
     rounds: int = 4,
     sets: int = 5,
@@ -106,10 +102,10 @@ def measure(
     """Measures all of it.
 
     Args:
-        world_sizes: numbers of ranks.
-        sizes: bytes; see `ddp_lab.bench.measuring.operations` for what they are the size of.
-        operations: of `OPERATIONS`.
-        compared: names of backends; the others are compared with the first.
+        ranks: numbers of ranks.
+        sizes: bytes; see `ddp_lab.bench.measuring.collectives` for what they are the size of.
+        operations: of `OPERATIONS`, or ``"all"``.
+        backends: their names; the others are compared with the first.
         dtype: of `DTYPES`.
         rounds: blocks of each side, in turns, in a set of processes.
         sets: fresh sets of processes.
@@ -122,24 +118,21 @@ def measure(
         copy; ``missing``: what backends said that lack the operation. ``others``: for each number of ranks what other
         programs took, by set. Beside it what was asked for.
     """
+    chosen = list(OPERATIONS) if "all" in operations else operations
     rows: list[dict[str, Any]] = []
     others: dict[str, list[float | None]] = {}
-    for ranks in world_sizes:
-        runs, beside = [], others.setdefault(str(ranks), [])
-        for _ in range(sets):
-            with noise.Watch() as watch:
-                runs.append(fresh_ranks.run(_set, operations, sizes, compared, dtype, rounds, ranks=ranks))
-            beside.append(watch.others)
+    for world in ranks:
+        call = (_set, chosen, sizes, backends, dtype, rounds)
+        runs, beside = noise.of_sets(sets, lambda _, call=call, world=world: fresh_ranks.run(*call, ranks=world))  # type: ignore[misc]
+        others[str(world)] = beside
+        judge = partial(noise.figure, others=beside, tolerance=tolerance)
         for cells in zip(*runs, strict=True):
-            about = {"operation": cells[0]["operation"], "ranks": ranks, "bytes": cells[0]["bytes"]}
-            rows.append(
-                about
-                | _figures([cell["blocks"] for cell in cells], compared, beside, tolerance)
-                | {"missing": cells[0]["missing"]}
-            )
+            about = {"operation": cells[0]["operation"], "ranks": world, "bytes": cells[0]["bytes"]}
+            figures = _figures([cell["blocks"] for cell in cells], backends, judge)
+            rows.append(about | figures | {"missing": cells[0]["missing"]})
     return {
         "torch": torch.__version__,
-        "backends": list(compared),
+        "backends": list(backends),
         "dtype": dtype,
         "number of sets": sets,
         "rounds": rounds,
@@ -148,37 +141,16 @@ def measure(
     }
 
 
-def _figures(
-    blocks: Sequence[_Blocks], compared: Sequence[str], others: Sequence[float | None], tolerance: float
-) -> dict[str, Any]:
-    us = {side: [1e6 * statistics.median(one[side]) for one in blocks] for side in blocks[0]}
-    sides = {
-        side: noise.figure(each, others, tolerance=tolerance)
-        | {"blocks": [[1e6 * seconds for seconds in one[side]] for one in blocks]}
-        for side, each in us.items()
+def _figures(blocks: Sequence[_Blocks], compared: Sequence[str], judge: noise.Judge) -> dict[str, Any]:
+    us = {side: [[1e6 * seconds for seconds in one[side]] for one in blocks] for side in blocks[0]}
+    medians = {side: [statistics.median(one) for one in of_sets] for side, of_sets in us.items()}
+    return {
+        "sides": {side: judge(medians[side]) | {"blocks": us[side]} for side in us},
+        "ratios": {
+            f"{one} / {other}": judge([a / b for a, b in zip(medians[one], medians[other], strict=True)])
+            for one, other in _ratios(compared, us)
+        },
     }
-    ratios = {
-        f"{one} / {other}": noise.figure(
-            [a / b for a, b in zip(us[one], us[other], strict=True)], others, tolerance=tolerance
-        )
-        for one, other in _ratios(compared, us)
-    }
-    return {"sides": sides, "ratios": ratios}
-
-
-def _table(found: dict[str, Any], keep: bool) -> str:
-    columns = sides_of(found)
-    ratios = _ratios(found["backends"], columns)
-    lines = [["operation", "ranks", "bytes", *columns, *(f"{one} / {other}" for one, other in ratios)]]
-    for row in found["rows"]:
-        times = ["lacks it" if side in row["missing"] else _time(row["sides"].get(side), keep) for side in columns]
-        compared = [_ratio(row["ratios"].get(f"{one} / {other}"), keep) for one, other in ratios]
-        lines.append([row["operation"], f"{row['ranks']}", f"{row['bytes']:,}", *times, *compared])
-    about = (
-        f"torch {found['torch']}, {found['dtype']}; microseconds of the slowest rank: median (from .. to) of "
-        + fresh_sets(found["number of sets"])
-    )
-    return "\n".join([about, *aligned(lines, left=1)])
 
 
 def _ratios(compared: Sequence[str], sides: Collection[str]) -> list[tuple[str, str]]:
@@ -188,58 +160,40 @@ def _ratios(compared: Sequence[str], sides: Collection[str]) -> list[tuple[str, 
     return [(one, other) for one, other in pairs if one in sides and other in sides]
 
 
-def _time(one: noise.Figure | None, keep: bool) -> str:
-    if one is None:
-        return "-"
-    spread = f" ({one['low']:.1f} .. {one['high']:.1f})" if len(one["samples"]) > 1 else ""
-    return noise.shown(one, f"{one['median']:.1f}{spread}", keep)
-
-
-def _ratio(one: noise.Figure | None, keep: bool) -> str:
-    return noise.shown(one, f"{one['median']:.2f}", keep) if one else "-"
+def _table(found: dict[str, Any], keep: bool) -> str:
+    sides = collectives.sides_of(found)
+    ratios = [f"{one} / {other}" for one, other in _ratios(found["backends"], sides)]
+    lines = [["operation", "ranks", "bytes", *sides, *ratios]]
+    for row in found["rows"]:
+        times = [
+            "lacks it" if side in row["missing"] else noise.told(row["sides"].get(side), 1, keep) for side in sides
+        ]
+        some = [row["ratios"].get(name) for name in ratios]
+        compared = [noise.shown(one, f"{one['median']:.2f}", keep) if one else "-" for one in some]
+        lines.append([row["operation"], f"{row['ranks']}", f"{row['bytes']:,}", *times, *compared])
+    about = (
+        f"torch {found['torch']}, {found['dtype']}; microseconds of the slowest rank: median (from .. to) of "
+        + noise.fresh_sets(found["number of sets"])
+    )
+    return "\n".join([about, *command.aligned(lines, left=1)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("ddp-lab bench all-reduce", __doc__)
-    parser.add_argument(
-        "--operation",
-        nargs="+",
-        choices=[*OPERATIONS, "all"],
-        default=["all_reduce"],
-        metavar="NAME",
-        help=f"all, or some of {', '.join(OPERATIONS)} (default: all_reduce)",
-    )
-    choices = backends.available()
-    parser.add_argument("--backends", nargs="+", choices=choices, default=list(_BACKENDS), help="(default: both)")
-    parser.add_argument("--ranks", type=count, nargs="+", default=[2, 4], metavar="N", help="numbers (default: 2 4)")
-    parser.add_argument("--bytes", type=count, nargs="+", default=list(_SIZES), metavar="B", help="sizes of buffers")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--rounds", type=count, default=4, help="blocks of each side in a set (default: 4)")
-    parser.add_argument("--sets", type=count, default=5, help="fresh sets of processes (default: 5)")
-    add_noise(parser)
-    add_picture(parser)
-    given = parser.parse_args(argv)
-    result = measure(
-        given.ranks,
-        given.bytes,
-        operations=list(OPERATIONS) if "all" in given.operation else given.operation,
-        compared=given.backends,
-        dtype=given.dtype,
-        rounds=given.rounds,
-        sets=given.sets,
-        tolerance=given.tolerance,
-    )
-    _draw(result, given.picture, given.keep_noise)
-    return show_sound(result, _table(result, given.keep_noise), given.json, given.keep_noise)
-
-
-def _draw(result: dict[str, Any], path: Path | None, keep: bool) -> None:
-    if path is not None:
-        from .telling import pictures
-
-        pictures.write(pictures.collectives(result, keep=keep), path)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    options = [
+        option(
+            "--operation",
+            dest="operations",
+            nargs="+",
+            choices=[*OPERATIONS, "all"],
+            metavar="NAME",
+            help=f"all, or some of {', '.join(OPERATIONS)}",
+        ),
+        option("--backends", nargs="+", choices=collectives.available()),
+        option("--ranks", type=count, nargs="+", metavar="N", help="numbers of processes"),
+        option("--bytes", type=count, nargs="+", dest="sizes", metavar="B", help="sizes of buffers"),
+        option("--dtype", choices=DTYPES),
+        option("--rounds", type=count, help="blocks of each side in a set"),
+        command.SETS,
+    ]
+    return command.run("all-reduce", __doc__, measure, _table, options, argv, picture=pictures.collectives)

@@ -2,28 +2,31 @@
 
 One kernel drives two clusters of the same size: ours, and a plain ipyparallel one. A turn is one cell with each; the
 time is what a notebook sees, from sending the cell until the kernel is idle again. The turns are judged in five parts,
-one after the other, as if these were sets of processes: see `ddp_lab.bench.telling.noise`.
+one after the other, as if these were sets of processes: see `ddp_lab.bench.measuring.noise`.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from jupyter_client.manager import KernelManager
+
 from ..command_line import count
-from .kernel import Kernel
-from .measuring.command import add_noise, aligned, new_parser, show_sound
-from .telling import noise
+from ..errors import DdpLabError
+from .measuring import command, noise
 
-__all__ = ["main", "measure"]
+__all__ = ["Kernel", "main", "measure"]
 
+_LIMIT_S = 120.0  # until a kernel answers
 _PAUSE_S = 0.02
 _PARTS = 5
-_CELLS = {"x = 1": "x = 1", "print(1)": "print(1)", "rank + 1": "rank + 1"}
+_CELLS = ("x = 1", "print(1)", "rank + 1")
+_SIDES = ("%%distributed", "%%px")
 _PLAIN = """
 import ipyparallel
 _plain = ipyparallel.Cluster(n={ranks}, delay=0, controller_args=["--HeartMonitor.period=200"], log_level=40)
@@ -35,6 +38,48 @@ _view.activate()
 """
 _OURS = "%load_ext ddp_lab\n%cluster start -n {ranks}"
 _END = "%cluster stop\n_plain.stop_cluster_sync()"
+
+
+class Kernel:
+    """A fresh Python kernel that is up; a context manager."""
+
+    def __init__(self) -> None:
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel()
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=_LIMIT_S)
+
+    def run(self, code: str) -> float:
+        """Runs a cell; returns its seconds until the kernel is idle again.
+
+        Raises:
+            DdpLabError: the cell failed.
+        """
+        begin = time.perf_counter()
+        message_id = self._client.execute(code)
+        error = ""
+        while True:
+            message = self._client.get_iopub_msg(timeout=_LIMIT_S)
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "error":
+                error = f"{content['ename']}: {content['evalue']}"
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                break
+        seconds = time.perf_counter() - begin
+        if error:
+            raise DdpLabError(f"the cell {code.splitlines()[0]!r} failed: {error}")
+        return seconds
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel()
+        self._manager.cleanup_resources()
 
 
 def measure(ranks: int = 2, turns: int = 50, tolerance: float = noise.TOLERANCE) -> dict[str, Any]:
@@ -54,16 +99,15 @@ def measure(ranks: int = 2, turns: int = 50, tolerance: float = noise.TOLERANCE)
         kernel.run(_PLAIN.format(ranks=ranks))
         kernel.run(_OURS.format(ranks=ranks))
         try:
-            for name, code in _CELLS.items():
-                sides = {"%%distributed": f"%%distributed\n{code}", "%%px": f"%%px\n{code}"}
-                seconds: dict[str, list[float]] = {side: [] for side in sides}
+            for code in _CELLS:
+                seconds: dict[str, list[float]] = {side: [] for side in _SIDES}
                 for turn in range(-3, turns):
-                    for side in sorted(sides, reverse=bool(turn % 2)):
-                        taken = kernel.run(sides[side])
+                    for side in _SIDES[:: -1 if turn % 2 else 1]:
+                        taken = kernel.run(f"{side}\n{code}")
                         if turn >= 0:
                             seconds[side].append(taken)
                         time.sleep(_PAUSE_S)
-                found[name] = _summaries(seconds, tolerance)
+                found[code] = _summaries(seconds, tolerance)
         finally:
             kernel.run(_END)
     return {"ranks": ranks, "turns": turns, "cells": found}
@@ -71,14 +115,14 @@ def measure(ranks: int = 2, turns: int = 50, tolerance: float = noise.TOLERANCE)
 
 def _summaries(seconds: dict[str, list[float]], tolerance: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    judge = partial(noise.figure, tolerance=tolerance)
     for side, taken in seconds.items():
-        tenths = statistics.quantiles(taken, n=10)
-        parts = noise.figure([1e3 * part for part in _parts(taken)], tolerance=tolerance)
-        found[side] = {"median_ms": statistics.median(taken) * 1e3, "p90_ms": tenths[8] * 1e3, "parts": parts}
-    ours, theirs = (found[side]["parts"]["samples"] for side in ("%%distributed", "%%px"))
-    found["ratio"] = found["%%distributed"]["median_ms"] / found["%%px"]["median_ms"]
-    found["ratio of parts"] = noise.figure([a / b for a, b in zip(ours, theirs, strict=True)], tolerance=tolerance)
-    return found
+        p90 = statistics.quantiles(taken, n=10)[8]
+        parts = judge([1e3 * part for part in _parts(taken)])
+        found[side] = {"median_ms": statistics.median(taken) * 1e3, "p90_ms": p90 * 1e3, "parts": parts}
+    ours, theirs = (found[side] for side in _SIDES)
+    ratios = [a / b for a, b in zip(ours["parts"]["samples"], theirs["parts"]["samples"], strict=True)]
+    return found | {"ratio": ours["median_ms"] / theirs["median_ms"], "ratio of parts": judge(ratios)}
 
 
 def _parts(seconds: Sequence[float]) -> list[float]:
@@ -87,31 +131,20 @@ def _parts(seconds: Sequence[float]) -> list[float]:
     return [statistics.median(seconds[a:b]) for a, b in itertools.pairwise(edges) if b > a]
 
 
-def _table(summary: dict[str, Any], keep: bool) -> str:
+def _table(found: dict[str, Any], keep: bool) -> str:
     lines = [["cell", "%%distributed", "p90", "%%px", "p90", "ratio"]]
-    for name, found in summary["cells"].items():
-        cells = []
-        for side in ("%%distributed", "%%px"):
-            one = found[side]
-            cells.append(noise.shown(one["parts"], f"{one['median_ms']:.1f}", keep))
-            cells.append(f"{one['p90_ms']:.1f}" if keep or not one["parts"]["noisy"] else "-")
-        lines.append([name, *cells, noise.shown(found["ratio of parts"], f"{found['ratio']:.2f}", keep)])
-    about = (
-        f"round trip through a Jupyter kernel, {summary['ranks']} ranks, {summary['turns']} cells each, in turns (ms)"
-    )
-    return "\n".join([about, *aligned(lines, left=1)])
+    for name, of_cell in found["cells"].items():
+        lines.append([name])
+        for one in (of_cell[side] for side in _SIDES):
+            told = keep or not one["parts"]["noisy"]
+            lines[-1] += [noise.shown(one["parts"], f"{one['median_ms']:.1f}", keep)]
+            lines[-1] += [f"{one['p90_ms']:.1f}" if told else "-"]
+        lines[-1] += [noise.shown(of_cell["ratio of parts"], f"{of_cell['ratio']:.2f}", keep)]
+    about = f"round trip through a Jupyter kernel, {found['ranks']} ranks, {found['turns']} cells each, in turns (ms)"
+    return "\n".join([about, *command.aligned(lines, left=1)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("ddp-lab bench cell", __doc__)
-    parser.add_argument("--ranks", type=count, default=2)
-    parser.add_argument("--turns", type=count, default=50, help="cells of each kind and side")
-    add_noise(parser)
-    given = parser.parse_args(argv)
-    summary = measure(given.ranks, given.turns, given.tolerance)
-    return show_sound(summary, _table(summary, given.keep_noise), given.json, given.keep_noise)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    options = [command.RANKS, command.option("--turns", type=count, help="cells of each kind and side")]
+    return command.run("cell", __doc__, measure, _table, options, argv)

@@ -12,7 +12,6 @@ All figures are multiples of the parameters' bytes: 1 is one gradient for each p
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..command_line import count
-from .measuring import fresh_ranks
-from .measuring.command import new_parser, show
+from .measuring import command, fresh_ranks
 from .measuring.workloads import wrappers
 
 __all__ = ["main", "measure"]
@@ -139,41 +137,32 @@ def _least(figures: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: min(one[name] for one in figures) for name in figures[0]}
 
 
-def _table(summary: dict[str, Any]) -> str:
-    size = summary["layers"] * (summary["width"] + 1) * summary["width"] * 4 / 2**20
-    lines = [
-        f"torch {summary['torch']}, {summary['ranks']} Gloo ranks, {size:.0f} MiB of parameters; gradients and buckets "
-        "in multiples of that",
-        f"{'':20} {'peak of a step':^22} {'peak of first steps':^22} {'after zero_grad':^22}",
-        f"{'case':20} {'torch':>8} {'ours':>6} {'ratio':>6} {'torch':>9} {'ours':>6} {'torch':>16} {'ours':>6}",
+def _table(found: dict[str, Any]) -> str:
+    size = found["layers"] * (found["width"] + 1) * found["width"] * 4 / 2**20
+    names = {"peak": "peak", "peak of the first steps": "first steps", "idle": "after zero_grad"}
+    lines = [["case", *(f"{name}, {who}" for name in names.values() for who in ("torch", "ours")), "ours / torch"]]
+    for case, one in found["cases"].items():
+        figures = [f"{one[who][what]:.3f}" for what in names for who in ("torch", "ours")]
+        lines.append([case, *figures, f"{one['ours / torch']:.3f}"])
+    told = [
+        f"torch {found['torch']}, {found['ranks']} Gloo ranks, {size:.0f} MiB of parameters; gradients and buckets in "
+        "multiples of that: peak of a step, peak of the first steps, and what is left after zero_grad",
+        *command.aligned(lines, left=1),
     ]
-    for case, one in summary["cases"].items():
-        torch_, ours = one["torch"], one["ours"]
-        lines.append(
-            f"{case:20} {torch_['peak']:8.3f} {ours['peak']:6.3f} {one['ours / torch']:6.3f} "
-            f"{torch_['peak of the first steps']:9.3f} {ours['peak of the first steps']:6.3f} "
-            f"{torch_['idle']:16.3f} {ours['idle']:6.3f}"
-        )
     best, usual = "views, set to None", "plain, set to None"
-    if best in summary["cases"] and usual in summary["cases"]:
-        ratio = summary["cases"][best]["ours"]["peak"] / summary["cases"][usual]["torch"]["peak"]
-        lines.append(f"ours with {best} / torch's default ({usual}): {ratio:.3f}")
-    return "\n".join(lines)
+    if best in found["cases"] and usual in found["cases"]:
+        ratio = found["cases"][best]["ours"]["peak"] / found["cases"][usual]["torch"]["peak"]
+        told.append(f"ours with {best} / torch's default ({usual}): {ratio:.3f}")
+    return "\n".join(told)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("ddp-lab bench memory", __doc__)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--layers", type=count, default=24, help="linear layers of the model (%(default)s)")
-    parser.add_argument("--width", type=count, default=1024, help="inputs and outputs of each (%(default)s)")
-    parser.add_argument("--sets", type=count, default=2, help="fresh sets of processes (%(default)s)")
-    parser.add_argument("--ranks", type=count, default=2)
-    given = parser.parse_args(argv)
-    summary = measure(given.cases, layers=given.layers, width=given.width, sets=given.sets, ranks=given.ranks)
-    show(summary, _table(summary), given.json)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    options = [
+        command.option("--cases", nargs="+", choices=list(CASES), metavar="NAME", help="; ".join(CASES)),
+        command.option("--layers", type=count, help="linear layers of the model"),
+        command.option("--width", type=count, help="inputs and outputs of each"),
+        command.SETS,
+        command.RANKS,
+    ]
+    return command.run("memory", __doc__, measure, _table, options, argv)

@@ -2,7 +2,7 @@
 
 Each measurement has a fresh kernel. The plain side is what a notebook has to do without ddp_lab: start a cluster,
 number the engines, choose a port, `init_process_group`, and one all-reduce. Both take turns; medians are compared, and
-those that are too noisy not shown (`ddp_lab.bench.telling.noise`).
+those that are too noisy not shown (`ddp_lab.bench.measuring.noise`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..command_line import count
-from .kernel import Kernel
-from .measuring.command import add_noise, aligned, new_parser, show_sound
-from .telling import noise
+from .cell import Kernel
+from .measuring import command, noise
 
 __all__ = ["main", "measure"]
 
@@ -45,26 +44,28 @@ _SIDES = {
 }
 
 
-def measure(ranks: int, rounds: int, sides: Sequence[str] = tuple(_SIDES)) -> dict[str, list[float]]:
+def measure(ranks: int = 2, rounds: int = 5, tolerance: float = noise.TOLERANCE) -> dict[str, Any]:
     """Starts clusters in turn, each in a kernel of its own.
 
     Args:
         ranks: number of ranks.
         rounds: measurements of each side.
-        sides: which of ``"ddp_lab"``, ``"ipyparallel"`` and ``"ipyparallel, tuned"`` to measure.
+        tolerance: see `noise.figure`.
 
     Returns:
-        side -> seconds from sending the first cell until the cell with the first collective had ended.
+        ``seconds``: side -> from sending the first cell until the cell with the first collective had ended;
+        ``medians`` and ``figures`` of them; what was asked for.
     """
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    seconds: dict[str, list[float]] = {side: [] for side in _SIDES}
     for _ in range(rounds):
-        for side in sides:
-            (start, collective, stop), options = _SIDES[side]
+        for side, ((start, collective, stop), options) in _SIDES.items():
             with Kernel() as kernel:
                 cells = [cell.format(ranks=ranks, options=options) for cell in (start, collective)]
                 seconds[side].append(sum(kernel.run(cell) for cell in cells))
                 kernel.run(stop)
-    return seconds
+    medians = {side: statistics.median(values) for side, values in seconds.items()}
+    about = {"ranks": ranks, "rounds": rounds, "seconds": seconds, "medians": medians}
+    return about | {"figures": _judged(seconds, tolerance)}
 
 
 def _judged(seconds: dict[str, list[float]], tolerance: float) -> dict[str, dict[str, noise.Figure]]:
@@ -85,22 +86,13 @@ def _table(result: dict[str, Any], keep: bool) -> str:
         compared = noise.shown(ratio, f"{ratio['median']:.2f}", keep) if ratio else "-"
         lines.append([side, noise.shown(values, f"{values['median']:.2f}", keep), least, most, compared])
     about = f"kernel up -> first collective of {result['ranks']} ranks, {result['rounds']} rounds, seconds"
-    return "\n".join([about, *aligned(lines, left=1)])
+    return "\n".join([about, *command.aligned(lines, left=1)])
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measures, prints a table, and writes it as JSON where asked."""
-    parser = new_parser("ddp-lab bench start", __doc__)
-    parser.add_argument("-n", "--ranks", type=count, default=2, help="number of ranks (default: 2)")
-    parser.add_argument("--rounds", type=count, default=5, help="measurements of each side (default: 5)")
-    add_noise(parser)
-    given = parser.parse_args(argv)
-    seconds = measure(given.ranks, given.rounds)
-    result = {
-        "ranks": given.ranks,
-        "rounds": given.rounds,
-        "seconds": seconds,
-        "medians": {side: statistics.median(values) for side, values in seconds.items()},
-        "figures": _judged(seconds, given.tolerance),
-    }
-    return show_sound(result, _table(result, given.keep_noise), given.json, given.keep_noise)
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of this benchmark."""
+    options = [
+        command.option("-n", "--ranks", type=count, help="number of ranks"),
+        command.option("--rounds", type=count, help="measurements of each side"),
+    ]
+    return command.run("start", __doc__, measure, _table, options, argv)

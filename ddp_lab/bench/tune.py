@@ -12,12 +12,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from ..command_line import count, positive, seconds
 from ..control.training import TrainingControl
@@ -26,12 +28,11 @@ from ..control.turns import LiveTurns
 from ..errors import ClusterError, DdpLabError
 from ..launch.tune import Job
 from ..simulation.settings import Setting
-from . import tune_ranks
-from .measuring import fresh_ranks
-from .measuring.command import new_parser, show
-from .measuring.shaped_link import ShapedLink
-from .measuring.workloads import WORKLOADS
-from .telling.second_look import NOT_NEEDED, second_look, words
+from .measuring import command, fresh_ranks
+from .measuring.command import option
+from .measuring.ratios import NOT_NEEDED, second_look, words
+from .measuring.shaped_link import shaped
+from .measuring.workloads import WORKLOADS, training_step
 
 __all__ = ["main", "measure"]
 
@@ -39,13 +40,40 @@ _GRID = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _DEFAULT = Setting((1.0, 25.0))
 _START_SECONDS = 120.0
 _END_SECONDS = 60.0
+_END_MB = 12_345.0  # a bucket cap that nobody uses: all ranks get it before the same step, and stop there
+
+
+def _train(model: str, endpoint: Mapping[str, str]) -> int:
+    """Trains on each rank until it is given the buckets that mean the end; returns how many steps.
+
+    Args:
+        model: of `WORKLOADS`.
+        endpoint: of the wire over which it is changed and seen.
+    """
+    from .. import DistributedDataParallel, recording
+    from ..engine import model_control
+    from ..engine.telemetry import Telemetry
+
+    recording.enable()
+    telemetry = Telemetry(endpoint, dist.get_rank(), dist.get_world_size())
+    model_control.install(telemetry)
+    telemetry.start()
+    torch.manual_seed(0)
+    module, batch = WORKLOADS[model]()
+    ddp = DistributedDataParallel(module)
+    step, steps = training_step(ddp, batch), 0
+    while ddp.bucket_bytes_cap != int(_END_MB * 2**20):
+        step()
+        steps += 1
+    telemetry.stop()
+    return steps
 
 
 def measure(
     model: str = "transformer",
     ranks: int = 2,
     mbit: float | None = None,
-    caps_mb: Sequence[float] = _GRID,
+    caps: Sequence[float] = _GRID,
     *,
     rounds: int = 7,
     steps: int = 6,
@@ -58,7 +86,7 @@ def measure(
         model: of `WORKLOADS`.
         ranks: how many.
         mbit: of each rank's link; None: loopback.
-        caps_mb: the grid; each cap alone, and with a first bucket of 1 MiB.
+        caps: the grid; each cap alone, and with a first bucket of 1 MiB.
         rounds: turns of each setting after tuning.
         steps: of a turn.
         seconds: that tuning may take.
@@ -75,12 +103,12 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="ddp-lab-") as folder:
         job = Job(Path(folder))
         try:
-            with nullcontext() if mbit is None else ShapedLink(ranks, mbit) as prepare:
+            with shaped(ranks, mbit) as prepare:
                 training = _Training(
-                    lambda: fresh_ranks.run(tune_ranks.train, model, job.wire.endpoint(), ranks=ranks, prepare=prepare)
+                    lambda: fresh_ranks.run(_train, model, job.wire.endpoint(), ranks=ranks, prepare=prepare)
                 )
                 try:
-                    found = _tuned_and_compared(job, training, caps_mb, rounds, steps, seconds, tell)
+                    found = _tuned_and_compared(job, training, caps, rounds, steps, seconds, tell)
                 finally:
                     training.end(job)
         finally:
@@ -112,7 +140,7 @@ class _Training:
         """Has the ranks stop, and waits for them."""
         if self._thread.is_alive() and job.timeline.reducers():
             try:
-                TrainingControl(job).reconfigure(bucket_cap_mb=tune_ranks.END_MB)
+                TrainingControl(job).reconfigure(bucket_cap_mb=_END_MB)
             except ClusterError:  # they end as soon as they have it, maybe before they say so
                 self._thread.join(_END_SECONDS)
                 if self._thread.is_alive():
@@ -123,7 +151,7 @@ class _Training:
 def _tuned_and_compared(
     job: Job,
     training: _Training,
-    caps_mb: Sequence[float],
+    caps: Sequence[float],
     rounds: int,
     steps: int,
     seconds: float,
@@ -140,7 +168,7 @@ def _tuned_and_compared(
     tell(tuned.verdict)
     turns = LiveTurns(control, job.timeline.reducers()[-1].reducer, steps)
     chosen = tuned.best or _DEFAULT
-    grid = [Setting((cap,)) for cap in caps_mb] + [Setting((1.0, cap)) for cap in caps_mb if cap > 1]
+    grid = [Setting((cap,)) for cap in caps] + [Setting((1.0, cap)) for cap in caps if cap > 1]
     settings = list(dict.fromkeys([_DEFAULT, chosen, *grid]))
     times: dict[Setting, list[float]] = {setting: [] for setting in settings}
 
@@ -187,24 +215,14 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("ddp-lab bench tune", __doc__)
-    parser.add_argument("--model", choices=list(WORKLOADS), default="transformer")
-    parser.add_argument("--ranks", type=count, default=2)
-    parser.add_argument("--mbit", type=positive, help="shape the link to so many megabits a second (needs root)")
-    parser.add_argument("--caps", nargs="+", type=positive, default=list(_GRID), help="the grid, in MiB")
-    parser.add_argument("--rounds", type=count, default=7, help="turns of each setting of the grid (%(default)s)")
-    parser.add_argument("--steps", type=count, default=6, help="of a turn (%(default)s)")
-    parser.add_argument("--seconds", type=seconds, default=300.0, help="that tuning may take (%(default)s)")
-    given = parser.parse_args(argv)
-    found = measure(
-        given.model,
-        given.ranks,
-        given.mbit,
-        given.caps,
-        rounds=given.rounds,
-        steps=given.steps,
-        seconds=given.seconds,
-        tell=lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    show(found, _table(found), given.json)
-    return 0
+    options = [
+        option("--model", choices=list(WORKLOADS)),
+        command.RANKS,
+        command.MBIT,
+        option("--caps", nargs="+", type=positive, help="the grid, in MiB"),
+        option("--rounds", type=count, help="turns of each setting of the grid"),
+        option("--steps", type=count, help="of a turn"),
+        option("--seconds", type=seconds, help="that tuning may take"),
+    ]
+    told = partial(measure, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    return command.run("tune", __doc__, told, _table, options, argv)

@@ -14,10 +14,10 @@ that is predicted to be the best costs beside the one that was measured to be th
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,14 +30,14 @@ from ..simulation.simulator import Configuration, simulate_many
 from ..simulation.workload import Workload
 from ..timeline import workloads
 from ..timeline.timeline import Timeline
-from . import simulator_speed, what_if_ranks
-from .measuring import fresh_ranks
-from .measuring.command import new_parser, show
-from .measuring.shaped_link import ShapedLink
+from . import what_if_ranks
+from .measuring import command, fresh_ranks
+from .measuring.command import option
+from .measuring.ratios import NOT_NEEDED, second_look, words
+from .measuring.shaped_link import shaped
 from .measuring.workloads import WORKLOADS
-from .telling.second_look import NOT_NEEDED, second_look, words
 
-__all__ = ["Case", "main", "measure", "score"]
+__all__ = ["main", "measure"]
 
 _MODELS = ("transformer", "small_tensors", "conv_net")
 _CAPS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0)
@@ -45,7 +45,7 @@ _LANES = 2  # threads of torch's ProcessGroupGloo
 
 
 @dataclass(frozen=True)
-class Case:
+class _Case:
     """A model on some ranks.
 
     Attributes:
@@ -64,57 +64,55 @@ class Case:
 
 def measure(
     models: Sequence[str] = _MODELS,
-    worlds: Sequence[int] = (2, 3, 4),
-    caps_mb: Sequence[float] = _CAPS,
+    ranks: Sequence[int] = (2, 3, 4),
+    caps: Sequence[float] = _CAPS,
     *,
     base: float = 25.0,
     fit: Sequence[float] = (0.5, 4.0),
     rounds: int = 9,
     steps: int = 9,
     mbit: float | None = None,
+    simulator: bool = False,
 ) -> dict[str, Any]:
     """Trains, predicts and scores; see the module.
 
     Args:
         models: of `WORKLOADS`; the last one is held out of the calibration.
-        worlds: numbers of ranks; all but the smallest and the largest are held out of it.
-        caps_mb: bucket caps in MiB.
+        ranks: their numbers; all but the smallest and the largest are held out of it.
+        caps: bucket caps in MiB.
         base: the cap of which the workload is recorded.
         fit: caps whose steps calibrate the contention.
         rounds: how often each cap has its turn.
         steps: of a turn.
         mbit: shape the link to so many megabits a second.
+        simulator: only time the simulator itself.
 
     Returns:
-        What `score` returns, with ``seconds`` and what was asked for.
+        What `_score` returns, with ``seconds`` and what was asked for.
     """
+    if simulator:
+        return _simulator_speed()
     began = time.monotonic()
-    caps = sorted({*caps_mb, base, *fit})
+    every = sorted({*caps, base, *fit})
     points: dict[int, list[Point]] = {}
     beside: dict[int, tuple[float, float]] = {}
     cases = []
-    for ranks in worlds:
-        with _prepared(ranks, mbit) as prepare:
-            if ranks in (min(worlds), max(worlds)):
-                found = fresh_ranks.run(what_if_ranks.measure_link, 9, ranks=ranks, prepare=prepare)
-                points[ranks] = [(size, ns, ranks) for size, ns in found["points"]]
-                beside[ranks] = (found["sharing"], found["launch_ns"])
-            cases += [_case(model, ranks, caps, base, rounds, steps, prepare) for model in models]
-    made = score(cases, _links(points, beside, worlds), base, fit)
+    for world in ranks:
+        with shaped(world, mbit) as prepare:
+            if world in (min(ranks), max(ranks)):
+                found = fresh_ranks.run(what_if_ranks.measure_link, 9, ranks=world, prepare=prepare)
+                points[world] = [(size, ns, world) for size, ns in found["points"]]
+                beside[world] = (found["sharing"], found["launch_ns"])
+            cases += [_case(model, world, every, base, rounds, steps, prepare) for model in models]
+    made = _score(cases, _links(points, beside, ranks), base, fit)
     for one in made["best"]:
         one["again"] = _again(one, 2 * rounds, steps, mbit)
     asked = {"base": base, "fit": list(fit), "rounds": rounds, "steps": steps, "mbit": mbit}
     return made | asked | {"seconds": time.monotonic() - began}
 
 
-@contextmanager
-def _prepared(ranks: int, mbit: float | None) -> Iterator[Callable[[int], None] | None]:
-    with nullcontext() if mbit is None else ShapedLink(ranks, mbit) as prepare:
-        yield prepare
-
-
 def _trained(
-    model: str, ranks: int, caps: Sequence[float], rounds: int, steps: int, prepare: Callable[[int], None] | None
+    model: str, ranks: int, caps: Sequence[float], rounds: int, steps: int, prepare: fresh_ranks.Prepare | None
 ) -> tuple[Timeline, dict[int, float]]:
     """What was recorded, and which generation of buckets is of which cap."""
     with tempfile.NamedTemporaryFile(suffix=".npz") as file:
@@ -134,8 +132,8 @@ def _case(
     base: float,
     rounds: int,
     steps: int,
-    prepare: Callable[[int], None] | None,
-) -> Case:
+    prepare: fresh_ranks.Prepare | None,
+) -> _Case:
     timeline, made = _trained(model, ranks, caps, rounds, steps, prepare)
     reducer = timeline.reducers()[-1].reducer
     recorded: list[Workload] = []
@@ -147,7 +145,7 @@ def _case(
         measured[cap].append(_typical_ms(timeline, generation))
         buckets[cap] = str([one["parameters"] for one in timeline.assignment(reducer, generation)["buckets"]])
     same = {cap: min(other for other in caps if buckets[other] == buckets[cap]) for cap in caps}
-    return Case(model, ranks, recorded, measured, same)
+    return _Case(model, ranks, recorded, measured, same)
 
 
 def _again(one: dict[str, Any], rounds: int, steps: int, mbit: float | None) -> dict[str, Any]:
@@ -155,7 +153,7 @@ def _again(one: dict[str, Any], rounds: int, steps: int, mbit: float | None) -> 
     caps = [one["cap"], one["measured_best"]]
     if caps[0] == caps[1]:
         return NOT_NEEDED
-    with _prepared(one["ranks"], mbit) as prepare:
+    with shaped(one["ranks"], mbit) as prepare:
         timeline, made = _trained(one["model"], one["ranks"], caps, rounds, steps, prepare)
     turns = {cap: [_typical_ms(timeline, number) for number, of in made.items() if of == cap] for cap in caps}
     return second_look(*turns.values())
@@ -193,7 +191,7 @@ def _calibrated(runs: Mapping[int, list[Measured]], links: Mapping[int, LinkMode
     return made
 
 
-def score(cases: Sequence[Case], links: Mapping[int, LinkModel], base: float, fit: Sequence[float]) -> dict[str, Any]:
+def _score(cases: Sequence[_Case], links: Mapping[int, LinkModel], base: float, fit: Sequence[float]) -> dict[str, Any]:
     """Calibrates contention with the cases that are not held out and predicts the rest.
 
     Args:
@@ -244,7 +242,7 @@ def score(cases: Sequence[Case], links: Mapping[int, LinkModel], base: float, fi
     }
 
 
-def _predicted(case: Case, link: LinkModel) -> dict[float, list[float]]:
+def _predicted(case: _Case, link: LinkModel) -> dict[float, list[float]]:
     """Cap -> predicted step of each round in ms."""
     tried = [Configuration(cap) for cap in case.measured]
     both = [anchored(one, link) for one in case.rounds]
@@ -252,7 +250,7 @@ def _predicted(case: Case, link: LinkModel) -> dict[float, list[float]]:
     return dict(zip(case.measured, map(list, zip(*rounds, strict=True)), strict=True))
 
 
-def _steady(case: Case) -> dict[float, float]:
+def _steady(case: _Case) -> dict[float, float]:
     """Measured steps by cap (one of those that make the same buckets), in multiples of each round's mean over the caps:
     as if all rounds had been equally fast."""
     table = np.array(list(case.measured.values()))
@@ -275,18 +273,53 @@ def _errors(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, float]:
     }
 
 
+def _simulator_speed(configurations: int = 1000, buckets: int = 200, *, ranks: int = 2) -> dict[str, Any]:
+    """Times `simulate_many` on configurations that all have a bucket assignment of their own.
+
+    Args:
+        configurations: how many.
+        buckets: of each; there are twice as many parameters.
+        ranks: whose times are replayed.
+
+    Returns:
+        ``seconds`` (median of five times), ``configurations``, ``buckets``, ``ranks``.
+    """
+    made = Workload.made_up([2**19] * (2 * buckets), forward_ns=1e8, backward_ns=2e8, other_ns=1e7)
+    workload = replace(
+        made,
+        world_size=ranks,
+        **{name: getattr(made, name).repeat(ranks, axis=0) for name in ("ready_ns", "busy_ns")},
+        **{name: getattr(made, name).repeat(ranks) for name in ("computed_ns", "forward_ns", "other_ns")},
+    )
+    link = LinkModel(2e4, 0.1, lanes=2, compute_slowdown=0.3, comm_slowdown=0.3)
+    # A cap a little below a mebibyte is reached by the same two parameters, but assigned by itself.
+    tried = [Configuration(1 - 1e-6 * number) for number in range(configurations)]
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        simulate_many(workload, tried, link)
+        times.append(time.perf_counter() - begin)
+    asked = {"configurations": configurations, "buckets": buckets, "ranks": ranks}
+    return {"seconds": statistics.median(times)} | asked
+
+
 def _table(found: dict[str, Any]) -> str:
+    if "configurations" in found:
+        return (
+            f"{found['configurations']} configurations of {found['buckets']} buckets on {found['ranks']} ranks: "
+            f"{found['seconds']:.2f} s"
+        )
     link = "over loopback" if found["mbit"] is None else f"shaped to {found['mbit']:g} Mbit/s"
+    cells = [["model", "ranks", "cap MiB", "measured", "predicted", "error", "not seen in the fit"]]
+    for one in found["cells"]:
+        times = [f"{one[what]:.2f}" for what in ("measured", "predicted")]
+        told = [*times, f"{100 * one['error']:+.1f}%", ", ".join(one["held_out"])]
+        cells.append([one["model"], f"{one['ranks']}", f"{one['cap']:g}", *told])
     lines = [
         f"Gloo ranks {link}, {found['rounds']} rounds of {found['steps']} steps, {found['seconds']:.0f} s",
         *(f"{ranks} ranks: {link}" for ranks, link in found["links"].items()),
-        f"{'model':14} {'ranks':>5} {'cap MiB':>8} {'measured':>9} {'predicted':>9} {'error':>7}  not seen in the fit",
+        *command.aligned(cells, left=1),
     ]
-    for one in found["cells"]:
-        lines.append(
-            f"{one['model']:14} {one['ranks']:5} {one['cap']:8g} {one['measured']:9.2f} {one['predicted']:9.2f} "
-            f"{100 * one['error']:+6.1f}%  {', '.join(one['held_out'])}"
-        )
     for kind, values in found["errors"].items():
         if values["cells"]:
             lines.append(
@@ -301,30 +334,15 @@ def _table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line of this benchmark."""
-    parser = new_parser("ddp-lab bench what-if", __doc__)
-    parser.add_argument("--models", nargs="+", choices=list(WORKLOADS), default=list(_MODELS))
-    parser.add_argument("--ranks", nargs="+", type=count, default=[2, 3, 4])
-    parser.add_argument("--caps", nargs="+", type=positive, default=list(_CAPS), help="MiB")
-    parser.add_argument("--base", type=positive, default=25.0, help="cap of which workloads are recorded (%(default)s)")
-    parser.add_argument("--fit", nargs="+", type=positive, default=[0.5, 4.0], help="caps that calibrate contention")
-    parser.add_argument("--rounds", type=count, default=9, help="turns of each cap (%(default)s)")
-    parser.add_argument("--steps", type=count, default=9, help="of a turn (%(default)s)")
-    parser.add_argument("--mbit", type=positive, help="shape the link to so many megabits a second (needs root)")
-    parser.add_argument("--simulator", action="store_true", help="only time the simulator itself")
-    given = parser.parse_args(argv)
-    if given.simulator:
-        speed = simulator_speed.measure()
-        show(speed, simulator_speed.words(speed), given.json)
-        return 0
-    found = measure(
-        given.models,
-        given.ranks,
-        given.caps,
-        base=given.base,
-        fit=given.fit,
-        rounds=given.rounds,
-        steps=given.steps,
-        mbit=given.mbit,
-    )
-    show(found, _table(found), given.json)
-    return 0
+    options = [
+        option("--models", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS)),
+        option("--ranks", nargs="+", type=count, help="numbers of processes"),
+        option("--caps", nargs="+", type=positive, help="MiB"),
+        option("--base", type=positive, help="cap of which workloads are recorded"),
+        option("--fit", nargs="+", type=positive, help="caps that calibrate contention"),
+        option("--rounds", type=count, help="turns of each cap"),
+        option("--steps", type=count, help="of a turn"),
+        command.MBIT,
+        option("--simulator", action="store_true", help="only time the simulator itself"),
+    ]
+    return command.run("what-if", __doc__, measure, _table, options, argv)

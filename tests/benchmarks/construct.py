@@ -1,7 +1,7 @@
 """How long the constructor takes, ours and torch's in turns.
 
 Each round wraps a fresh copy of the model in each class, in changing order, all ranks beginning together; the object
-is gone before the next one is made. Ratios and bounds as in `ddp_lab.bench.telling.ratios`, one build for each set.
+is gone before the next one is made. Ratios and bounds as in `ddp_lab.bench.measuring.ratios`, one build for each set.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_lab.bench.measuring import fresh_ranks
-from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring import fresh_ranks, ratios
+from ddp_lab.bench.measuring.command import aligned, new_parser, show
 from ddp_lab.bench.measuring.workloads import CONTESTANTS, WORKLOADS, wrappers
-from ddp_lab.bench.telling import ratios
 from ddp_lab.command_line import count
 
 __all__ = ["main", "measure"]
@@ -78,13 +77,16 @@ def measure(
 
 
 def _table(summary: dict[str, Any]) -> str:
-    lines = [
+    about = (
         f"torch {summary['torch']}, {summary['ranks']} Gloo ranks; medians over {summary['number of sets']} fresh sets "
-        f"of processes with {summary['rounds']} constructions of each",
-        ratios.header(f"{'workload':14}", "ms"),
-    ]
-    lines += [ratios.row(f"{name:14}", one["ms"], one) for name, one in summary["workloads"].items()]
-    return "\n".join(lines)
+        f"of processes with {summary['rounds']} constructions of each"
+    )
+    lines = [["workload", "torch ms", "ours ms", "ours/torch", "(95 % <)", "torch/torch", "(95 % <)"]]
+    for name, one in summary["workloads"].items():
+        compared = [one[ratio + end] for ratio in ("ours / torch", "torch again / torch") for end in ("", " upper")]
+        times = [f"{one['ms'][who]:.2f}" for who in ("torch", "ours")]
+        lines.append([name, *times, *(f"{ratio:.3f}" for ratio in compared)])
+    return "\n".join([about, *aligned(lines, left=1)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

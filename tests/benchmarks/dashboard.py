@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_lab.bench.measuring.command import new_parser, show
+from ddp_lab.bench.measuring.ratios import second_look
 from ddp_lab.bench.measuring.workloads import WORKLOADS
-from ddp_lab.bench.telling.second_look import second_look
 from ddp_lab.command_line import count, number_from
 from ddp_lab.errors import DdpLabError
 from ddp_lab.widgets.dashboard import VIEWS

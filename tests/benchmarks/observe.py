@@ -2,7 +2,7 @@
 
 One wrapped model takes turns, block by block: observed (recording on), not, and not again. So model, memory and
 processes are the same in what is compared. The last two columns, not observed against itself, say how quiet the
-machine was; `ddp_lab.bench.telling.ratios` says how ratios and bounds come from the blocks.
+machine was; `ddp_lab.bench.measuring.ratios` says how ratios and bounds come from the blocks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from ddp_lab.bench.measuring import fresh_ranks
+from ddp_lab.bench.measuring import fresh_ranks, ratios
 from ddp_lab.bench.measuring.command import new_parser, show
-from ddp_lab.bench.measuring.turns import block, rank_zeros
+from ddp_lab.bench.measuring.fresh_ranks import block, rank_zeros
 from ddp_lab.bench.measuring.workloads import MODES, WORKLOADS, Step, training_step, wrappers
-from ddp_lab.bench.telling import ratios
 from ddp_lab.command_line import count, seconds
 
 __all__ = ["main", "measure"]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddp_lab.bench.telling import pictures
+from ddp_lab.bench import pictures
+from ddp_lab.bench.measuring import drawing
 from tests import made_up_benchmarks
 from tests.benchmarks import dashboard, output, widget
 
@@ -66,7 +67,7 @@ def test_pictures_of_benchmarks(page: Page, tmp_path: Path) -> None:
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("request", lambda request: None if request.url.startswith("file:") else troubles.append(request.url))
     sizes = [4, 4 << 10, 1 << 20]
-    pictures.write(pictures.collectives(made_up_benchmarks.collectives(sizes)), tmp_path / "lines.html")
+    drawing.write(pictures.collectives(made_up_benchmarks.collectives(sizes)), tmp_path / "lines.html")
     page.goto((tmp_path / "lines.html").as_uri())
     page.wait_for_selector(".legendtext")
     assert page.locator(".scatterlayer .trace").count() == 10  # shm twice, Gloo and two limits, times two panels
@@ -77,7 +78,7 @@ def test_pictures_of_benchmarks(page: Page, tmp_path: Path) -> None:
         "copy, 2 ranks at once",
         "triad, 2 ranks at once",
     ]
-    pictures.write(pictures.steps(made_up_benchmarks.step_cells(("mlp", "conv_net"))), tmp_path / "steps.html")
+    drawing.write(pictures.steps(made_up_benchmarks.step_cells(("mlp", "conv_net"))), tmp_path / "steps.html")
     page.goto((tmp_path / "steps.html").as_uri())
     page.wait_for_selector(".legendtext")
     assert page.locator(".barlayer .point").count() == 16

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_lab.bench import all_reduce, memory, paper, step
 from ddp_lab.bench.measuring import recording_cost
-from ddp_lab.bench.measuring.operations import OPERATIONS, lacks
+from ddp_lab.bench.measuring.collectives import OPERATIONS, lacks
 from tests.benchmarks import construct, observe
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab.bench.telling import exposed, noise, pictures
+from ddp_lab.bench import pictures
+from ddp_lab.bench.measuring import drawing, noise, ratios
 from tests import made_up_benchmarks as made_up
 
 
@@ -14,7 +15,7 @@ def test_exposed_is_what_is_above_the_floor() -> None:
     """The difference is taken turn by turn: a machine that slows down for a while does not change it."""
     sets = [[{"torch": [30.0, 60.0, 31.0], "ours": [22.0, 44.0, 23.0]}] for _ in range(5)]
     floors = [[{"torch": [20.0, 50.0, 21.0], "ours": [20.0, 42.0, 21.0]}] for _ in range(5)]
-    found = exposed.figures({"gloo": (sets, floors)}, made_up.QUIET, noise.TOLERANCE)["gloo"]
+    found = ratios.exposed({"gloo": (sets, floors)}, made_up.JUDGE)["gloo"]
     assert found["torch"]["exposed"]["median"] == pytest.approx(10)
     assert found["ours"]["exposed"]["median"] == pytest.approx(2)
     assert found["torch"]["step"]["median"] == 31
@@ -26,11 +27,11 @@ def test_ours_on_one_backend_against_torchs_on_another() -> None:
     ours = made_up.builds({"ours": 22.0}), made_up.builds({"ours": 20.0})
     torchs = made_up.builds({"torch": 30.0}), made_up.builds({"torch": 20.0})
     sound, noisy = noise.figure([1.0] * 3), noise.figure([1.0, 2.0, 3.0])
-    found = exposed.against(ours, torchs, (sound, sound))
+    found = ratios.exposed_left(ours, torchs, (sound, sound))
     assert (found["ratio"], found["upper"]) == (pytest.approx(0.2), pytest.approx(0.2))
     assert not found["noisy"]
-    assert exposed.against(ours, torchs, (sound, noisy))["why"] == noisy["why"] != ""
-    nothing = exposed.against(ours, (torchs[1], torchs[1]), (sound, sound))
+    assert ratios.exposed_left(ours, torchs, (sound, noisy))["why"] == noisy["why"] != ""
+    nothing = ratios.exposed_left(ours, (torchs[1], torchs[1]), (sound, sound))
     assert nothing["ratio"] is None
     assert nothing["noisy"]
 
@@ -84,7 +85,7 @@ def test_bars_of_steps(tmp_path: Path) -> None:
     assert [bar.name for bar in figure.data] == ["no_sync (floor)", "exposed communication"] * 2
     assert [list(names) for names in figure.data[0].x] == [["gloo", "gloo", "shm", "shm"], ["torch", "ours"] * 2]
     assert list(figure.data[1].y) == pytest.approx([10, 8, 3, 2])
-    pictures.write(figure, tmp_path / "steps.html")
+    drawing.write(figure, tmp_path / "steps.html")
     page = (tmp_path / "steps.html").read_text(encoding="utf-8")
     assert "<title>A training step: computing, and waiting for gradients</title>" in page
     assert "<script src=" not in page

@@ -1,4 +1,4 @@
-"""Which figures of a benchmark are shown (ddp_lab/bench/telling/noise.py)."""
+"""Which figures of a benchmark are shown (ddp_lab/bench/measuring/noise.py)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddp_lab.bench import cell, start
+from ddp_lab.bench.measuring import noise
 from ddp_lab.bench.measuring.command import aligned
-from ddp_lab.bench.telling import noise
 
 
 def test_sets_that_agree_are_shown() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ddp_lab.bench import paper
-from ddp_lab.bench.paper import figures, published, simulated
+from ddp_lab.bench.paper import figures, hardware, settings
 
 SETTINGS = paper.Settings()
-STEPS = [number for number, figure in paper.FIGURES.items() if figure.series is not None]
+STEPS = list(settings.SERIES)
 
 
 def made_up(figure: int, ranks: int = 4) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def made_up(figure: int, ranks: int = 4) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for model in SETTINGS.models:
         found[model] = {}
-        for series in figures._series(figure, SETTINGS, ranks):
+        for series in settings.series(figure, SETTINGS, ranks):
             for name, variant in series.variants.items():
                 exposed = 4.0 if variant.overlap and not variant.alone else 0.0
                 parts = {"forward": 10.0, "backward": 20.0 + exposed, "communication": 0.0, "optimizer": 2.0}
@@ -68,17 +68,17 @@ def test_breakdown() -> None:
 def test_worlds_divide_the_ranks() -> None:
     """Figure 9 measures the worlds into which the ranks at hand can be divided evenly."""
     worlds = {
-        ranks: {variant.world for series in figures._series(9, SETTINGS, ranks) for variant in series.variants.values()}
+        ranks: {variant.world for series in settings.series(9, SETTINGS, ranks) for variant in series.variants.values()}
         for ranks in (1, 2, 3, 4, 6)
     }
     assert worlds == {1: {1}, 2: {1, 2}, 3: {1}, 4: {1, 2, 4}, 6: {1, 2}}
 
 
-@pytest.mark.parametrize(("model", "backend"), simulated.hardware.GAINS)
+@pytest.mark.parametrize(("model", "backend"), hardware.GAINS)
 def test_simulated_parts_add_up(model: str, backend: str) -> None:
     """Figure 6: the step without overlap is 100 %, and overlap changes nothing but what is exposed."""
     without, overlapped = (
-        row["parts"] for row in simulated.breakdown() if (row["model"], row["backend"]) == (model, backend)
+        row["parts"] for row in hardware.simulated(6) if (row["model"], row["backend"]) == (model, backend)
     )
     assert sum(without.values()) == pytest.approx(100)
     assert overlapped["communication"] < without["communication"]
@@ -89,7 +89,7 @@ def test_more_gpus_have_more_outliers() -> None:
     """Figures 7 and 8: no step is faster than without outliers, and with twice as many GPUs there are more of them."""
     outliers = []
     for ranks in (16, 32):
-        steps = np.array(simulated.steps_of(100.0, ranks, np.random.default_rng(0)))
+        steps = np.array(hardware.steps_of(100.0, ranks, np.random.default_rng(0)))
         assert steps.min() == 100
         outliers.append((steps > 101).mean())
     assert 1.4 * outliers[0] < outliers[1] < 0.5
@@ -98,7 +98,7 @@ def test_more_gpus_have_more_outliers() -> None:
 def test_groups_in_turn_never_cost_time() -> None:
     """Figure 12: more groups are never slower in the simulation, and the bound with more bandwidth is the lower one."""
     rows = {
-        (row["model"], row["backend"], row["groups"], row["shared"]): row["ratio"] for row in simulated.round_robin()
+        (row["model"], row["backend"], row["groups"], row["shared"]): row["ratio"] for row in hardware.simulated(12)
     }
     for (model, backend, groups, shared), ratio in rows.items():
         assert ratio <= 1 + 1e-9
@@ -125,7 +125,7 @@ def test_each_figure_marks_what_it_shows(number: int) -> None:
     assert len(set(names)) == len(names)
     assert any(title.startswith("measured here") for title in titles)
     assert any(title.startswith("simulated") for title in titles) == bool(found["simulated"])
-    points = published.of_figure(number)
+    points = figures.of_figure(number)
     assert bool(points) == any(name.startswith("published") for name in names)
     for point in points:
         assert "2006.15704" in point.source
@@ -148,7 +148,7 @@ def test_what_is_noisy_is_left_out() -> None:
 
 def test_only_the_gains_are_exact() -> None:
     """The paper's overlap gains are the only numbers that are not marked as approximate."""
-    exact = {(point.model, point.backend): point.values for point in published.POINTS if not point.approximate}
+    exact = {(point.model, point.backend): point.values for point in figures.POINTS if not point.approximate}
     assert exact == {
         ("ResNet50", "nccl"): (38.0,),
         ("BERT", "nccl"): (35.2,),

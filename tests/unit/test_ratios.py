@@ -1,4 +1,4 @@
-"""How benchmarks turn times into ratios and bounds (ddp_lab/bench/telling/ratios.py)."""
+"""How benchmarks turn times into ratios and bounds (ddp_lab/bench/measuring/ratios.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddp_lab.bench.telling import ratios
+from ddp_lab.bench.measuring import ratios
 
 
 def build(torch: list[float], ours: list[float], again: list[float]) -> ratios.Build:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_lab.bench.telling.second_look import NOT_NEEDED, second_look, words
+from ddp_lab.bench.measuring.ratios import NOT_NEEDED, second_look, words
 
 
 def test_a_cost_with_bounds() -> None:

@@ -1,17 +1,32 @@
-"""What the command lines of the benchmarks have in common: how they begin, and where their results go."""
+"""How a benchmark becomes a command: its options, and where its table, its picture and its JSON go."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...command_line import Parser, file_to_write, percent, write_json
-from ..telling import noise
+from ...command_line import Parser, count, file_to_write, percent, positive, write_json
+from . import drawing, noise
 
-__all__ = ["add_noise", "add_picture", "aligned", "fresh_sets", "new_parser", "show", "show_sound"]
+__all__ = ["MBIT", "RANKS", "SETS", "THREADS", "Option", "aligned", "new_parser", "option", "run", "show"]
+
+Option = tuple[tuple[str, ...], dict[str, Any]]
+"""Names of an option, and how `argparse` treats it."""
+
+
+def option(*names: str, **how: Any) -> Option:
+    """An option of a benchmark, as `argparse.ArgumentParser.add_argument` takes it; `run` adds the default."""
+    return names, how
+
+
+RANKS = option("--ranks", type=count, help="processes")
+SETS = option("--sets", type=count, help="fresh sets of processes")
+THREADS = option("--threads", type=count, help="intra-op threads of each rank")
+MBIT = option("--mbit", type=positive, help="shape the link to so many megabits a second (needs root)")
 
 
 def new_parser(program: str, about: str | None) -> Parser:
@@ -26,25 +41,76 @@ def new_parser(program: str, about: str | None) -> Parser:
     return parser
 
 
-def _share(text: str) -> float:
-    return percent(text) / 100
+def run(
+    name: str,
+    about: str | None,
+    measure: Callable[..., dict[str, Any]],
+    table: Callable[..., str],
+    options: Iterable[Option],
+    argv: Sequence[str] | None,
+    *,
+    picture: Callable[[dict[str, Any], bool], Any] | None = None,
+    check: Callable[[Parser, argparse.Namespace], None] | None = None,
+) -> int:
+    """The command line of a benchmark.
+
+    Args:
+        name: of the benchmark.
+        about: see `new_parser`.
+        measure: its parameters have the names of the options, and hold their defaults; one that has a ``tolerance``
+            judges its figures ([Note: too noisy to tell]).
+        table: a result as text; of one that is judged it gets whether to tell what is too noisy, too.
+        options: its own, beside ``--json``, ``--keep-noise``, ``--tolerance`` and ``--picture``.
+        argv: what was given; None: the process's.
+        picture: a result as a plotly figure; None: there is none.
+        check: refuses values that do not go together.
+
+    Returns:
+        The exit code.
+    """
+    parser = new_parser(f"ddp-lab bench {name}", about)
+    parser.set_defaults(keep_noise=False, picture=None)
+    parameters = inspect.signature(measure).parameters
+    for names, how in options:
+        added = parser.add_argument(*names, **how)
+        usual = parameters[added.dest].default
+        added.default = None if usual is inspect.Parameter.empty else list(usual) if isinstance(usual, tuple) else usual
+        added.help = _help(added)
+    if "tolerance" in parameters:
+        _add_noise(parser)
+    if picture is not None:
+        parser.add_argument("--picture", type=file_to_write, metavar="FILE.html", help="draw the result as a page")
+    given = parser.parse_args(argv)
+    if check is not None:
+        check(parser, given)
+    found = measure(**{one: value for one, value in vars(given).items() if one in parameters})
+    keep = given.keep_noise
+    told = table(found, keep) if "tolerance" in parameters else table(found)
+    show(found, "\n".join([told, *noise.epilogue(found, keep)]), given.json)
+    if picture is not None and given.picture is not None:
+        drawing.write(picture(found, keep), given.picture)
+    return noise.exit_code(found, keep)
 
 
-def add_noise(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--keep-noise`` and ``--tolerance``; see [Note: too noisy to tell]."""
+def _help(one: argparse.Action) -> str | None:
+    """What an option is for, and its default."""
+    if one.default is None or one.default is False:
+        return one.help
+    usual = one.default if isinstance(one.default, list) else [one.default]
+    every = len(usual) > 1 and usual == list(one.choices or ())
+    words = "all" if every else " ".join(f"{value:g}" if isinstance(value, float) else f"{value}" for value in usual)
+    return f"{one.help or ''} ({words})".lstrip()
+
+
+def _add_noise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-noise", action="store_true", help="show figures that are too noisy, too")
     parser.add_argument(
         "--tolerance",
-        type=_share,
+        type=lambda text: percent(text) / 100,
         default=noise.TOLERANCE,
         metavar="PERCENT",
         help=f"how far a figure's uncertainty may reach to each side ({100 * noise.TOLERANCE:.0f} %%)",
     )
-
-
-def add_picture(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--picture``."""
-    parser.add_argument("--picture", type=file_to_write, metavar="FILE.html", help="draw the result as a page")
 
 
 def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
@@ -64,19 +130,8 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
     ]
 
 
-def fresh_sets(count: int) -> str:
-    """Returns how many sets of processes there were, in words."""
-    return f"{count} fresh set{'' if count == 1 else 's'} of processes"
-
-
 def show(result: dict[str, Any], table: str, path: Path | None) -> None:
     """Prints the table, and writes the result as JSON if a path was given."""
     sys.stdout.write(table + "\n")
     if path is not None:
         write_json(path, result)
-
-
-def show_sound(result: dict[str, Any], table: str, path: Path | None, keep: bool) -> int:
-    """As `show`, with what was too noisy below the table; returns the exit code."""
-    show(result, "\n".join([table, *noise.epilogue(result, keep)]), path)
-    return noise.exit_code(result, keep)

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from . import fresh_ranks
-from .turns import block
+from . import command, fresh_ranks
 from .workloads import WORKLOADS, training_step
 
-__all__ = ["BLOCK", "in_turns", "measure", "paired", "table"]
+__all__ = ["in_turns", "measure", "paired", "table"]
 
 # Steps of a block, by workload.
-BLOCK = {"mlp": 4, "transformer": 4, "conv_net": 12, "small_tensors": 20}
-_KINDS = ("on", "off", "on again")
+_BLOCK = {"mlp": 4, "transformer": 4, "conv_net": 12, "small_tensors": 20}
 
 
 def in_turns(name: str, rounds: int) -> dict[str, float]:
@@ -29,7 +27,7 @@ def in_turns(name: str, rounds: int) -> dict[str, float]:
     Returns:
         Median step time in ms of each kind of block, ``events`` a step, and ``ns`` an event.
     """
-    times, events, ns = _alternating(name, rounds, _KINDS)
+    times, events, ns = _alternating(name, rounds, ("on", "off", "on again"))
     return {kind: statistics.median(time for one in of for time in one) for kind, of in times.items()} | {
         "events": events,
         "ns": ns,
@@ -53,16 +51,16 @@ def _alternating(name: str, rounds: int, kinds: tuple[str, ...]) -> tuple[dict[s
 
     torch.manual_seed(0)
     module, batch = WORKLOADS[name]()
-    step, count = training_step(DistributedDataParallel(module), batch), BLOCK[name]
-    block(step, max(4, count // 2))
+    step, count = training_step(DistributedDataParallel(module), batch), _BLOCK[name]
+    fresh_ranks.block(step, max(4, count // 2))
     before = recording.statistics().recorded
-    block(step, count)
+    fresh_ranks.block(step, count)
     events = (recording.statistics().recorded - before) / count
     times: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     for turn in range(rounds):
         for kind in kinds[turn % len(kinds) :] + kinds[: turn % len(kinds)]:
             (recording.disable if kind.startswith("off") else recording.enable)()
-            times[kind].append(block(step, count))
+            times[kind].append(fresh_ranks.block(step, count))
     recording.enable()
     return times, events, recording.statistics(measure=True).ns_per_event or 0.0
 
@@ -79,12 +77,9 @@ def measure(names: Sequence[str], *, rounds: int = 12, ranks: int = 2, threads: 
 
 def table(found: dict[str, Any]) -> str:
     """One line for each workload."""
-    lines = [
-        f"{'workload':14} {'on ms':>8} {'on/off':>8} {'on/on':>8} {'events a step':>14} {'ns each':>8} {'share':>8}"
-    ]
+    lines = [["workload", "on ms", "on/off", "on/on", "events a step", "ns each", "share"]]
     for name, one in found.items():
-        lines.append(
-            f"{name:14} {one['on']:8.2f} {one['on'] / one['off']:8.3f} {one['on'] / one['on again']:8.3f} "
-            f"{one['events']:14.0f} {one['ns']:8.1f} {one['events'] * one['ns'] / (one['on'] * 1e6):8.3%}"
-        )
-    return "\n".join(lines)
+        on, events, ns = (one[what] for what in ("on", "events", "ns"))
+        ratios = [f"{on / one[kind]:.3f}" for kind in ("off", "on again")]
+        lines.append([name, f"{on:.2f}", *ratios, f"{events:.0f}", f"{ns:.1f}", f"{events * ns / (on * 1e6):.3%}"])
+    return "\n".join(command.aligned(lines, left=1))

@@ -2,7 +2,7 @@
 
 Each figure of the paper has three kinds of points, which are kept apart and marked wherever they are shown: *measured*
 for the ranks at hand, *simulated* for the paper's cluster (`ddp_lab.bench.paper.hardware`), and *published* ones
-(`published`).
+(`ddp_lab.bench.paper.figures`).
 
 - 2: all-reducing as many parameters in calls of different sizes, and when gradients become ready in a backward.
 - 6: what a step consists of, with and without overlap.
@@ -13,10 +13,9 @@ for the ranks at hand, *simulated* for the paper's cluster (`ddp_lab.bench.paper
 - 12: collectives that go to 1, 3 and 5 groups in turn.
 
 The way of a figure: `on_ranks` measures, on all ranks of the default group at the same time; `result` makes rows of
-what one or several sets of processes returned, with what is simulated and published beside them; `picture` draws them.
-`measure` starts fresh sets of processes for it; the notebooks `paper_*.ipynb` call `on_ranks` in a cell.
-
-`hardware` is the paper's cluster and models, for the simulator.
+what one or several sets of processes returned, with what is simulated and published beside them; `table` and `picture`
+tell and draw them. `measure` starts fresh sets of processes for it; the notebooks `paper_*.ipynb` call `on_ranks` in a
+cell.
 
 This package imports torch on the ranks alone, so that a notebook's kernel can use it.
 """
@@ -24,8 +23,8 @@ This package imports torch on the ranks alone, so that a notebook's kernel can u
 from __future__ import annotations
 
 from . import hardware
-from .figures import FIGURES, on_ranks, picture, result, table
-from .measuring import main, measure
+from .figures import FIGURES, main, measure, on_ranks, picture, result
+from .rows import table
 from .settings import Settings
 
 __all__ = ["FIGURES", "Settings", "hardware", "main", "measure", "on_ranks", "picture", "result", "table"]

@@ -1,51 +1,89 @@
-"""The figures: what is measured for each, what stands beside it, and how it is told."""
+"""The figures: how each is measured, and what stands beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..telling import noise
-from . import published, rows, series, simulated, tables
-from .settings import Series, Settings
+from ... import command_line
+from ..measuring import command, noise
+from ..measuring.command import option
+from . import hardware, rows
+from .settings import SERIES, Settings, series
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["FIGURES", "on_ranks", "picture", "result", "table"]
+__all__ = ["FIGURES", "PAPER", "POINTS", "Point", "main", "measure", "of_figure", "on_ranks", "picture", "result"]
 
-_Simulated = Callable[[], rows.Rows]
+FIGURES = {
+    2: "how long an all-reduce takes, and when gradients are ready",
+    6: "what a step consists of",
+    7: "sizes of buckets (the paper: 16 GPUs)",
+    8: "sizes of buckets (the paper: 32 GPUs)",
+    9: "scalability",
+    10: "averaging every n-th backward",
+    11: "convergence with no_sync",
+    12: "groups that take turns",
+}
+"""Number -> what it shows."""
+PAPER = "Li et al., VLDB 2020 (arXiv 2006.15704)"
+_DIGEST = "recalled, not checked against the paper's figure"
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One figure of the paper.
+class Point:
+    """One statement of the paper, as far as it is known here: a reference beside measured and simulated points.
 
     Attributes:
-        title: what it shows.
-        simulated: rows of `simulated`, for the paper's cluster.
-        series: variants of training steps that take turns, for settings and a number of ranks; None: no such figure.
+        figure: its number.
+        model, backend: of the paper's; "" where it is about all of them.
+        what: in words.
+        values: the number, or the ends of a range.
+        unit: of the values.
+        approximate: nobody has compared the number with the paper's own figure.
     """
 
-    title: str
-    simulated: _Simulated
-    series: Callable[[Settings, int], list[Series]] | None = None
+    figure: int
+    model: str
+    backend: str
+    what: str
+    values: tuple[float, ...]
+    unit: str
+    approximate: bool = True
+
+    @property
+    def source(self) -> str:
+        """Where it is from, and how far to trust it."""
+        return f"{PAPER}, figure {self.figure}" + (f"; approximate: {_DIGEST}" if self.approximate else "")
 
 
-FIGURES: dict[int, Figure] = {
-    2: Figure(
-        "how long an all-reduce takes, and when gradients are ready",
-        lambda: simulated.communication() + simulated.readiness(),
-    ),
-    6: Figure("what a step consists of", simulated.breakdown, series.breakdown),
-    7: Figure("sizes of buckets (the paper: 16 GPUs)", lambda: simulated.buckets(16), series.buckets),
-    8: Figure("sizes of buckets (the paper: 32 GPUs)", lambda: simulated.buckets(32), series.buckets),
-    9: Figure("scalability", simulated.scaling, series.scaling),
-    10: Figure("averaging every n-th backward", simulated.skipping, series.skipping),
-    11: Figure("convergence with no_sync", lambda: []),
-    12: Figure("groups that take turns", simulated.round_robin, series.round_robin),
-}
+_GAINS = [
+    Point(6, model, backend, "overlap saves", (gain,), "% of the step without it", approximate=False)
+    for (model, backend), gain in hardware.GAINS.items()
+]
+POINTS = [
+    Point(2, "", "gloo", "larger calls gain nothing more from", (5e5,), "parameters in a call"),
+    Point(2, "", "nccl", "larger calls still gain at", (2e7,), "parameters in a call"),
+    *_GAINS,
+    Point(7, "ResNet50", "nccl", "the best size of buckets is", (10, 25), "MB"),
+    Point(7, "ResNet50", "gloo", "the best size of buckets is", (5,), "MB"),
+    Point(7, "BERT", "nccl", "the best size of buckets is", (50,), "MB"),
+    Point(9, "ResNet50", "nccl", "256 GPUs: a step takes", (2.0,), "x as long as on one"),
+    Point(9, "BERT", "nccl", "256 GPUs: a step takes", (1.65,), "x as long as on one"),
+    Point(10, "ResNet50", "nccl", "256 GPUs, averaged every 8: saves", (38,), "% of the time"),
+    Point(10, "ResNet50", "gloo", "256 GPUs, averaged every 8: saves", (57,), "% of the time"),
+    Point(12, "BERT", "nccl", "16 GPUs: three groups are faster than one by", (33,), "%"),
+]
+"""Figure 7's hold for figure 8, too. Figure 11 is about curves: `no_sync` harms convergence with the large batch."""
+
+
+def of_figure(number: int) -> list[Point]:
+    """The statements of a figure."""
+    return [point for point in POINTS if point.figure == (7 if number == 8 else number)]
 
 
 def on_ranks(figure: int, settings: Settings | None = None, *, seed: int = 0) -> Any:
@@ -59,26 +97,18 @@ def on_ranks(figure: int, settings: Settings | None = None, *, seed: int = 0) ->
     Returns:
         What `result` takes, JSON-able; rank 0's counts.
     """
-    asked = settings or Settings()
-    if figure == 2:
-        from .ranks import communication
-
-        return communication.on_ranks(asked, seed)
-    if figure == 11:
-        from .ranks import convergence
-
-        return convergence.on_ranks(asked, seed)
     import torch.distributed as dist
 
-    from .ranks import steps
+    from . import communication, convergence, steps
 
-    return steps.on_ranks(_series(figure, asked, dist.get_world_size()), asked, seed)
+    asked = settings or Settings()
+    if figure in SERIES:
+        return steps.on_ranks(series(figure, asked, dist.get_world_size()), asked, seed)
+    return (communication if figure == 2 else convergence).on_ranks(asked, seed)
 
 
-def _series(figure: int, settings: Settings, ranks: int) -> list[Series]:
-    make = FIGURES[figure].series
-    assert make is not None
-    return make(settings, ranks)
+def _seeded(figure: int, settings: Settings, seed: int) -> Any:
+    return on_ranks(figure, settings, seed=seed)
 
 
 def result(
@@ -102,40 +132,28 @@ def result(
 
     Returns:
         JSON-able: ``figure``, ``title``, ``ranks``, ``number of sets``, ``settings``, ``rows`` (measured, see `rows`),
-        ``simulated`` (see `simulated`) and ``published`` (see `published.Point`, with its ``source``).
+        ``simulated`` (see `hardware.simulated`) and ``published`` (see `Point`, with its ``source``).
     """
-    asked = settings or Settings()
-    if figure == 2:
-        measured = rows.of_communication(raws, others, tolerance)
-    elif figure == 11:
-        measured = rows.of_convergence(raws)
+    asked, judge = settings or Settings(), partial(noise.figure, others=others, tolerance=tolerance)
+    if figure in SERIES:
+        measured = rows.of_steps(series(figure, asked, ranks), raws, judge)
     else:
-        measured = rows.of_steps(_series(figure, asked, ranks), raws, others, tolerance)
+        measured = rows.of_communication(raws, judge) if figure == 2 else rows.of_convergence(raws)
     found = {
         "figure": figure,
-        "title": FIGURES[figure].title,
+        "title": FIGURES[figure],
         "ranks": ranks,
         "number of sets": len(raws),
         "settings": asdict(asked),
         "rows": measured,
-        "simulated": FIGURES[figure].simulated(),
-        "published": [asdict(point) | {"source": point.source} for point in published.of_figure(figure)],
+        "simulated": hardware.simulated(figure),
+        "published": [asdict(point) | {"source": point.source} for point in of_figure(figure)],
     }
     return found | ({"breakdown": rows.breakdown(measured)} if figure == 6 else {})
 
 
-def table(found: Mapping[str, Any], *, keep: bool = False) -> str:
-    """A result as text: what was measured, then what was published.
-
-    Args:
-        found: of `result`.
-        keep: show what is too noisy, too.
-    """
-    return tables.table(found, keep)
-
-
-def picture(found: Mapping[str, Any], *, keep: bool = False) -> go.Figure:
-    """A result as a plotly figure: measured on the left, simulated (hatched or dashed) and published on the right.
+def picture(found: Mapping[str, Any], keep: bool = False) -> go.Figure:
+    """A result as a plotly figure: measured above, simulated (hatched or dashed) and published below.
 
     Args:
         found: of `result`.
@@ -144,3 +162,83 @@ def picture(found: Mapping[str, Any], *, keep: bool = False) -> go.Figure:
     from . import pictures
 
     return pictures.picture(found, keep)
+
+
+def measure(
+    figure: int,
+    models: Sequence[str] = Settings.models,
+    backends: Sequence[str] = Settings.backends,
+    *,
+    seconds: float = Settings.seconds,
+    parameters: int = Settings.parameters,
+    backwards: int = Settings.backwards,
+    sets: int = 3,
+    ranks: int | None = None,
+    threads: int = 1,
+    mbit: float = 1000.0,
+    delay_ms: float = 5.0,
+    tolerance: float = noise.TOLERANCE,
+) -> dict[str, Any]:
+    """Measures a figure in fresh sets of processes.
+
+    Args:
+        figure: of `FIGURES`.
+        models, backends, seconds, parameters, backwards: of `Settings`.
+        sets: how many times all processes are started anew (figure 11: with another seed).
+        ranks: processes; None: 2, for figure 9 as many as there are processors, of 1, 2 and 4.
+        threads: intra-op threads of each.
+        mbit: figure 12: what each rank may send, megabits a second; 0: loopback.
+        delay_ms: figure 12: how much later it arrives.
+        tolerance: see `noise.figure`.
+
+    Returns:
+        What `result` returns, with ``torch``, ``threads``, ``mbit`` and ``delay_ms``.
+
+    Raises:
+        DdpLabError: a link is to be shaped, and this is not root, or there is no iproute2.
+    """
+    import torch
+
+    from ..measuring import fresh_ranks
+    from ..measuring.shaped_link import shaped
+
+    asked = Settings(tuple(models), tuple(backends), seconds, parameters, backwards)
+    world = ranks or (_most_ranks() if figure == 9 else 2)
+    link = {"mbit": mbit, "delay_ms": delay_ms} if figure == 12 and mbit > 0 else {"mbit": None, "delay_ms": None}
+    with shaped(world, link["mbit"], delay_ms) as enter:
+        how: dict[str, Any] = {"ranks": world, "threads": threads, "prepare": enter}
+        raws, others = noise.of_sets(sets, lambda n: fresh_ranks.run(_seeded, figure, asked, 1000 * n, **how))
+    found = result(figure, raws, asked, ranks=world, others=others, tolerance=tolerance)
+    return found | link | {"torch": torch.__version__, "threads": threads}
+
+
+def _most_ranks() -> int:
+    return 4 if len(os.sched_getaffinity(0)) >= 4 else 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line of this benchmark."""
+    from ..measuring import collectives
+    from ..measuring.workloads import PAPER_MODELS
+
+    options = [
+        option(
+            "--figure",
+            type=int,
+            choices=sorted(FIGURES),
+            required=True,
+            help="; ".join(f"{number}: {title}" for number, title in FIGURES.items()),
+        ),
+        option("--models", nargs="+", choices=list(PAPER_MODELS), metavar="NAME", help=", ".join(PAPER_MODELS)),
+        option("--backends", nargs="+", choices=collectives.available(), metavar="NAME", help="to train over"),
+        command.SETS,
+        option("--seconds", type=command_line.seconds, help="for each model and variant in each set"),
+        option("--parameters", type=command_line.count, help="figure 2: in all"),
+        option("--backwards", type=command_line.count, help="figure 11: of each training"),
+        option("--ranks", type=command_line.count, help="2; figure 9: as many as there are processors, up to 4"),
+        command.THREADS,
+        option("--mbit", type=float, help="figure 12: of each rank's link; 0: loopback"),
+        option("--delay-ms", type=float, help="figure 12: of what is sent over it"),
+    ]
+    about = "A figure of the DDP paper (Li et al., VLDB 2020), measured on this machine."
+    return command.run("paper", about, measure, rows.table, options, argv, picture=picture)

@@ -1,7 +1,8 @@
 """The cluster and the models of Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"
 (VLDB 2020, arXiv 2006.15704), as parameters of the simulator.
 
-Nothing here is a result: `gain`, `bucket_sweep`, `scaling` and `skip_sync` run the simulator. Of the parameters,
+Nothing here is a result: `gain`, `bucket_sweep`, `scaling` and `skip_sync` run the simulator, and `simulated` makes
+rows of numbers of it for each figure. Of the parameters,
 
 - *given by the paper*: servers of 8 V100s with a 100 Gb/s network card each; 32 GPUs on 4 servers, up to 256 in a
   shared pool; ResNet50 and BERT; buckets of 25 MB unless they are varied; NCCL and Gloo.
@@ -13,12 +14,21 @@ Nothing here is a result: `gain`, `bucket_sweep`, `scaling` and `skip_sync` run 
   for each message, the time BERT computes, and how much the shared pool's GPUs differ from step to step.
 
 "Gain" is the part of the time without overlap that overlap saves: figure 6 normalises to the former.
+
+Where a figure needs more, it is assumed here and named as such:
+
+- *outliers* (figures 7 and 8): in each step each GPU is late with a probability of `LATE`, by an exponentially
+  distributed time of `LATE_BY` of the step on average. All wait for the latest, so with twice as many GPUs there are
+  about twice as many outliers.
+- *groups that take turns* (figure 12): between two bounds. Either all groups share the bandwidth that one has
+  (`shared`: only latencies overlap), or each has as much again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +36,31 @@ import numpy.typing as npt
 from ...simulation.link_model import LinkModel
 from ...simulation.simulator import Configuration, Predictions, simulate, simulate_many
 from ...simulation.workload import Workload
+from .settings import EVERY, GROUPS, PARTS
 
-__all__ = ["BACKENDS", "GAINS", "MODELS", "bert", "bucket_sweep", "gain", "link", "resnet50", "scaling", "skip_sync"]
+__all__ = [
+    "BACKENDS",
+    "GAINS",
+    "LATE",
+    "LATE_BY",
+    "MODELS",
+    "bert",
+    "bucket_sweep",
+    "gain",
+    "link",
+    "resnet50",
+    "scaling",
+    "simulated",
+    "skip_sync",
+    "steps_of",
+]
+
+LATE, LATE_BY = 0.003, 0.15
+_STEPS = 400  # of a distribution
+_CAPS_MB = (0, 1, 2, 5, 10, 25, 50, 100, 200)
+_WORLDS = (16, 32, 64, 128, 256)
+_CALLS = (*(10**power for power in range(3, 8)), 20_000_000, 60_000_000)  # parameters
+_ALL = 60_000_000  # parameters that are all-reduced in calls of these sizes
 
 # Figure 6: percent of the time without overlap; what the simulation is compared with.
 GAINS = {
@@ -112,13 +145,18 @@ def _workload(name: str, tensors: Sequence[tuple[float, float]]) -> Workload:
 MODELS = {"ResNet50": resnet50, "BERT": bert}
 
 
-def gain(model: str, backend: str, ranks: int = 32) -> float:
-    """Figure 6: percent of the step without overlap that overlapping communication with the backward saves."""
-    steps = [
-        simulate(MODELS[model](), Configuration(world_size=ranks, overlap=overlap), link(backend)).step_ns
+def _overlapped(model: str, backend: str, ranks: int) -> list[Any]:
+    """A step without and with overlap."""
+    return [
+        simulate(MODELS[model](), Configuration(world_size=ranks, overlap=overlap), link(backend))
         for overlap in (False, True)
     ]
-    return 100 * (1 - steps[1] / steps[0])
+
+
+def gain(model: str, backend: str, ranks: int = 32) -> float:
+    """Figure 6: percent of the step without overlap that overlapping communication with the backward saves."""
+    without, overlapped = _overlapped(model, backend, ranks)
+    return float(100 * (1 - overlapped.step_ns / without.step_ns))
 
 
 def bucket_sweep(model: str, backend: str, caps_mb: Sequence[float], ranks: int = 32) -> Predictions:
@@ -151,3 +189,102 @@ def skip_sync(model: str, backend: str, every: Sequence[int], ranks: int = 256) 
 def _alone(model: str, every: int) -> float:
     """A step on one GPU, on average over `every` backwards of which one is followed by the optimizer."""
     return simulate(MODELS[model](), Configuration(world_size=1, sync_every=every), link("nccl")).step_ns
+
+
+Row = dict[str, Any]
+
+
+def _communication() -> Iterator[Row]:
+    """Figure 2: ``seconds`` to all-reduce `_ALL` float32 in calls of ``size`` parameters, one after the other."""
+    for backend in BACKENDS:
+        for size in _CALLS:
+            seconds = float(link(backend).time_ns(4.0 * size, 32)) * _ALL / size / 1e9
+            yield {"backend": backend, "ranks": 32, "size": size, "seconds": seconds}
+
+
+def _readiness() -> Iterator[Row]:
+    """Figure 2: for each model when how many ``parameters`` are ``ready``, ms since the backward began."""
+    for name, make in MODELS.items():
+        workload = make()
+        order = list(workload.order)
+        counts = np.cumsum(workload.sizes[order] / 4)
+        yield {"model": name, "parameters": counts.tolist(), "ready": (workload.ready_ns[0, order] / 1e6).tolist()}
+
+
+def _breakdown(model: str, backend: str, ranks: int) -> Iterator[Row]:
+    """Figure 6: the parts of a step in percent of the step without overlap."""
+    steps = _overlapped(model, backend, ranks)
+    for overlap, step in zip((False, True), steps, strict=True):
+        times = (step.forward_ns, step.compute_ns, step.exposed_ns, step.other_ns)
+        parts = {part: 100 * ns / steps[0].step_ns for part, ns in zip(PARTS, times, strict=True)}
+        yield {"overlap": overlap, "parts": parts}
+
+
+def steps_of(ms: float, ranks: int, chance: np.random.Generator) -> list[float]:
+    """Steps of which some are outliers, as the module says.
+
+    Args:
+        ms: a step in which nobody is late.
+        ranks: GPUs.
+        chance: where from.
+    """
+    late = chance.random((_STEPS, ranks)) < LATE
+    by = chance.exponential(LATE_BY * ms, (_STEPS, ranks))
+    return [round(one, 3) for one in (ms + (late * by).max(axis=1)).tolist()]
+
+
+def _buckets(model: str, backend: str, ranks: int) -> Iterator[Row]:
+    """Figures 7 (16 GPUs) and 8 (32): for each size ``ms``, and the ``steps`` of a run with outliers."""
+    chance = np.random.default_rng([ranks, *model.encode(), *backend.encode()])
+    steps = bucket_sweep(model, backend, _CAPS_MB, ranks).step_ns / 1e6
+    for cap, ms in zip(_CAPS_MB, steps.tolist(), strict=True):
+        yield {"cap_mb": cap, "ms": ms, "steps": steps_of(ms, ranks, chance)}
+
+
+def _scaling(model: str, backend: str, _: int) -> Iterator[Row]:
+    """Figure 9: a step in multiples of one GPU's; beyond 32 GPUs in the shared pool."""
+    yield {"ranks": 1, "ratio": 1.0}
+    for ranks, ratio in zip(_WORLDS, scaling(model, backend, _WORLDS).tolist(), strict=True):
+        yield {"ranks": ranks, "ratio": ratio}
+
+
+def _skipping(model: str, backend: str, _: int) -> Iterator[Row]:
+    """Figure 10: the time of a backward in percent of that with every one averaged."""
+    for ranks in _WORLDS:
+        for every, saved in zip(EVERY, skip_sync(model, backend, EVERY, ranks).tolist(), strict=True):
+            yield {"ranks": ranks, "every": every, "percent": 100 - saved}
+
+
+def _round_robin(model: str, backend: str, ranks: int) -> Iterator[Row]:
+    """Figure 12: the step in multiples of that with one group, at both bounds."""
+    one, workload, asked = link(backend), MODELS[model](), Configuration(world_size=ranks)
+    alone = simulate(workload, asked, one).step_ns
+    for shared in (True, False):
+        for groups in GROUPS:
+            several = replace(one, lanes=groups * one.lanes, sharing=1.0 if shared or groups == 1 else 0.0)
+            ratio = simulate(workload, asked, several).step_ns / alone
+            yield {"groups": groups, "shared": shared, "ratio": ratio}
+
+
+_SIMULATED = {
+    6: (_breakdown, 32),
+    7: (_buckets, 16),
+    8: (_buckets, 32),
+    9: (_scaling, 1),
+    10: (_skipping, 256),
+    12: (_round_robin, 16),
+}
+
+
+def simulated(figure: int) -> list[Row]:
+    """Rows of numbers for a figure, JSON-able; none for figure 11."""
+    if figure == 2:
+        return [*_communication(), *_readiness()]
+    if figure not in _SIMULATED:
+        return []
+    rows, ranks = _SIMULATED[figure]
+    return [
+        {"model": model, "backend": backend, "ranks": ranks} | row
+        for model, backend in GAINS
+        for row in rows(model, backend, ranks)
+    ]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import comb
 from pathlib import Path
 from types import TracebackType
@@ -32,15 +32,23 @@ __all__ = [
     "OTHERS",
     "TOLERANCE",
     "Figure",
+    "Judge",
     "Watch",
+    "count",
     "epilogue",
     "exit_code",
     "figure",
+    "fresh_sets",
     "interval",
+    "of_sets",
     "shown",
+    "spread",
+    "told",
 ]
 
 Figure = dict[str, Any]
+Judge = Callable[..., Figure]
+"""`figure` for sets of processes and a tolerance that are the same for all."""
 
 OTHERS = 0.05
 """Part of all processors' time; a set of processes beside which others took more is disturbed."""
@@ -88,6 +96,29 @@ class Watch:
             return
         worked, passed = machine[0] - self._machine[0], machine[1] - self._machine[1]
         self.others = min(1.0, max(0.0, (worked - (own - self._own)) / passed))
+
+
+def of_sets(count: int, start: Callable[[int], Any]) -> tuple[list[Any], list[float | None]]:
+    """Runs sets of processes one after the other.
+
+    Args:
+        count: how many.
+        start: runs the set of a number.
+
+    Returns:
+        What each returned, and what other programs took beside it.
+    """
+    found, others = [], []
+    for number in range(count):
+        with Watch() as watch:
+            found.append(start(number))
+        others.append(watch.others)
+    return found, others
+
+
+def fresh_sets(count: int) -> str:
+    """Returns how many sets of processes there were, in words."""
+    return f"{count} fresh set{'' if count == 1 else 's'} of processes"
 
 
 def interval(samples: Sequence[float]) -> tuple[float, float]:
@@ -140,6 +171,17 @@ def shown(one: Figure, text: str, keep: bool) -> str:
     if not one["noisy"]:
         return text
     return f"{text}?" if keep else f"too noisy ({one['why']})"
+
+
+def spread(one: Mapping[str, Any], digits: int) -> str:
+    """Returns a figure's median, and its interval where there is one."""
+    middle, low, high = (f"{one[end]:.{digits}f}" for end in ("median", "low", "high"))
+    return middle if low == high else f"{middle} ({low} .. {high})"
+
+
+def told(one: Figure | None, digits: int, keep: bool) -> str:
+    """Returns the `spread` of a figure as `shown`, a dash where there is none."""
+    return "-" if one is None else shown(one, spread(one, digits), keep)
 
 
 def _figures(tree: Any) -> Iterator[Figure]:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...measuring.turns import take_turns
-from ...measuring.workloads import PAPER_MODELS
-from ..settings import PARTS, Series, Settings, Variant
+from ..measuring.fresh_ranks import take_turns
+from ..measuring.workloads import PAPER_MODELS
+from .settings import PARTS, Series, Settings, Variant
 
 __all__ = ["TimedStep", "on_ranks"]
 
@@ -75,7 +75,7 @@ class _Groups:
 
     def of(self, variant: Variant) -> Any:
         """This rank's group for a variant."""
-        from ....comm import round_robin_process_group
+        from ...comm import round_robin_process_group
 
         ranks = dist.get_world_size()
         world = variant.world or ranks
@@ -102,7 +102,7 @@ def on_ranks(series: Sequence[Series], settings: Settings, seed: int) -> dict[st
         JSON-able: model -> variant -> ``turns`` (median step of each turn, ms), ``steps`` (all that were counted, ms)
         and ``parts`` (part -> median ms).
     """
-    from .... import comm
+    from ... import comm
 
     comm.register()
     groups, found = _Groups(), {}
@@ -117,7 +117,7 @@ def on_ranks(series: Sequence[Series], settings: Settings, seed: int) -> dict[st
 def _take_turns(
     model: str, variants: Mapping[str, Variant], seconds: float, groups: _Groups, shuffle: random.Random
 ) -> dict[str, Any]:
-    from .... import DistributedDataParallel
+    from ... import DistributedDataParallel
 
     torch.manual_seed(0)
     module, batch = PAPER_MODELS[model]()

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ...measuring.workloads import resnet
-from ..series import EVERY
-from ..settings import Settings
+from ..measuring.workloads import resnet
+from .settings import EVERY, Settings
 
 __all__ = ["CASES", "on_ranks"]
 
@@ -103,7 +102,7 @@ def on_ranks(settings: Settings, seed: int) -> list[dict[str, Any]]:
 
 
 def _train(case: Case, every: int, backwards: int, seed: int) -> dict[str, Any]:
-    from .... import DistributedDataParallel
+    from ... import DistributedDataParallel
 
     load, make = _DATA[case.data]
     torch.manual_seed(seed)

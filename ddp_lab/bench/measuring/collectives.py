@@ -1,4 +1,4 @@
-"""The collectives that can be measured, as calls without arguments on buffers of their own.
+"""Backends that can be compared, and collectives that can be measured, as calls without arguments on own buffers.
 
 The size of a collective is that of the largest buffer that a rank has for it: all that is averaged, broadcast or
 exchanged, all that one rank gathers, all that is scattered. So a rank's own piece in the gathering and scattering ones
@@ -14,7 +14,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["DTYPES", "LIMITS", "OPERATIONS", "SHARED", "Buffers", "lacks", "limits", "sides_of"]
+from ... import comm
+
+__all__ = [
+    "DTYPES",
+    "LIMITS",
+    "OPERATIONS",
+    "SHARED",
+    "Buffers",
+    "available",
+    "groups",
+    "lacks",
+    "limits",
+    "memory_of",
+    "sides_of",
+]
 
 LIMITS = ("copy", "triad")
 """What is no collective: all ranks do it at the same time, and memory is the limit."""
@@ -26,6 +40,28 @@ _UNSUPPORTED = ("support", "implement")
 # Torch 2.13 has new names for these two and warns at the old ones.
 _ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def available(device: str = "cpu") -> list[str]:
+    """Names that `torch.distributed` knows, can use here, and takes for tensors of this device; ours among them."""
+    comm.register()
+    names = [name for name, devices in dist.Backend.backend_capability.items() if device in devices]
+    return sorted(name for name in names if name != "fake" and dist.is_backend_available(name))
+
+
+def groups(names: Sequence[str]) -> dict[str, Any]:
+    """A group of all ranks on each backend; called on every rank of a Gloo world, which is the group for ``"gloo"``."""
+    comm.register()
+    return {name: dist.group.WORLD if name == "gloo" else dist.new_group(backend=name) for name in names}
+
+
+def memory_of(group: Any, like: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of the same shape and type in memory of the group's backend; None if it has none to give."""
+    backend = group._get_backend(like.device)
+    if not backend.supports_tensor_alloc(like.device):
+        return None
+    made: torch.Tensor = backend.allocate_tensor(like.numel(), dtype=like.dtype, device=like.device)
+    return made
 
 
 class Buffers:

@@ -1,1 +1,0 @@
-"""From times to figures: which of them may be shown, in tables and pictures."""
