@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from ..formatting import enumeration, label_of
 from ..output.board import default_board
 from ..output.display import kernel_shell, write_line
 from ..output.progress import ProgressLine
-from ..output.status_table import cells_of, html_table, status_tables, text_table
+from ..output.status_table import cells_of, status_tables, tables
 from ..protocol.entry_points import CLUSTER
 
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "attach",
+    "current",
     "detach",
     "doctor",
     "interrupt",
     "list_clusters",
+    "on_current",
     "pull",
-    "push",
     "rejoin",
     "restart",
     "results",
@@ -52,93 +54,95 @@ def start(
     backend: str = "auto",
     hosts: str | None = None,
     name: str | None = None,
-    detached: Mapping[str, Any] | None = None,
-    **placing: Any,
+    detach: bool = False,
+    **further: Any,
 ) -> Cluster:
     """Starts a cluster with a progress bar and makes it the current one.
 
     A cluster that runs already and fits what is asked is kept, so that a notebook can be run again from the top: also a
-    detached one of the name that is given. One of another name is started beside it. `placing` are further arguments of
-    `Cluster`.
+    detached one of the name that is given. One of another name is started beside it.
 
     Args:
-        n: as `Cluster`, and so are `devices`, `env`, `backend`, `hosts` and `name`.
-        detached: ``lease_seconds``, where it is given, of one that is to outlive this process; None: it is not to.
+        n: as `Cluster`, and so are all others.
 
     Raises:
         ClusterError: the start failed, or a cluster runs that does not fit.
     """
     bar = ProgressLine("starting the cluster")
     bar.show(0.0, "")
-    from ..cluster.cluster import Cluster, current_cluster, running_clusters
+    from ..cluster.cluster import Cluster
 
-    running = current_cluster()
-    if name is not None:
-        running = next((one for one in running_clusters() if one.name == name), None)
+    running = _found(name)
     if running is not None:
         fits = hosts is None or running.runs_on(hosts, n)
         if n not in (None, running.world_size) or devices is not None or env or not fits:
             bar.close("")
-            raise ClusterError(
-                f"a cluster with {label_of(range(running.world_size))} runs already: `%cluster stop` first"
-            )
+            raise ClusterError(f"a cluster with {_all_of(running)} runs already: `%cluster stop` first")
         running.use()
-        bar.close(f"a cluster with {label_of(range(running.world_size))} runs already")
+        bar.close(f"a cluster with {_all_of(running)} runs already")
         return running
-    if detached is not None and name in [one.name for one in Cluster.detached()]:
+    if detach and name in [one.name for one in Cluster.detached()]:
         bar.close("")
         return attach(name)
     begin = time.monotonic()
     try:
-        given = {} if detached is None else {"detach": True, **detached}
-        cluster = Cluster(n, backend=backend, devices=devices, env=env, hosts=hosts, name=name, **placing, **given)
+        placed: dict[str, Any] = {"devices": devices, "hosts": hosts, "name": name, "detach": detach}
+        cluster = Cluster(n, backend=backend, env=env, **placed, **further)
         cluster.start(progress=bar.show)
     except BaseException:
         bar.fail()
         raise
     bar.close(f"{_ready(cluster)} in {time.monotonic() - begin:.1f} s")
-    if detached is not None:
-        write_line(
-            "stdout", f"it outlives this notebook: `%cluster attach {cluster.name}` finds it again, {_lease(cluster)}"
-        )
+    if detach:
+        _say(f"it outlives this notebook: {_found_again(cluster)}")
     return cluster
 
 
 def attach(name: str | None = None, take_over: bool = False) -> Cluster:
     """Attaches to a detached cluster, makes it the current one, and says what has run meanwhile."""
-    from ..cluster.cluster import Cluster, current_cluster, running_clusters
+    from ..cluster.cluster import Cluster
 
-    running = current_cluster()
-    if name is not None:
-        running = next((one for one in running_clusters() if one.name == name), None)
+    running = _found(name)
     if running is not None:
         running.use()
-        write_line("stdout", f"{label_of(range(running.world_size))} of {running.name}: attached")
+        _say(f"{_all_of(running)} of {running.name}: attached")
         return running
     begin = time.monotonic()
     cluster = Cluster.find(name, take_over=take_over)
     ready = _ready(cluster).replace("cluster ready", f"attached to {cluster.name}")
-    write_line("stdout", f"{ready} in {time.monotonic() - begin:.1f} s; variables kept")
+    _say(f"{ready} in {time.monotonic() - begin:.1f} s; variables kept")
     for cell in cluster.left:
-        write_line("stdout", str(cell))
+        _say(str(cell))
         if cell.running:
-            write_line("stdout", "the next cell has to wait for its end, or interrupt it first (`%cluster interrupt`)")
+            _say("the next cell has to wait for its end, or interrupt it first (`%cluster interrupt`)")
     return cluster
 
 
-def detach() -> None:
-    """Lets go of the current cluster; its ranks go on."""
-    cluster = _running("leave")
-    if cluster is not None:
-        cluster.detach()
-        write_line("stdout", f"left {cluster.name}: `%cluster attach {cluster.name}` finds it again, {_lease(cluster)}")
+def on_current(verb: str, do: Callable[..., object], *args: Any) -> None:
+    """Does something with the current cluster, or says that there is none.
+
+    Args:
+        verb: what can't be done then.
+        do: gets the cluster and `args`.
+    """
+    cluster = _found(None)
+    if cluster is None:
+        _say(f"no cluster runs, nothing to {verb} (%cluster start starts one)")
+    else:
+        do(cluster, *args)
+
+
+def detach(cluster: Cluster) -> None:
+    """Lets go of a cluster; its ranks go on."""
+    cluster.detach()
+    _say(f"left {cluster.name}: {_found_again(cluster)}")
 
 
 def use(name: str) -> None:
     """Makes a running cluster of this notebook the current one."""
     cluster = _named(name)
     cluster.use()
-    write_line("stdout", f"current: {cluster!r}")
+    _say(f"current: {cluster!r}")
 
 
 def list_clusters() -> None:
@@ -148,15 +152,8 @@ def list_clusters() -> None:
     rows = []
     ours = running_clusters()
     for cluster in ours:
-        rows.append(
-            (
-                "→" if cluster is ours[0] else "",
-                cluster.name or "",
-                repr(cluster).partition(": ")[2][:-1],
-                "this notebook",
-                "",
-            )
-        )
+        mark, ranks = "→" if cluster is ours[0] else "", repr(cluster).partition(": ")[2][:-1]
+        rows.append((mark, cluster.name or "", ranks, "this notebook", ""))
     for one in Cluster.detached():
         left = f"{one.lease_seconds:.0f} s" if one.left_seconds is None else f"{one.left_seconds:.0f} s left"
         if one.attached == os.getpid():
@@ -165,39 +162,32 @@ def list_clusters() -> None:
         who = "nobody" if one.attached is None else f"process {one.attached}"
         rows.append(("", one.name, f"{one.ranks[0]} of {one.ranks[1]} ranks", who, left))
     if not rows:
-        write_line("stdout", "no cluster runs (%cluster start starts one)")
+        _say("no cluster runs (%cluster start starts one)")
         return
-    titles = ("", "name", "ranks", "attached", "lease")
-    _show(text_table(titles, rows), html_table(titles, rows))
+    _show(*tables(("", "name", "ranks", "attached", "lease"), rows))
 
 
-def _lease(cluster: Cluster) -> str:
-    return f"for {cluster.lease_seconds:.0f} s after the last client has gone"
+def _found_again(cluster: Cluster) -> str:
+    lease = f"for {cluster.lease_seconds:.0f} s after the last client has gone"
+    return f"`%cluster attach {cluster.name}` finds it again, {lease}"
 
 
-def stop() -> None:
-    """Ends the current cluster."""
-    cluster = _running("stop")
-    if cluster is not None:
-        cluster.stop()
-        write_line("stdout", "cluster stopped")
+def stop(cluster: Cluster) -> None:
+    """Ends a cluster."""
+    cluster.stop()
+    _say("cluster stopped")
 
 
 def stop_quietly() -> None:
     """Ends the current cluster if there is one; leaves a detached one."""
-    import sys
-
     module = sys.modules.get(CLUSTER)
     cluster = module.current_cluster() if module is not None else None
     if cluster is not None:
         cluster.__exit__()
 
 
-def restart() -> None:
+def restart(cluster: Cluster) -> None:
     """Replaces the processes of all ranks, with a progress bar."""
-    cluster = _running("restart")
-    if cluster is None:
-        return
     bar = ProgressLine("restarting the ranks")
     begin = time.monotonic()
     try:
@@ -208,56 +198,39 @@ def restart() -> None:
     bar.close(f"{_ready(cluster)} in {time.monotonic() - begin:.1f} s; variables are gone")
 
 
-def rejoin(replace: Sequence[int] = ()) -> None:
+def rejoin(cluster: Cluster, replace: Sequence[int]) -> None:
     """Gives the ranks new process groups; those in `replace`, and those that have ended, new processes."""
-    cluster = _running("rejoin")
-    if cluster is not None:
-        begin = time.monotonic()
-        replaced = cluster.rejoin(replace)
-        if replaced:
-            write_line("stdout", f"{label_of(replaced)}: {replaced_text(replaced, cluster.world_size)}")
-        write_line(
-            "stdout",
-            f"{label_of(range(cluster.world_size))} rejoined in {time.monotonic() - begin:.2f} s; variables kept",
-        )
+    begin = time.monotonic()
+    replaced = cluster.rejoin(replace)
+    if replaced:
+        _say(f"{label_of(replaced)}: {replaced_text(replaced, cluster.world_size)}")
+    _say(f"{_all_of(cluster)} rejoined in {time.monotonic() - begin:.2f} s; variables kept")
 
 
-def interrupt() -> None:
+def interrupt(cluster: Cluster) -> None:
     """Interrupts whatever the ranks run."""
-    cluster = _running("interrupt")
-    if cluster is not None:
-        cluster.interrupt()
-        write_line("stdout", f"interrupted {label_of(range(cluster.world_size))}")
+    cluster.interrupt()
+    _say(f"interrupted {_all_of(cluster)}")
 
 
-def doctor() -> None:
+def doctor(cluster: Cluster) -> None:
     """Says why the ranks do not come on."""
-    cluster = _running("examine")
-    if cluster is None:
-        return
     report = cluster.doctor()
     _show(str(report), report._repr_html_())
 
 
-def status() -> None:
+def status(cluster: Cluster) -> None:
     """Shows a table of the ranks."""
-    cluster = _running("show")
-    if cluster is None:
-        return
     _show(*status_tables(cluster.status()))
 
 
-def results() -> None:
+def results(cluster: Cluster) -> None:
     """Shows a table of the named cells."""
-    cluster = _running("list")
-    if cluster is None:
-        return
     if not cluster.results:
-        write_line("stdout", "no cell has been given a name: `%%distributed --name NAME` keeps its result")
+        _say("no cell has been given a name: `%%distributed --name NAME` keeps its result")
         return
-    titles = ("name", "state", "ranks", "seconds", "values")
     rows = [(name, *_outcome(cluster.results[name])) for name in cluster.results]
-    _show(text_table(titles, rows), html_table(titles, rows))
+    _show(*tables(("name", "state", "ranks", "seconds", "values"), rows))
 
 
 def _outcome(run: CellRun) -> tuple[str, str, str, str]:
@@ -287,11 +260,9 @@ def run_cell(
 
     With `wait=False` it goes on in the background, and the notebook shows how far it is.
     """
-    from ..cluster.cluster import current_cluster
-
-    cluster = current_cluster() if cluster_name is None else _named(cluster_name)
+    cluster = _found(None) if cluster_name is None else _named(cluster_name)
     if cluster is None:
-        write_line("stdout", "no cluster runs: starting one with defaults (see %cluster start --help)")
+        _say("no cluster runs: starting one with defaults (see %cluster start --help)")
         cluster = start()
     dashboard = cluster.dashboard() if watch else None
     if dashboard is not None:
@@ -318,59 +289,55 @@ class _LineView:
         if run.state == self._state:
             return
         self._state = run.state
-        write_line("stdout", f"{run.label}: {run.headline}" if run.done or run.waits_for else f"{run.label} runs …")
+        _say(f"{run.label}: {run.headline}" if run.done or run.waits_for else f"{run.label} runs …")
         for line in run.report.splitlines():
-            write_line("stdout", line)
+            _say(line)
 
     def show_again(self) -> None:
         """See `RunView`."""
 
 
-def push(mapping: Mapping[str, Any], ranks: Sequence[int] | None) -> None:
-    """Sets variables on ranks of the current cluster."""
-    _current().push(mapping, ranks)
-
-
 def pull(name: str, ranks: Sequence[int] | None) -> Any:
     """rank -> value; the value itself if `ranks` names a single one."""
-    values = _current().pull(name, ranks)
+    values = current().pull(name, ranks)
     return next(iter(values.values())) if ranks is not None and len(ranks) == 1 else values
 
 
+def _found(name: str | None) -> Cluster | None:
+    """The running cluster of this notebook that has this name, or the current one; None if there is none."""
+    from ..cluster.cluster import current_cluster, running_clusters
+
+    if name is None:
+        return current_cluster()
+    return next((one for one in running_clusters() if one.name == name), None)
+
+
 def _named(name: str) -> Cluster:
-    """The running cluster of this notebook that has this name."""
     from ..cluster.cluster import running_clusters
 
-    clusters = running_clusters()
-    for cluster in clusters:
-        if cluster.name == name:
-            return cluster
-    known = f"there are {enumeration([one.name or '' for one in clusters])}" if clusters else "none runs"
-    raise ClusterError(f"no cluster {name!r} runs in this notebook: {known} (`%cluster list` shows all)")
+    cluster = _found(name)
+    if cluster is None:
+        names = [one.name or "" for one in running_clusters()]
+        known = f"there are {enumeration(names)}" if names else "none runs"
+        raise ClusterError(f"no cluster {name!r} runs in this notebook: {known} (`%cluster list` shows all)")
+    return cluster
 
 
-def _current() -> Cluster:
-    from ..cluster.cluster import current_cluster
-
-    cluster = current_cluster()
+def current() -> Cluster:
+    """The current cluster; a `ClusterError` says that there is none."""
+    cluster = _found(None)
     if cluster is None:
         raise ClusterError("no cluster runs: start one with `%cluster start`")
     return cluster
 
 
-def _running(what: str) -> Cluster | None:
-    """The current cluster; says so if there is none to `what`."""
-    from ..cluster.cluster import current_cluster
-
-    cluster = current_cluster()
-    if cluster is None:
-        write_line("stdout", f"no cluster runs, nothing to {what} (%cluster start starts one)")
-    return cluster
+def _all_of(cluster: Cluster) -> str:
+    return label_of(range(cluster.world_size))
 
 
 def _ready(cluster: Cluster) -> str:
     records = [cells_of(record) for record in cluster.status()]
-    parts = [label_of(range(cluster.world_size))]
+    parts = [_all_of(cluster)]
     for name in ("host", "device", "backend"):
         found = list(dict.fromkeys(str(record[name]) for record in records if record.get(name)))
         if found and (name != "host" or len(found) > 1):
@@ -383,6 +350,10 @@ def _show(text: str, page: str) -> None:
     shell = kernel_shell()
     if shell is None:
         for line in text.splitlines():
-            write_line("stdout", line)
+            _say(line)
     else:
         shell.display_pub.publish(data={"text/plain": text, "text/html": page}, metadata={})
+
+
+def _say(line: str) -> None:
+    write_line("stdout", line)

@@ -1,7 +1,12 @@
-"""Tab completion in `%%distributed` cells: names and attributes as they are on a rank.
+"""Tab and Shift-Tab in `%%distributed` cells: names and attributes as they are on a rank, and what a name is there.
 
 The rank answers from a thread beside its running cell (`ddp_lab.engine.cells.name_lookup`), or not in time: then the
-notebook completes what it knows itself.
+notebook says what it knows itself.
+
+[Note: inspection of ranks]
+Jupyter asks the kernel with the cell's whole text and the cursor's place; IPython's hooks get only the name that
+stands there, which does not tell in what kind of cell. So the kernel's own `do_inspect` is stood in for, which has had
+the same arguments since ipykernel 6; what is not asked of a rank, or not answered in time, goes on to it.
 """
 
 from __future__ import annotations
@@ -11,41 +16,57 @@ import sys
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.utils.tokenutil import token_at_cursor
 
 from ..errors import ClusterError
 from ..formatting import parse_ranks
 from ..protocol.entry_points import CLUSTER
 
-__all__ = ["CELL", "PATH", "ask", "first_rank", "load", "unload"]
+__all__ = ["load", "unload"]
 
-_SECONDS = 0.3
-CELL = re.compile(r"\s*%%distributed\b(?P<options>[^\n]*)\n")
+_COMPLETE_SECONDS, _INSPECT_SECONDS = 0.3, 1.0
+_WORD = re.compile(r"\w*")
+_TITLE = "\x1b[31m{}:\x1b[39m"
+_CELL = re.compile(r"\s*%%distributed\b(?P<options>[^\n]*)\n")
 _CLUSTER = re.compile(r"--cluster[ =](?P<name>\S+)")
 _RANKS = re.compile(r"--ranks[ =](?P<ranks>\S+)")
 # A name with attributes and literal subscripts, up to the cursor.
-PATH = re.compile(r"""(?:[^\W\d]\w*(?:\[(?:\d+|'[^'\n]*'|"[^"\n]*")\])*\s*\.\s*)*(?:[^\W\d]\w*)?$""")
+_PATH = re.compile(r"""(?:[^\W\d]\w*(?:\[(?:\d+|'[^'\n]*'|"[^"\n]*")\])*\s*\.\s*)*(?:[^\W\d]\w*)?$""")
 
 
 def load(shell: Any) -> None:
-    """Adds the ranks' names to the completions of an IPython shell."""
+    """Lets completion of an IPython shell, and inspection of its kernel if it has one, ask ranks."""
     unload(shell)
     shell.Completer.custom_matchers.append(_matcher)
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return
+    own = kernel.do_inspect
+
+    def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        reply = _inspect(code, cursor_pos, detail_level)
+        return own(code, cursor_pos, detail_level, omit_sections) if reply is None else reply
+
+    kernel.do_inspect = do_inspect
 
 
 def unload(shell: Any) -> None:
-    """Takes them away."""
+    """Takes that back."""
     matchers = shell.Completer.custom_matchers
     matchers[:] = [each for each in matchers if each is not _matcher]
+    kernel = getattr(shell, "kernel", None)
+    if kernel is not None:
+        vars(kernel).pop("do_inspect", None)
 
 
 @context_matcher(identifier="ddp_lab.rank_names")  # type: ignore[untyped-decorator, unused-ignore]
 def _matcher(context: CompletionContext) -> dict[str, Any]:
-    cell = CELL.match(context.full_text)
-    path = PATH.search(context.text_until_cursor)
+    cell = _CELL.match(context.full_text)
+    path = _PATH.search(context.text_until_cursor)
     if cell is None or context.cursor_line < 1 or path is None or not path.group():
         return {"completions": []}
     text = path.group()
-    answer = ask(cell["options"], "complete", _SECONDS, text=text) or {}
+    answer = _ask(cell["options"], "complete", _COMPLETE_SECONDS, text=text) or {}
     found = [(name, kind) for name, kind in answer.get("matches", [])]
     begun = text.rpartition(".")[2].strip()
     completions = [SimpleCompletion(name, type=kind) for name, kind in found]
@@ -53,7 +74,37 @@ def _matcher(context: CompletionContext) -> dict[str, Any]:
     return {"completions": completions, "matched_fragment": begun, "suppress": bool(found) and "." in text}
 
 
-def first_rank(options: str) -> int:
+def _inspect(code: str, cursor: int, detail: int) -> dict[str, Any] | None:
+    """The kernel's reply; None if it is for the kernel to answer."""
+    cell = _CELL.match(code)
+    if cell is None or cursor < cell.end():
+        return None
+    text = _name_at(code[cell.end() :], cursor - cell.end())
+    rank = _first_rank(cell["options"])
+    answer = _ask(cell["options"], "help", _INSPECT_SECONDS, text=text, source=detail > 0) if text else None
+    if answer is None or "sections" not in answer:
+        return None
+    data = {"text/plain": _as_text(answer["sections"], rank)} if answer["sections"] else {}
+    return {"status": "ok", "found": bool(data), "data": data, "metadata": {}}
+
+
+def _name_at(code: str, cursor: int) -> str:
+    """The name at the cursor with its attributes and subscripts; within a call, the function's."""
+    word = _WORD.match(code, cursor)
+    path = _PATH.search(code[: word.end() if word is not None else cursor])
+    if path is not None and "[" in path.group():
+        return path.group().strip()
+    return str(token_at_cursor(code, cursor))
+
+
+def _as_text(sections: list[tuple[str, str]], rank: int) -> str:
+    lines = [f"{_TITLE.format('Rank')} {rank}"]
+    for title, text in sections:
+        lines.append(f"{_TITLE.format(title)}{chr(10) if chr(10) in text else ' '}{text}")
+    return "\n".join(lines)
+
+
+def _first_rank(options: str) -> int:
     """The first of the ranks that a cell's line names; 0 if it names none."""
     named = _RANKS.search(options)
     try:
@@ -62,14 +113,14 @@ def first_rank(options: str) -> int:
         return 0
 
 
-def ask(options: str, op: str, seconds: float, **request: Any) -> dict[str, Any] | None:
+def _ask(options: str, op: str, seconds: float, **request: Any) -> dict[str, Any] | None:
     """What the first of the ranks answers on which a cell with these options would run.
 
     None if there is no cluster, or no answer in time.
     """
     module = sys.modules.get(CLUSTER)
     clusters = module.running_clusters() if module is not None else []
-    named, rank = _CLUSTER.search(options), first_rank(options)
+    named, rank = _CLUSTER.search(options), _first_rank(options)
     cluster = next((one for one in clusters if named is None or one.name == named["name"]), None)
     if cluster is None or rank >= cluster.world_size:
         return None

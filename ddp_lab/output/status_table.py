@@ -7,7 +7,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["cells_of", "html_table", "status_tables", "text_table"]
+__all__ = ["cells_of", "html_table", "status_tables", "tables", "text_table"]
 
 _COLUMNS = (
     "rank",
@@ -30,8 +30,7 @@ def status_tables(records: Sequence[Any]) -> tuple[str, str]:
     found = [cells_of(record) for record in records]
     columns = [name for name in _COLUMNS if any(record.get(name) not in (None, "") for record in found)]
     rows = [["" if record.get(name) is None else str(record.get(name)) for name in columns] for record in found]
-    titles = [name.replace("_", " ") for name in columns]
-    return text_table(titles, rows), html_table(titles, rows)
+    return tables([name.replace("_", " ") for name in columns], rows)
 
 
 def cells_of(record: Any) -> dict[str, Any]:
@@ -44,6 +43,11 @@ def cells_of(record: Any) -> dict[str, Any]:
     return cells
 
 
+def tables(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """Returns a table as text and as HTML."""
+    return text_table(titles, rows), html_table(titles, rows)
+
+
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns of texts, as wide as they need."""
     widths = [max(len(text) for text in column) for column in zip(titles, *rows, strict=True)]
@@ -54,9 +58,10 @@ def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def html_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same for a page."""
-    head = "".join(f"<th style='text-align:left'>{html.escape(title)}</th>" for title in titles)
-    body = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(text)}</td>" for text in row) + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def line(tag: str, texts: Sequence[str]) -> str:
+        cells = (f"<{tag} style='text-align:left'>{html.escape(text)}</{tag}>" for text in texts)
+        return f"<tr>{''.join(cells)}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', titles)}</thead><tbody>{body}</tbody></table>"
