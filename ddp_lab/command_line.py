@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -143,3 +145,9 @@ def write_json(path: Path, found: Any) -> None:
         write_text(path, json.dumps(found, indent=2) + "\n")
     except OSError as error:
         raise DdpLabError(f"can't write {path}: {error.strerror}") from error
+
+
+def tell(line: str) -> None:
+    """Says a line on stderr, if that takes it."""
+    with contextlib.suppress(OSError, ValueError):  # it is full or closed: there is nobody to tell
+        print(f"ddp-lab: {line}", file=sys.stderr, flush=True)

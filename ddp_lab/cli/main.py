@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import importlib
 import os
@@ -11,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,16 +153,37 @@ def _place(options: Sequence[str]) -> tuple[Path | None, list[str]]:
     return None, list(options)
 
 
+def _main_of(module: str, arguments: argparse.Namespace) -> int:
+    """Hands the options on to a command of another package; its exit code."""
+    code: int = importlib.import_module(f"ddp_lab.{module}").main(arguments.options)
+    return code
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs a training script under torch's elastic agent, records it and reports; the script's exit code."""
-    code: int = importlib.import_module("..launch.agent", __package__).main(arguments.options)
-    return code
+    return _main_of("launch.agent", arguments)
 
 
 def tune(arguments: argparse.Namespace) -> int:
     """Runs a training script and looks for faster bucket caps meanwhile; the script's exit code."""
-    code: int = importlib.import_module("..launch.tune", __package__).main(arguments.options)
-    return code
+    return _main_of("launch.tune", arguments)
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Runs one benchmark and prints its table."""
+    return _main_of(f"bench.{arguments.name.replace('-', '_')}", arguments)
+
+
+@contextlib.contextmanager
+def _read() -> Iterator[None]:
+    """What can't be read is told in one line."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        missing = error if error.filename is None else f"{error.filename} does not exist"
+        raise DdpLabError(f"{missing}; {_WRITTEN}") from error
+    except (ValueError, OSError) as error:
+        raise DdpLabError(str(error)) from error
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -170,12 +192,8 @@ def report(arguments: argparse.Namespace) -> int:
 
     source = Path(arguments.files[0])
     beside = source / "report.html" if source.is_dir() else source.with_suffix(".html")
-    try:
+    with _read():
         run = reports.read(arguments.files, partial=arguments.partial)
-    except FileNotFoundError as error:
-        raise DdpLabError(f"{error}; {_WRITTEN}") from error
-    except (ValueError, OSError) as error:
-        raise DdpLabError(str(error)) from error
     page = Path(arguments.output or beside)
     try:
         reports.write_pages(run, page)
@@ -188,13 +206,8 @@ def compare(arguments: argparse.Namespace) -> int:
     """Says how two recorded runs differ; exit code 3 if the second one's step is clearly slower by the threshold."""
     from ..timeline.comparison import compare as compare_runs
 
-    try:
+    with _read():
         compared = compare_runs(*arguments.files)
-    except FileNotFoundError as error:
-        missing = error if error.filename is None else f"{error.filename} does not exist"
-        raise DdpLabError(f"{missing}; {_WRITTEN}") from error
-    except (ValueError, OSError) as error:
-        raise DdpLabError(str(error)) from error
     print(compared)
     if arguments.json:
         write_json(arguments.json, compared.as_dict(arguments.threshold))
@@ -206,14 +219,6 @@ def check_install(arguments: argparse.Namespace) -> int:
     return importlib.import_module(".check_install", __package__).show(arguments.json)  # type: ignore[no-any-return]
 
 
-def bench(arguments: argparse.Namespace) -> int:
-    """Runs one benchmark and prints its table."""
-    measured: int = importlib.import_module(f"..bench.{arguments.name.replace('-', '_')}", __package__).main(
-        arguments.options
-    )
-    return measured
-
-
 def _parser() -> Parser:
     parser = Parser(
         prog="ddp-lab",
@@ -222,7 +227,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ddp_lab {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_lab, _add_run, _add_tune, _add_report, _add_compare, _add_check_install, _add_bench):
+    for add in (_add_demo, _add_lab, _add_run_and_tune, _add_report, _add_compare, _add_check_install, _add_bench):
         add(commands)
     return parser
 
@@ -257,12 +262,9 @@ def _add_lab(commands: Any) -> None:
     made.set_defaults(call=lab)
 
 
-def _add_run(commands: Any) -> None:
+def _add_run_and_tune(commands: Any) -> None:
     made = commands.add_parser("run", help="run any training script as torchrun does, recorded, and report")
     made.set_defaults(call=run)
-
-
-def _add_tune(commands: Any) -> None:
     made = commands.add_parser("tune", help="run any training script as torchrun does, and look for faster bucket caps")
     made.set_defaults(call=tune)
 

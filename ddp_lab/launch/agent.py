@@ -19,12 +19,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..command_line import Parser, file_to_write, folder_of_a_record
+from ..command_line import Parser, file_to_write, folder_of_a_record, tell
 from ..errors import DdpLabError
 from ..protocol import journal
 from ..protocol.entry_points import WORKER
 from . import reports
-from .telling import tell
 
 __all__ = ["check_torchruns", "main", "put_worker_between", "run_agent", "torchrun_parser"]
 
@@ -289,7 +288,7 @@ def run_agent(given: argparse.Namespace) -> int:
     except ChildFailedError as failed:
         rank, first = failed.get_first_failure()
         how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
-        print(f"ddp-lab: rank {rank} (process {first.pid}) {how}, so torch's agent ended the run", file=sys.stderr)
+        tell(f"rank {rank} (process {first.pid}) {how}, so torch's agent ended the run")
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED

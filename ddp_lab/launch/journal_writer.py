@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import recording
+from ..command_line import tell
 from ..machine import host_clock
 from ..protocol import events, journal
-from .telling import tell
 
 __all__ = ["JournalWriter"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..command_line import tell
 from ..printable import printable_lines
 from ..timeline.timeline import RecordedRun, read_run
 
@@ -28,7 +28,7 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
     """
     run = read_run(paths, partial=partial)
     for notice in run.notices:
-        print(f"ddp-lab: {printable_lines(notice)}", file=sys.stderr)
+        tell(printable_lines(notice))
     models = run.timeline.reducers()
     for model in models:
         if len(models) > 1:

@@ -9,16 +9,21 @@ import argparse
 import json
 import os
 import runpy
+import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..command_line import tell
+from ..engine.processes.parent_watch import on_parent_exit
 from ..protocol import journal
 from .journal_writer import KEEP_EVENTS, JournalWriter
-from .orphans import end_with_agent
 
 __all__ = ["main"]
+
+_GRACE_SECONDS = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.control is not None:
         ending.append(_let_control(given.control))
     if given.agent is not None:
-        end_with_agent(given.agent, ending)
+        _end_with_agent(given.agent, ending)
     how = "finished"
     try:
         _reach_models(observe=given.observe)
@@ -75,6 +80,40 @@ def _let_control(invitation: Path) -> Callable[[str], None]:
     telemetry.start()
     pid = os.getpid()
     return lambda how: telemetry.stop() if os.getpid() == pid else None
+
+
+def _end_with_agent(agent: int, finish: Sequence[Callable[[str], None]]) -> None:
+    """Lets this process end soon after its agent, as the agent would have ended it: SIGTERM, then SIGKILL.
+
+    Without effect where another process stands between them: then that one decides.
+
+    Args:
+        agent: its process id.
+        finish: called first, with how it ended.
+    """
+
+    def end() -> None:
+        tell(f"the agent (process {agent}) is gone: this rank ends, too")
+        for call in finish:
+            call("the agent is gone")
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(_GRACE_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.getppid() == agent:
+        on_parent_exit(agent, end)
+    elif not _lives(agent):
+        end()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _show_from_the_program_on() -> None:
