@@ -112,7 +112,7 @@ class View {
 
   refreshTheme() {
     this.timeline.theme = null;
-    this.detail.dots.chart.theme = null;
+    this.detail.dots.theme = null;
     this.panels.forgetTheme();
     this.schedule();
   }

@@ -3,10 +3,6 @@
 import { element, readTheme } from "./theme.js";
 import { Tip, spoken } from "./tip.js";
 
-// Margins of a chart with a scale: the numbers stand in the left one.
-export const SCALE_LEFT = 58;
-export const SCALE_RIGHT = 14;
-
 // Makes the canvas so large and returns a pen that draws in pixels of the page.
 export function sizeCanvas(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
@@ -138,36 +134,6 @@ export class ChartCanvas {
     this.cursor = key;
     this.actions.redraw();
   }
-}
-
-// Round numbers from 0 to `top` for an axis.
-export function roundMarks(top, count = 5) {
-  if (!(top > 0)) return [0];
-  const power = 10 ** Math.floor(Math.log10(top / count));
-  const unit = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= (top / count) * 0.999);
-  return Array.from({ length: Math.floor(top / unit + 1e-9) + 1 }, (_, index) => index * unit);
-}
-
-// Horizontal lines with their numbers, and what they measure.
-export function paintScale(pen, theme, width, marks, name, top, height) {
-  pen.font = `11px ${theme.font}`;
-  pen.lineWidth = 1;
-  for (const [y, text] of marks) {
-    pen.strokeStyle = theme.grid;
-    pen.beginPath();
-    pen.moveTo(SCALE_LEFT, Math.round(y) + 0.5);
-    pen.lineTo(width - SCALE_RIGHT, Math.round(y) + 0.5);
-    pen.stroke();
-    pen.fillStyle = theme.muted;
-    pen.textAlign = "right";
-    pen.fillText(text, SCALE_LEFT - 6, y);
-  }
-  pen.save();
-  pen.translate(10, top + height / 2);
-  pen.rotate(-Math.PI / 2);
-  pen.textAlign = "center";
-  pen.fillText(name, 0, 0);
-  pen.restore();
 }
 
 export function median(values) {

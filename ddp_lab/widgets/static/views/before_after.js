@@ -1,14 +1,11 @@
 // Times of steps before and after a change, side by side, and how sure their difference is.
 
-import { RANK_COLOURS } from "../generated.js";
-import { ChartCanvas, median, roundMarks } from "../charts/canvas.js";
+import { ChartCanvas, median } from "../charts/canvas.js";
+import { drawScene } from "../charts/scene.js";
 import { Twin } from "../charts/tables.js";
-import { element, milliseconds, setText } from "../charts/theme.js";
+import { count, element, milliseconds, setText } from "../charts/theme.js";
 
-const LEFT = 64;
-const ROW = 54;
-const AXIS = 34;
-const SIDES = [{ name: "before", colour: RANK_COLOURS[0] }, { name: "after", colour: RANK_COLOURS[1] }];
+const SIDES = ["before", "after"];
 
 export class BeforeAfterChart {
   // actions: {redraw(), say(text)}
@@ -25,11 +22,9 @@ export class BeforeAfterChart {
     if (!this.node.firstChild) this.node.append(this.verdict, this.chart.node, this.twin.node);
     setText(this.verdict, sentence(found));
     this.verdict.dataset.verdict = found.verdict ?? "";
-    this.twin.draw(() => found.sides.map((side, index) => [SIDES[index].name, String(side.buckets), side.caps, side.hook, String(side.step), String(side.ms.length), milliseconds(median(side.ms))]));
-    const drawing = this.chart.begin(2 * ROW + AXIS);
-    if (!drawing) return;
+    this.twin.draw(() => found.sides.map((side, index) => [SIDES[index], String(side.buckets), side.caps, side.hook, String(side.step), String(side.ms.length), milliseconds(median(side.ms))]));
     this.chart.label(`${sentence(found)} Dots are steps, bars their medians.`);
-    this.chart.finish(paint(drawing, found));
+    drawScene(this.chart, scene(found));
   }
 }
 
@@ -46,51 +41,18 @@ function quantile(values, share) {
   return sorted[Math.min(Math.floor(share * sorted.length), sorted.length - 1)] ?? 0;
 }
 
-function paint({ pen, width, theme }, found) {
-  const all = found.sides.flatMap((side) => side.ms);
-  const top = quantile(all, 0.97) * 1.08 || 1;
-  const x = (ms) => LEFT + (Math.min(ms, top) / top) * (width - LEFT - 12);
-  const marks = roundMarks(top, Math.max(3, Math.floor(width / 130)));
-  pen.font = `11px ${theme.font}`;
-  pen.strokeStyle = theme.grid;
-  pen.fillStyle = theme.muted;
-  pen.textAlign = "center";
-  for (const mark of marks) {
-    const at = Math.round(x(mark)) + 0.5;
-    pen.beginPath();
-    pen.moveTo(at, 0);
-    pen.lineTo(at, 2 * ROW);
-    pen.stroke();
-    pen.fillText(String(Number(mark.toPrecision(3))), at, 2 * ROW + 10);
-  }
-  pen.fillText("ms from step to step; upper dots are later steps", (width + LEFT) / 2, 2 * ROW + 26);
-  return found.sides.map((side, index) => paintSide(pen, theme, side, SIDES[index], index * ROW, x, width));
+function scene({ sides }) {
+  return {
+    lanes: sides.map((side, index) => ({ key: SIDES[index], name: SIDES[index], note: count(side.buckets, "bucket"), strong: true, lines: () => lines(SIDES[index], side) })),
+    height: 54,
+    left: 74,
+    label: "ms from step to step; upper dots are later steps",
+    top: quantile(sides.flatMap((side) => side.ms), 0.97) * 1.08 || 1,
+    // The two sides differ in shape, too.
+    marks: sides.flatMap((side, lane) => [{ dots: side.ms, lane, role: `rank${lane}`, shape: lane, size: 2.4, rows: true }, { tick: median(side.ms), lane }]),
+  };
 }
 
-function paintSide(pen, theme, side, { name, colour }, y, x, width) {
-  pen.textAlign = "left";
-  pen.fillStyle = theme.ink;
-  pen.font = `600 12px ${theme.font}`;
-  pen.fillText(name, 2, y + ROW / 2 - 8);
-  pen.font = `11px ${theme.font}`;
-  pen.fillStyle = theme.muted;
-  pen.fillText(`${side.buckets} bucket${side.buckets === 1 ? "" : "s"}`, 2, y + ROW / 2 + 8);
-  pen.fillStyle = colour;
-  pen.globalAlpha = 0.8;
-  side.ms.forEach((ms, index) => {
-    pen.beginPath();
-    const at = y + ROW - 8 - ((index + 0.5) / side.ms.length) * (ROW - 16);
-    // The two sides differ in shape, too.
-    if (name === "before") pen.arc(x(ms), at, 2.4, 0, 7);
-    else pen.rect(x(ms) - 2.2, at - 2.2, 4.4, 4.4);
-    pen.fill();
-  });
-  pen.globalAlpha = 1;
-  const middle = median(side.ms);
-  if (side.ms.length) {
-    pen.fillStyle = theme.ink;
-    pen.fillRect(x(middle) - 1.25, y + 3, 2.5, ROW - 6);
-  }
-  const lines = () => [`${name} the change`, ["buckets", String(side.buckets)], ["caps", side.caps], ["comm hook", side.hook], ["from step", String(side.step)], ["steps", String(side.ms.length)], ["median", `${milliseconds(middle)} ms`]];
-  return { key: name, x: 0, y, width, height: ROW, lines };
+function lines(name, side) {
+  return [`${name} the change`, ["buckets", String(side.buckets)], ["caps", side.caps], ["comm hook", side.hook], ["from step", String(side.step)], ["steps", String(side.ms.length)], ["median", `${milliseconds(median(side.ms))} ms`]];
 }

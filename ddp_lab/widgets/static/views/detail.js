@@ -1,7 +1,8 @@
 // What is behind a bucket (its parameters, its times on each rank), and the table of ranks.
 
-import { median } from "../charts/canvas.js";
-import { GradientDots } from "../charts/gradient_dots.js";
+import { ChartCanvas, median } from "../charts/canvas.js";
+import { drawScene } from "../charts/scene.js";
+import { RANK_COLOURS } from "../generated.js";
 import { EDGE, EDGES, waitOf } from "../steps/lanes.js";
 import { clockTime } from "../app/life.js";
 import { fill, makeTable } from "../charts/tables.js";
@@ -9,6 +10,7 @@ import { bytes, count, element, milliseconds, setText, significant } from "../ch
 
 const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype", "ready at ms"];
 const RANKS = ["rank", "ready at", "waited", "reduced at", "hidden", "exposed", "gradient norm"];
+const MOST_ROWS = 40; // of dots
 const RANK_TABLE = ["rank", "state", "step", "last event", "events", "dropped events", "process"];
 
 export class DetailView {
@@ -21,7 +23,7 @@ export class DetailView {
     this.ranks.node.rows[0].cells[6].title = "Euclidean norm of the bucket's averaged gradients; known after “Compare gradients”";
     const button = element("button", { type: "button", class: "ddp-button ddp-close", "aria-label": "close the bucket's details" }, "×");
     button.addEventListener("click", close);
-    this.dots = new GradientDots(actions);
+    this.dots = new ChartCanvas("When each gradient of the bucket was ready, on each rank", actions);
     this.dotsTitle = element("div", { class: "ddp-summary" });
     this.dotsPlace = element("div");
     const scroll = (table) => element("div", { class: "ddp-table-scroll" }, table.node);
@@ -70,8 +72,31 @@ export class DetailView {
     if (shown !== this.dotsPlace.hasChildNodes()) this.dotsPlace.replaceChildren(...(shown ? [this.dotsTitle, this.dots.node] : []));
     if (!shown) return;
     setText(this.dotsTitle, `When each gradient was ready, step ${gradients.step}`);
-    this.dots.draw(gradients, info.parameters.map((one) => one.name));
+    drawScene(this.dots, dots(gradients, info.parameters.map((one) => one.name)));
   }
+}
+
+// When each gradient of a bucket was accumulated, on each rank: one lane for each parameter, in the order of readiness. The
+// shapes tell the ranks apart without colour.
+function dots({ ranks, ms }, names) {
+  const times = names.map((_, index) => ms.map((row) => row[index] ?? null));
+  const middles = times.map((of) => median(of.filter((value) => value !== null)));
+  const order = [...names.keys()].sort((a, b) => (middles[a] || Infinity) - (middles[b] || Infinity)).slice(0, MOST_ROWS);
+  const shaped = ranks.length <= RANK_COLOURS.length;
+  const said = (value) => (value === null ? "no gradient" : `${milliseconds(value)} ms`);
+  return {
+    lanes: order.map((index) => ({ key: `gradient ${index}`, name: names[index], lines: () => [names[index], ...ranks.slice(0, 16).map((rank, of) => [`rank ${rank}`, said(times[index][of])])] })),
+    height: 15,
+    left: 150,
+    label: "ms since the rank's own backward began",
+    top: Math.max(...order.flatMap((index) => times[index]), 1e-6) * 1.04,
+    keys: shaped ? ranks.map((rank, index) => ({ name: `rank ${rank}`, role: `rank${index}`, shape: index })) : [{ name: "line: from the first to the last rank; tick: the median" }],
+    marks: order.flatMap((index, lane) => (shaped ? times[index].map((value, rank) => ({ dots: [value], lane, role: `rank${rank}`, shape: rank })) : range(times[index].filter((value) => value !== null), lane))),
+  };
+}
+
+function range(values, lane) {
+  return values.length ? [{ span: [Math.min(...values), Math.max(...values)], lane, role: "band" }, { tick: median(values), lane }] : [];
 }
 
 function rankLine(record, bucket, rank, row, norm) {

@@ -1,16 +1,18 @@
 // Gradients: norms before and after averaging, by rank and bucket; noise; where NaN came from; are the replicas equal?
 
 import { ChartCanvas, median } from "../charts/canvas.js";
-import { RANK_COLOURS } from "../generated.js";
+import { COLOURS, RANK_COLOURS } from "../generated.js";
 import { Asker, NeedsCluster, StatusLine, button, field, number, read } from "../app/control_status.js";
-import { CHART_HEIGHT, paintNorms } from "../charts/gradient_chart.js";
-import { paintHeat } from "../charts/heat.js";
+import { drawScene, robustTop } from "../charts/scene.js";
 import { Twin, fill, makeTable } from "../charts/tables.js";
 import { bytes, count, element, milliseconds, setText, significant } from "../charts/theme.js";
 
 const COST = "Opt-in, it costs: a watched step reads each bucket twice more (0.12 ms for each MB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms for each MB).";
 const NONE = "No step has been watched. Switch it on above, or call model.watch_gradients(every=10) in the training code.";
 const NONE_HERE = "No step has been watched: model.watch_gradients(every=10) in the training code does it.";
+const MOST_LINES = 8;
+const WIDE_RANGE = 50; // largest over smallest norm from which the scale is logarithmic
+const DASHES = [[], [5, 2], [2, 2], [7, 2, 2, 2]];
 
 export class GradientsView {
   // actions: {send(command), redraw(), say(text)}
@@ -74,8 +76,7 @@ export class GradientsView {
     const shown = (steps.findLast((one) => one.step <= step) ?? steps.at(-1)).step;
     this.drawLegend(ranks);
     this.chart.label(`Gradients. ${this.summary.textContent}`);
-    const drawing = this.chart.begin(CHART_HEIGHT);
-    if (drawing) this.chart.finish(paintNorms(drawing, known, shown, (chosen) => this.actions.choose(chosen)));
+    drawScene(this.chart, this.scene(steps, ranks, shown));
     this.twin.draw(() => steps.toReversed().slice(0, 100).map(row));
     const found = buckets[shown];
     setText(this.heading, found ? `Step ${shown}, by bucket: how far each rank's norm is from the ranks' mean, in percent. ${spread(found)}` : `Step ${shown}: its buckets are no longer held here; Timeline.gradients() has them.`);
@@ -83,15 +84,34 @@ export class GradientsView {
     if (found) this.drawBuckets(found, ranks);
   }
 
+  // Norms over the watched steps, by rank and averaged; below them the noise scale.
+  scene(steps, ranks, shown) {
+    const finite = (one) => one.before.filter((value) => value !== null);
+    const norms = steps.flatMap((one) => [...one.before, one.after]).filter((value) => value > 0);
+    const [low, high] = [Math.min(...norms), Math.max(...norms)];
+    const power = (value, round) => 10 ** round(Math.log10(value));
+    const wide = norms.length > 0 && high / low >= WIDE_RANGE;
+    const scale = wide ? { label: "L2 norm (log)", low: power(low, Math.floor), top: power(high, Math.ceil) } : { label: "L2 norm", top: norms.length ? 1.05 * high : 1 };
+    const own = ranks.length > MOST_LINES ? [] : ranks.map((_, row) => ({ line: steps.map((one) => one.before[row]), role: `rank${row}`, width: 1.25, dash: DASHES[row % DASHES.length] }));
+    const ends = [Math.min, Math.max].map((end) => steps.map((one) => (finite(one).length ? end(...finite(one)) : null)));
+    const bad = steps.flatMap((one, index) => (one.bad ? [{ rule: index, role: "bad", text: one.bad.kind }] : []));
+    const noise = steps.map((one) => one.noise);
+    return {
+      label: `step (${count(steps.length, "watched step")}); noise: scale in batches of a rank, over 20 watched steps`,
+      steps: steps.map((one) => ({ key: `watched ${one.step}`, name: String(one.step), chosen: one.step === shown, lines: () => stepLines(one, ranks), act: () => this.actions.choose(one.step) })),
+      panels: [
+        { ...scale, height: 150, marks: [{ band: ends }, ...own, { line: steps.map((one) => one.after), role: "ink", width: 2.25 }, ...bad] },
+        { label: "noise", height: 56, top: robustTop(noise), marks: [{ line: noise, role: "noise", width: 1.75 }] },
+      ],
+    };
+  }
+
   drawBuckets(found, ranks) {
     const names = ranks.map((rank) => `rank ${rank}`);
-    const height = Math.min(Math.max(Math.floor(160 / names.length), 5), 20);
     const means = found.after.map((_, bucket) => mean(found.before.map((norms) => norms[bucket])));
     const value = (rowOf, bucket) => Math.abs(100 * ((found.before[rowOf][bucket] ?? means[bucket]) / means[bucket] - 1)) || 0;
-    const drawing = this.waits.begin(names.length * height + 36);
-    const grid = { title: "norm", rowNames: names, columns: found.after.length, value, columnName: String, axis: "bucket", unit: "% from the mean" };
     const lines = (rowOf, bucket) => [`${names[rowOf]} · bucket ${bucket}`, ["norm before averaging", show(found.before[rowOf][bucket])], ["ranks' mean", show(means[bucket])], ["norm of the average", show(found.after[bucket])]];
-    if (drawing) this.waits.finish(paintHeat(drawing, 2, height, grid, lines));
+    drawScene(this.waits, { height: 160, grids: [{ title: "norm", rows: names, columns: found.after.length, value, name: String, axis: "bucket", unit: "% from the mean", lines }] });
   }
 
   drawLegend(ranks) {
@@ -99,8 +119,8 @@ export class GradientsView {
     if (text === this.legendText) return;
     this.legendText = text;
     const key = (style, name, title) => element("li", { title }, element("i", { class: "ddp-key", style, "aria-hidden": "true" }), name);
-    const lines = ranks.length > 8 ? [] : ranks.map((rank, index) => key(`height: 3px; background: ${RANK_COLOURS[index]}`, `rank ${rank}`, "norm of its own gradients"));
-    const own = [key("background: var(--ddp-band); opacity: 0.5", "smallest to largest rank", "norms before averaging"), key("height: 3px; background: var(--ddp-ink)", "average", "norm after averaging"), key("height: 3px; background: #cc79a7", "noise scale", "[McCandlish et al. 2018]: the batch, in batches of a rank, up to which more data per step still pays")];
+    const lines = ranks.length > MOST_LINES ? [] : ranks.map((rank, index) => key(`height: 3px; background: ${RANK_COLOURS[index]}`, `rank ${rank}`, "norm of its own gradients"));
+    const own = [key("background: var(--ddp-band); opacity: 0.5", "smallest to largest rank", "norms before averaging"), key("height: 3px; background: var(--ddp-ink)", "average", "norm after averaging"), key(`height: 3px; background: ${COLOURS.noise}`, "noise scale", "[McCandlish et al. 2018]: the batch, in batches of a rank, up to which more data per step still pays")];
     this.legend.replaceChildren(...lines, ...own);
   }
 
@@ -110,6 +130,12 @@ export class GradientsView {
     fill(this.checks.body, checks.toReversed().map((one) => [String(one.step), one.error || (one.ok ? `equal (${bytes(one.bytes)})` : `differ: ${one.first}${one.differing > 1 ? ` and ${one.differing - 1} more` : ""}`), one.ok ? "all" : holders(one.groups), milliseconds(one.ms)]));
     checks.toReversed().forEach((one, index) => this.checks.body.rows[index].classList.toggle("ddp-differs", !one.ok));
   }
+}
+
+function stepLines(one, ranks) {
+  const bad = one.bad ? [[one.bad.kind, one.bad.parameter ? `first in ${one.bad.parameter}, rank ${one.bad.rank}` : "in the average alone"]] : [];
+  const shown = ranks.slice(0, MOST_LINES).map((rank, index) => [`rank ${rank}, before`, show(one.before[index])]);
+  return [`step ${one.step}`, ...bad, ...shown, ["average", show(one.after)], ["noise scale", show(one.noise)], ["watching took", `${one.ms.toFixed(2)} ms`]];
 }
 
 function mean(values) {

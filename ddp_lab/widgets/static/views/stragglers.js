@@ -1,10 +1,10 @@
 // Stragglers: for which rank the others waited, in which bucket, how often; and where its own computation fell behind.
 
 import { ChartCanvas, median } from "../charts/canvas.js";
-import { paintHeat } from "../charts/heat.js";
+import { drawScene } from "../charts/scene.js";
 import { judged } from "../steps/many_steps.js";
 import { Twin, fill, makeTable } from "../charts/tables.js";
-import { element, milliseconds, setText } from "../charts/theme.js";
+import { count, element, milliseconds, setText } from "../charts/theme.js";
 
 const STEPS = 100;
 const PLACES = [
@@ -48,31 +48,17 @@ export class StragglersView {
     if (!found) return;
     const totals = found.ranks.map((_, row) => found.steps.reduce((sum, { byRank }) => sum + byRank[row], 0) / found.steps.length);
     this.twin.draw(() => found.ranks.map((rank, row) => [String(rank), (100 * found.share[row]).toFixed(0), milliseconds(found.late[row]), milliseconds(totals[row])]));
-    if (found.ranks.length < 2) return;
-    const rowHeight = Math.min(Math.max(Math.floor(220 / found.ranks.length), 5), 22);
-    const block = found.ranks.length * rowHeight + 52;
-    const drawing = this.chart.begin(2 * block + 8);
-    if (drawing) this.chart.finish(this.paint(drawing, found, rowHeight, block));
+    if (found.ranks.length > 1) drawScene(this.chart, this.scene(found));
   }
 
-  paint(drawing, found, rowHeight, block) {
-    const names = found.ranks.map((rank) => `rank ${rank}`);
-    const wait = (value) => ["waited for alone", `${milliseconds(value)} ms`];
-    const heading = (text, y) => {
-      drawing.pen.font = `600 11.5px ${drawing.theme.font}`;
-      drawing.pen.textAlign = "left";
-      drawing.pen.fillStyle = drawing.theme.ink;
-      drawing.pen.fillText(text, 4, y);
-    };
-    const steps = found.steps.length;
-    heading(`By bucket (mean of ${steps} ${steps === 1 ? "step" : "steps"})`, 8);
-    const buckets = { title: "bucket", rowNames: names, columns: found.buckets, value: (row, bucket) => found.cells[row][bucket], columnName: String, axis: "bucket", unit: "ms a step" };
-    const first = paintHeat(drawing, 18, rowHeight, buckets, (row, bucket, last, value) => [`${names[row]} · bucket ${bucket}${last > bucket ? `–${last}` : ""}`, wait(value)], (_, bucket) => this.actions.select(bucket));
-    heading("By step (the bucket in which they waited longest)", block + 10);
-    const over = { title: "step", rowNames: names, columns: steps, value: (row, index) => found.steps[index].byRank[row], columnName: (index) => String(found.steps[index].step), axis: "step", unit: "ms" };
-    const label = (index, last) => `step ${found.steps[index].step}${last > index ? `–${found.steps[last].step}` : ""}`;
-    const second = paintHeat(drawing, block + 20, rowHeight, over, (row, index, last, value) => [`${names[row]} · ${label(index, last)}`, wait(value)], (_, index) => this.actions.choose(found.steps[index].step));
-    return [...first, ...second];
+  scene(found) {
+    const rows = found.ranks.map((rank) => `rank ${rank}`);
+    const { steps } = found;
+    const lines = (what, name) => (row, first, last, ms) => [`${rows[row]} · ${what} ${name(first)}${last > first ? `–${name(last)}` : ""}`, ["waited for alone", `${milliseconds(ms)} ms`]];
+    const stepName = (index) => String(steps[index].step);
+    const buckets = { title: "bucket", heading: `By bucket (mean of ${count(steps.length, "step")})`, columns: found.buckets, value: (row, bucket) => found.cells[row][bucket], name: String, unit: "ms a step", act: (_, bucket) => this.actions.select(bucket) };
+    const over = { title: "step", heading: "By step (the bucket in which they waited longest)", columns: steps.length, value: (row, index) => steps[index].byRank[row], name: stepName, unit: "ms", act: (_, index) => this.actions.choose(steps[index].step) };
+    return { height: 220, grids: [buckets, over].map((one) => ({ ...one, rows, axis: one.title, lines: lines(one.title, one.name) })) };
   }
 }
 

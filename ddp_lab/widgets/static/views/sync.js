@@ -1,7 +1,7 @@
 // Gradient sync: one table row per bucket of the step that is shown.
 
 import { ChartCanvas } from "../charts/canvas.js";
-import { paintHeat } from "../charts/heat.js";
+import { drawScene } from "../charts/scene.js";
 import { waitOf } from "../steps/lanes.js";
 import { asking } from "../app/life.js";
 import { Twin } from "../charts/tables.js";
@@ -91,11 +91,9 @@ export class SyncView {
   drawWaits(record) {
     const names = record.ranks.map((rank) => `rank ${rank}`);
     const value = (row, bucket) => waitOf(record, row, bucket) || 0;
-    const rowHeight = Math.min(Math.max(Math.floor(160 / names.length), 5), 20);
-    const drawing = this.waits.begin(names.length * rowHeight + 36);
-    const grid = { title: "wait", rowNames: names, columns: record.buckets, value, columnName: String, axis: "bucket", unit: "ms" };
     const lines = (row, bucket, last, ms) => [`${names[row]} · bucket ${bucket}${last > bucket ? `–${last}` : ""}`, ["waited for the last rank", `${milliseconds(ms)} ms`]];
-    if (drawing) this.waits.finish(paintHeat(drawing, 2, rowHeight, grid, lines, (_, bucket) => this.actions.select(bucket)));
+    const grid = { title: "wait", rows: names, columns: record.buckets, value, name: String, axis: "bucket", unit: "ms", lines, act: (_, bucket) => this.actions.select(bucket) };
+    drawScene(this.waits, { height: 160, grids: [grid] });
     const buckets = [...Array(record.buckets).keys()];
     this.twin.draw(() => names.map((name, row) => [name, buckets.map((bucket) => milliseconds(value(row, bucket))).join("  "), milliseconds(buckets.reduce((sum, bucket) => sum + value(row, bucket), 0))]));
   }

@@ -1,6 +1,7 @@
 // What if: sliders, the predicted step by phase and bucket beside the recorded one, and the button that tries it.
 
-import { ChartCanvas, roundMarks, sizeCanvas } from "../charts/canvas.js";
+import { ChartCanvas, sizeCanvas } from "../charts/canvas.js";
+import { drawScene } from "../charts/scene.js";
 import { decodeSteps } from "../steps/decode.js";
 import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, layOut } from "../steps/lanes.js";
 import { asking } from "../app/life.js";
@@ -14,7 +15,6 @@ import { makeLegend } from "../app/toolbar.js";
 import { WhatIfSliders } from "./what_if_sliders.js";
 
 const ROWS = { recorded: "recorded", same: "simulated as recorded", predicted: "what if" };
-const [LEFT, RIGHT, BAR, GAP, AXIS] = [152, 74, 22, 6, 32];
 const ROW_SIZES = [3, 12]; // of a bucket
 const HEIGHTS = [90, 320]; // of a picture; one that needs more is scrolled
 const signed = (value) => `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(value).toFixed(1)} %`;
@@ -105,35 +105,24 @@ export class WhatIfView {
   }
 
   drawChart(answer) {
-    const rows = Object.entries(ROWS);
-    const drawing = this.chart.begin(rows.length * (BAR + GAP) + AXIS);
-    if (!drawing) return;
-    const { pen, width, theme } = drawing;
-    const top = Math.max(...rows.map(([row]) => answer[row].step));
-    const x = (value) => LEFT + ((width - LEFT - RIGHT) * value) / top;
-    const bottom = rows.length * (BAR + GAP);
-    paintMarks(pen, theme, roundMarks(top, width < 500 ? 3 : 6), x, bottom);
-    const regions = rows.flatMap(([row, name], index) => {
-      const y = index * (BAR + GAP);
-      pen.fillStyle = theme.ink;
-      pen.textAlign = "right";
-      pen.font = `${row === "predicted" ? "600 " : ""}12px ${theme.font}`;
-      pen.fillText(name, LEFT - 8, y + BAR / 2);
-      let sum = 0;
-      const made = PHASES.map(({ key, name: phase, colour }) => {
-        const [begin, end] = [x(sum), x(sum + answer[row][key])];
-        sum += answer[row][key];
-        pen.fillStyle = colour;
-        pen.fillRect(begin, y, Math.max(end - begin, 0), BAR);
-        return { key: `${row} ${key}`, x: begin, y, width: Math.max(end - begin, 0), height: BAR, lines: () => [name, [phase, `${milliseconds(answer[row][key])} ms`], ["step", `${milliseconds(answer[row].step)} ms`]] };
-      });
-      pen.fillStyle = theme.ink;
-      pen.textAlign = "left";
-      pen.fillText(`${milliseconds(answer[row].step)} ms`, x(sum) + 6, y + BAR / 2);
-      return made.filter((one) => one.width > 0);
-    });
+    const rows = Object.keys(ROWS).map((key) => answer[key]);
+    const names = Object.values(ROWS);
+    const whole = (lane) => `${milliseconds(rows[lane].step)} ms`;
     this.chart.label(`${this.summary.textContent}`);
-    this.chart.finish(regions);
+    drawScene(this.chart, {
+      lanes: names.map((name, lane) => ({ name, strong: lane === names.length - 1 })),
+      height: 28,
+      left: 152,
+      right: 74,
+      label: "ms",
+      top: Math.max(...rows.map((one) => one.step)),
+      marks: PHASES.map(({ key, name }, index) => ({
+        bars: rows.map((one) => one[key]),
+        role: key,
+        lines: (lane) => [names[lane], [name, `${milliseconds(rows[lane][key])} ms`], ["step", whole(lane)]],
+        text: index === PHASES.length - 1 && whole,
+      })),
+    });
   }
 
   // Both steps on the same axis of time, from the begin of the backward.
@@ -162,21 +151,6 @@ export class WhatIfView {
       this.actions.say(`${rows[0][0]}: predicted ${rows[0][1]} milliseconds, measured ${rows[0][2]}, error ${rows[0][3]}`);
     }
   }
-}
-
-function paintMarks(pen, theme, marks, x, bottom) {
-  pen.font = `11px ${theme.font}`;
-  pen.textAlign = "center";
-  for (const mark of marks) {
-    pen.strokeStyle = theme.grid;
-    pen.beginPath();
-    pen.moveTo(Math.round(x(mark)) + 0.5, 0);
-    pen.lineTo(Math.round(x(mark)) + 0.5, bottom);
-    pen.stroke();
-    pen.fillStyle = theme.muted;
-    pen.fillText(String(Number(mark.toPrecision(3))), x(mark), bottom + 8);
-  }
-  pen.fillText("ms", x(marks.at(-1) / 2), bottom + 22);
 }
 
 // One step's buckets, drawn as in the timeline.
