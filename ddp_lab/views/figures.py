@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..analysis import findings
 from ..formatting import counted
 from ..timeline.timeline import Timeline
-from . import scenes, view_data
-from .gradients import gradient_facts
-from .model_map import Cell, map_cells
+from .model_map import cell_label, map_cells
 from .paint.figure import GREY, style, to_plotly
 from .paint.palette import COLOURS, bucket_colour, plotly_text
+from .scenes import SCENES
 from .timeline_scene import find_step, timeline_scene
 from .view_data import unused
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["buckets_figure", "figure", "findings_figure", "overlap_figure", "stragglers_figure", "sync_figure"]
-__all__ += ["timeline_figure"]
+__all__ = ["buckets_figure", "figure", "timeline_figure"]
+
+# Pixels of a figure, and of each of its lanes.
+_HEIGHTS = {
+    "sync": (170, 22),
+    "overlap": (480, 0),
+    "stragglers": (150, 24),
+    "findings": (160, 64),
+    "gradients": (460, 0),
+}
 
 
 def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Figure:
@@ -36,18 +42,21 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
     Raises:
         ValueError: there is no such view, or nothing to show.
     """
-    known: dict[str, Callable[..., go.Figure]] = {
-        "timeline": timeline_figure,
-        "sync": sync_figure,
-        "overlap": overlap_figure,
-        "stragglers": stragglers_figure,
-        "buckets": buckets_figure,
-        "findings": findings_figure,
-        "gradients": gradients_figure,
-    }
-    if view not in known:
-        raise ValueError(f"view={view!r}: choose from {', '.join(known)}")
-    return known[view](timeline, **options)
+    if view == "timeline":
+        return timeline_figure(timeline, **options)
+    if view == "buckets":
+        return buckets_figure(timeline, **options)
+    if view not in SCENES:
+        raise ValueError(f"view={view!r}: choose from timeline, {', '.join(SCENES)}, buckets")
+    return _scene_figure(view, timeline, **options)
+
+
+def _scene_figure(
+    view: str, timeline: Timeline, *, reducer: int | None = None, last_steps: int | None = None
+) -> go.Figure:
+    scene = SCENES[view](timeline, reducer, last_steps)
+    upright, lane = _HEIGHTS[view]
+    return to_plotly(scene, max(260, upright + lane * sum(len(panel.y.lanes) for panel in scene.panels)))
 
 
 def timeline_figure(
@@ -83,30 +92,6 @@ def timeline_figure(
     return made
 
 
-def overlap_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: int = 200) -> go.Figure:
-    """Returns what each step consists of, stacked, and its efficiency."""
-    return to_plotly(scenes.overlap_scene(view_data.breakdown(timeline, reducer, last_steps), last_steps), 480)
-
-
-def stragglers_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: int = 100) -> go.Figure:
-    """Returns for which rank the others waited, by bucket."""
-    found = view_data.waiting(timeline, reducer, last_steps)
-    return to_plotly(scenes.stragglers_scene(found), max(260, 150 + 24 * len(found.ranks)))
-
-
-def sync_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: int = 100) -> go.Figure:
-    """Returns waiting, all-reduce and bus bandwidth of each bucket."""
-    found = view_data.sync(timeline, reducer, last_steps)
-    return to_plotly(scenes.sync_scene(found), max(280, 170 + 22 * len(found.bucket)))
-
-
-def gradients_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: int = 200) -> go.Figure:
-    """Returns the norms before and after averaging and the noise scale over the watched steps."""
-    known = [one.reducer for one in timeline.reducers()]
-    facts = gradient_facts(timeline, known[-1] if reducer is None and known else reducer or 0)
-    return to_plotly(scenes.gradients_scene(facts, last_steps), 460)
-
-
 def buckets_figure(
     timeline: Timeline, *, reducer: int | None = None, generation: int | None = None, equal: bool = False
 ) -> go.Figure:
@@ -130,11 +115,12 @@ def buckets_figure(
     cells, _ = map_cells(assignment, equal=equal)
     idle = unused(timeline, assignment)
     looks = [bucket_colour(one.bucket, buckets) if one.bucket >= 0 else (COLOURS["other"], "#000") for one in cells]
+    said = [cell_label(one, idle) for one in cells]
     ids = [one.path or "/" for one in cells]
     made = go.Figure(
         go.Icicle(
             ids=[plotly_text(one) for one in ids],
-            labels=[plotly_text(_label(one, idle)) for one in cells],
+            labels=[plotly_text(label) for label, _ in said],
             parents=[plotly_text(_parent(one.path, set(ids))) for one in cells],
             values=[one.end - one.begin for one in cells],
             branchvalues="total",
@@ -152,7 +138,7 @@ def buckets_figure(
             },
             leaf={"opacity": 1},
             textfont={"color": [ink for _, ink in looks]},
-            customdata=[_where(one, idle) for one in cells],
+            customdata=[where for _, where in said],
             hovertemplate="%{id}<br>%{customdata}<br>%{percentRoot:.1%} of the model<extra></extra>",
             sort=False,
         )
@@ -163,24 +149,6 @@ def buckets_figure(
     style(made, title, 420)
     made.update_layout(margin={"t": 60, "l": 10, "r": 10, "b": 10})
     return made
-
-
-def _label(cell: Cell, idle: set[int]) -> str:
-    if cell.parameter < 0:
-        return cell.name
-    return f"{cell.name} · {'unused' if cell.parameter in idle else cell.bucket}"
-
-
-def _where(cell: Cell, idle: set[int]) -> str:
-    where = "several buckets" if cell.bucket < 0 else f"bucket {cell.bucket}"
-    return f"{where}, gradient never ready: unused" if cell.parameter in idle else where
-
-
-def findings_figure(timeline: Timeline, *, reducer: int | None = None, last_steps: int = 100) -> go.Figure:
-    """Returns what to change, by gain."""
-    facts = timeline.judgement(reducer, last_steps)
-    found = findings.findings(facts)
-    return to_plotly(scenes.findings_scene(found, findings.headline(facts, found)), 160 + 64 * len(found))
 
 
 def _parent(path: str, ids: set[str]) -> str:

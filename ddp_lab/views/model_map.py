@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Cell", "cell_rows", "map_cells"]
+__all__ = ["Cell", "cell_label", "cell_rows", "map_cells"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,15 @@ def map_cells(assignment: dict[str, Any], *, equal: bool = False) -> tuple[list[
 
     place(top, 0, 0.0, 1 / max(top.weight, 1))
     return cells, depth
+
+
+def cell_label(cell: Cell, idle: Collection[int]) -> tuple[str, str]:
+    """Returns what is written into a cell, and where its parameters travel; `idle`: parameters without a gradient."""
+    without = cell.parameter in idle
+    name = f"layer {cell.name}" if cell.name.isdigit() else cell.name
+    where = "several buckets" if cell.bucket < 0 else f"bucket {cell.bucket}"
+    where += ", gradient never ready: unused" if without else ""
+    return name if cell.parameter < 0 else f"{name} · {'unused' if without else f'b{cell.bucket}'}", where
 
 
 def cell_rows(assignment: dict[str, Any]) -> list[list[Any]]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..analysis import findings
 from ..analysis.findings.facts import Finding
 from ..analysis.step_metrics import Breakdown
 from ..control.collectives import ShownCollective
 from ..formatting import rate
-from .gradients import gradients_words
+from ..timeline.timeline import Timeline
+from . import view_data
+from .gradients import gradient_facts, gradients_words
 from .paint.palette import PHASES, rank_role
 from .scene import Axis, Bars, Cells, Line, Panel, Rule, Scene, Table
 from .view_data import Sync, Waiting
 
 __all__ = [
+    "SCENES",
     "collective_scene",
     "findings_scene",
     "gradients_scene",
@@ -194,3 +198,26 @@ def what_if_words(answer: Mapping[str, Any]) -> str:
         return str(answer["text"])
     recorded, predicted = answer["recorded"]["step"], answer["predicted"]["step"]
     return f"What if: recorded step {recorded:.2f} ms, predicted {predicted:.2f} ms ({answer['world']} ranks)"
+
+
+def _findings_of(timeline: Timeline, reducer: int | None, last_steps: int | None) -> Scene:
+    facts = timeline.judgement(reducer, last_steps or 100)
+    found = findings.findings(facts) if facts is not None else []
+    return findings_scene(found, findings.headline(facts, found))
+
+
+def _gradients_of(timeline: Timeline, reducer: int | None, last_steps: int | None) -> Scene:
+    info = None if reducer is not None else next(reversed(timeline.reducers()), None)
+    facts = gradient_facts(timeline, info.reducer if info is not None else reducer or 0)
+    return gradients_scene(facts, last_steps or 200)
+
+
+# The views of a model's newest steps: which timeline, which model (None: the most recently active), of how many steps
+# (None: as many as are useful).
+SCENES: dict[str, Callable[[Timeline, int | None, int | None], Scene]] = {
+    "sync": lambda timeline, reducer, last: sync_scene(view_data.sync(timeline, reducer, last or 100)),
+    "overlap": lambda timeline, reducer, last: overlap_scene(view_data.breakdown(timeline, reducer, last or 200)),
+    "stragglers": lambda timeline, reducer, last: stragglers_scene(view_data.waiting(timeline, reducer, last or 100)),
+    "findings": _findings_of,
+    "gradients": _gradients_of,
+}

@@ -15,10 +15,9 @@ import traitlets
 
 from ..errors import DdpLabError
 from ..timeline.timeline import Timeline
-from ..views import collective_picture, pictures, scenes
+from ..views import pictures, scenes
 from ..views.model_map import cell_rows
-from ..views.paint import scene_svg
-from ..views.paint.svg import empty_svg
+from ..views.paint.scene_svg import empty_svg, framed
 from ..views.step_frames import StepFrames
 from . import bundle
 from .cluster_panel.rank_rows import rank_rows
@@ -294,9 +293,9 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         with self._lock:
             frame = self._frames.latest()
             if self.tabs[0][0] == "collectives":
-                return collective_picture.picture(self._stage.shown)
+                return pictures.collective_svg(self._stage.shown)
             if self.tabs[0][0] == "what_if":
-                return scene_svg.framed(scenes.what_if_scene(self._what_if.snapshot()))
+                return framed(scenes.what_if_scene(self._what_if.snapshot()))
             control = self._controls.picture(self.tabs[0][0])
             if control is not None:
                 return control
@@ -308,7 +307,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     def _words(self) -> str:
         """Returns what the picture shows in words."""
         if self.tabs[0][0] == "collectives":
-            return str(self._stage.shown or collective_picture.NOTHING)
+            return str(self._stage.shown or pictures.NO_COLLECTIVE)
         if self.tabs[0][0] == "what_if":
             return scenes.what_if_words(self._what_if.snapshot())
         with self._lock:

@@ -12,7 +12,7 @@ import pytest
 from ddp_lab.analysis.collectives import ALGORITHMS, CollectiveStep, Holds, schedule
 from ddp_lab.control.collectives import ShownCollective, choices
 from ddp_lab.errors import ClusterError
-from ddp_lab.views import collective_picture
+from ddp_lab.views import pictures
 from ddp_lab.views.paint.figure import to_plotly
 from ddp_lab.views.scenes import collective_scene
 from ddp_lab.widgets.controls.collectives import CollectiveStage
@@ -52,7 +52,7 @@ def test_cost_in_words() -> None:
 def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
     """The saved picture is valid XML with a small picture for each step, and tells what the last one left."""
     made = shown_of(collective, algorithm, 8)
-    root = ElementTree.fromstring(collective_picture.picture(made))
+    root = ElementTree.fromstring(pictures.collective_svg(made))
     words = list(root.itertext())
     assert "begin" in words
     assert [one for one in words if one.endswith("0.50 ms") and one[0].isdigit()].__len__() == len(made.steps)
@@ -67,7 +67,7 @@ def test_pictures_of_every_algorithm(collective: str, algorithm: str) -> None:
 
 def test_nothing_to_show_says_what_to_do() -> None:
     """Before the first run picture and figure name the call that makes one."""
-    assert "show_collective()" in collective_picture.picture(None)
+    assert "show_collective()" in pictures.collective_svg(None)
     with pytest.raises(ValueError, match="show_collective"):
         to_plotly(collective_scene(None), 460)
 

@@ -11,8 +11,7 @@ from ddp_lab.protocol.events import Kind
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.figures import timeline_figure
 from ddp_lab.views.paint.palette import PARTS
-from ddp_lab.views.paint.scene_svg import framed, round_between
-from ddp_lab.views.paint.svg import empty_svg
+from ddp_lab.views.paint.scene_svg import empty_svg, framed, round_between
 from ddp_lab.views.scene import Spans
 from ddp_lab.views.step_frames import StepFrame, StepFrames
 from ddp_lab.views.timeline_scene import timeline_scene

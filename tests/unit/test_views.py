@@ -205,7 +205,7 @@ def test_unused_parameters_are_marked() -> None:
     assert "hatched: unused, 1 of 8 parameters" in figure(made, "buckets").layout.title.text
     frame, assignment = find_step(made, None, None)
     text = pictures.picture("buckets", made, frame, assignment)
-    assert "layers.1.bias: bucket 0, unused" in text
+    assert "layers.1.bias: bucket 0, gradient never ready: unused" in text
     assert text.count("<path") == 1
     assert "hatched: 1 unused parameter" in text
     assert "unused" not in str(figure(timeline_of(3), "buckets"))

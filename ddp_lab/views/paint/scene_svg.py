@@ -13,9 +13,8 @@ import numpy as np
 
 from ..scene import Axis, Bars, Cells, Line, Numbers, Panel, Rule, Scene, Spans, Values
 from .palette import COLOURS, PATTERNS, ROLE_RULES
-from .svg import PATTERNS_SVG, empty_svg
 
-__all__ = ["framed", "legend", "picture", "round_between", "sheet", "text"]
+__all__ = ["WIDTH", "empty_svg", "framed", "legend", "picture", "round_between", "sheet", "text", "tile"]
 
 WIDTH, _RIGHT, _TOP = 920, 14, 12
 _LANES_LEFT, _HEADING, _GAP, _MOST_HEIGHT = 76, 18, 6, 900  # of lanes of time
@@ -32,6 +31,13 @@ _RULES = {
     ".heat": f"fill:{COLOURS['heat']};stroke:#d8dee4;stroke-width:.5",
     **ROLE_RULES,
 }
+_PATTERNS = (
+    "<defs><pattern id='hatch' width='6' height='6' patternUnits='userSpaceOnUse'>"
+    f"<rect width='6' height='6' fill='{COLOURS['waiting']}'/><path d='M-1 7L7 -1M-1 1L1 -1M5 7L7 5' stroke='#000' "
+    "stroke-opacity='.6'/></pattern><pattern id='dots' width='6' height='6' patternUnits='userSpaceOnUse'>"
+    f"<rect width='6' height='6' fill='{COLOURS['queued']}'/>"
+    "<path d='M1 1h1.3v1.3h-1.3zM4 4h1.3v1.3h-1.3z' fill-opacity='.6'/></pattern></defs>"
+)
 # Prefixed: where a page holds the picture as markup, its rules must not reach other pictures.
 _CSS = "".join(f".ddp-picture {selector}{{{rule}}}" for selector, rule in _RULES.items())
 
@@ -63,7 +69,7 @@ class _Plot:
 def picture(scene: Scene) -> str:
     """Returns a scene with something to show as SVG without colours of its own."""
     patterned = any(isinstance(mark, Spans) for panel in scene.panels for mark in panel.marks)
-    body: list[str] = [PATTERNS_SVG] if patterned else []
+    body: list[str] = [_PATTERNS] if patterned else []
     width, bottom = 240.0, 0.0
     for number, panel in enumerate(scene.panels, 1):
         marks, right, bottom = _paint(panel, bottom, number == len(scene.panels))
@@ -80,6 +86,16 @@ def framed(scene: Scene) -> str:
     if scene.empty:
         return empty_svg(f"{scene.title}: {scene.empty}.")
     return sheet(picture(scene), scene.title, _named(scene), scene.summary)
+
+
+def empty_svg(text: str, width: int = 860) -> str:
+    """Returns a picture that only states `text`, on a white sheet, which reads on light and dark pages alike."""
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='44' viewBox='0 0 {width} 44' "
+        "font-family='system-ui,-apple-system,Segoe UI,sans-serif'>"
+        "<rect width='100%' height='100%' rx='4' fill='#fff'/>"
+        f"<text x='14' y='27' font-size='13' fill='#222'>{escape(text)}</text></svg>"
+    )
 
 
 def sheet(inner: str, title: str, legend: Sequence[Bars | Spans | Line] = (), summary: str = "") -> str:
@@ -135,8 +151,21 @@ def _named(scene: Scene) -> list[Bars | Spans | Line]:
     return found if len(found) > 1 else []
 
 
-def text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(words)}</text>'
+def text(x: float, y: float, words: str, style: str = "", anchor: str = "start", ink: str = "") -> str:
+    """Returns words at a place, in classes of the sheet, or in a colour of their own."""
+    colour = f' style="fill:{ink}"' if ink else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}"{colour}>{escape(words)}</text>'
+
+
+def tile(
+    x: float, y: float, width: float, height: float, fill: str = "none", *,
+    edge: tuple[str, int] | None = None, tip: str = "", words: str = "", ink: str = "",
+) -> str:  # fmt: skip
+    """Returns a rectangle; `edge`: colour and width of its line, `tip`: what it is, `words`: what stands in it."""
+    line = f' stroke="{edge[0]}" stroke-width="{edge[1]}"' if edge else ""
+    box = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"{line}>'
+    about = f"<title>{escape(tip)}</title>" if tip else ""
+    return f"{box}{about}</rect>{text(x + 4, y + 19, words, ink=ink) if words else ''}"
 
 
 def _paint(panel: Panel, top: float, last: bool) -> tuple[list[str], float, float]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DdpLabError
-from ...views.control_pictures import rehearsal_svg, step_svg
+from ...views.pictures import rehearsal_svg, step_svg
 from ..refresher import Refresher
 from .buckets import BucketControl, Comparing
 from .faults import FaultControl

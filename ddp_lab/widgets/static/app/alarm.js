@@ -1,9 +1,8 @@
 // What must not be missed, above every tab: faults on purpose, and training that waits for the reader.
 
-import { button } from "./control_status.js";
 import { asking } from "./life.js";
+import { button, element, setText } from "../charts/dom.js";
 import { duration } from "../views/step_through.js";
-import { element, setText } from "../charts/theme.js";
 
 export class Alarm {
   // actions: {send(command)}

@@ -2,7 +2,7 @@
 
 import { hidePicture } from "./hide_picture.js";
 import { Life } from "./life.js";
-import { element, setText } from "../charts/theme.js";
+import { element, setText } from "../charts/dom.js";
 
 const STALE_S = 6; // a running cell tells of itself every second
 const ENDED = ["done", "failed", "interrupted", "not run"];
@@ -46,8 +46,7 @@ class BackgroundView {
     this.asked = false;
     this.sign = element("span", { class: "ddp-sign", "aria-hidden": "true" });
     this.words = element("span", { role: "status" });
-    this.stop = element("button", { class: "ddp-button", type: "button", title: "Interrupt this cell on all its ranks" }, "■ Stop");
-    this.stop.addEventListener("click", () => this.interrupt());
+    this.stop = button("■ Stop", "Interrupt this cell on all its ranks", () => this.interrupt());
     this.text = element("pre", { class: "ddp-late-text", tabindex: "0", "aria-label": "the end of the cell's text" });
     const { state, now } = model.get("status");
     const ran = !ENDED.includes(state) || performance.timeOrigin / 1000 < now;

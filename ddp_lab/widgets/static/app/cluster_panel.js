@@ -1,11 +1,12 @@
 // The cluster: its ranks, live while they are seen, and buttons to interrupt, rejoin and restart.
 
 import { ClusterTable } from "./cluster_table.js";
-import { Asker, StatusLine, button } from "./control_status.js";
+import { Asker, StatusLine } from "./control_status.js";
 import { hidePicture } from "./hide_picture.js";
-import { Life, LifeLine, clockTime, disableDead } from "./life.js";
+import { clockTime, disableDead, Life, LifeLine } from "./life.js";
 import { Presence } from "./presence.js";
-import { count, element, setText } from "../charts/theme.js";
+import { button, element, setText } from "../charts/dom.js";
+import { count } from "../charts/theme.js";
 
 const SAY_S = 5; // a page that shows the panel tells the kernel so often
 const AGAIN = "Start a cluster and run lab.panel() for a new one.";
@@ -32,10 +33,8 @@ class PanelView {
     this.question = element("span");
     this.cancel = button("Cancel", "nothing happens", ask({ do: "cancel" }));
     const sure = button("Restart", "all variables on the ranks are lost", ask({ do: "restart", sure: true }), { class: "ddp-button ddp-primary" });
-    this.confirm = element("div", { class: "ddp-alarm", role: "alertdialog", "aria-label": "Restart?", hidden: true }, element("span", { class: "ddp-sign", "aria-hidden": "true" }, "⚠"), this.question, sure, this.cancel);
-    this.confirm.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.cancel.click();
-    });
+    const keydown = (event) => event.key === "Escape" && this.cancel.click();
+    this.confirm = element("div", { class: "ddp-alarm", role: "alertdialog", "aria-label": "Restart?", hidden: true, keydown }, element("span", { class: "ddp-sign", "aria-hidden": "true" }, "⚠"), this.question, sure, this.cancel);
     this.bar = element("progress", { max: "1", "aria-label": "progress" });
     this.stage = element("span");
     this.progress = element("p", { class: "ddp-status ddp-cluster-progress", role: "status", hidden: true }, this.bar, this.stage);

@@ -1,8 +1,7 @@
 // The table of the ranks: one row each, refreshed in place; times go on between two messages.
 
-import { button } from "./control_status.js";
-import { bytes, element, setRows, setText } from "../charts/theme.js";
-import { makeTable } from "../charts/tables.js";
+import { button, element, makeTable, setRows, setText } from "../charts/dom.js";
+import { bytes } from "../charts/theme.js";
 
 const LATE_S = 2; // without a word from a rank
 const LOST_S = 10;
@@ -47,7 +46,7 @@ export class ClusterTable {
   constructor(interrupt) {
     this.interrupt = interrupt;
     this.table = makeTable("Ranks", COLUMNS.map(({ name, title }) => (title ? [name, title] : name)));
-    this.node = element("div", { class: "ddp-table-scroll ddp-cluster-ranks", tabindex: "0", role: "region", "aria-label": "ranks" }, this.table.node);
+    this.node = scrolled("ranks", this.table.node, "ddp-cluster-ranks");
   }
 
   // rows: of cluster_rows.py; elapsed: seconds since they came; stale: too long ago to know how the ranks are now

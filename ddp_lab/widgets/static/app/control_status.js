@@ -1,6 +1,6 @@
 // What all controls have in common: they ask the kernel, say what came of it, and say why they can't.
 
-import { element, setText } from "../charts/theme.js";
+import { element, setText } from "../charts/dom.js";
 
 const SILENCE_MS = 8000;
 
@@ -82,39 +82,4 @@ export class ModelChoice {
     const chosen = offered.find((one) => String(one.reducer) === String(meant));
     return chosen ? { model: chosen.reducer, current: chosen } : { model, current };
   }
-}
-
-export function button(text, title, action, attributes = {}) {
-  const made = element("button", { type: "button", class: "ddp-button", title, ...attributes }, text);
-  made.addEventListener("click", action);
-  return made;
-}
-
-export function field(label, ...inputs) {
-  return element("label", { class: "ddp-field" }, `${label} `, ...inputs);
-}
-
-export function choice(label, options) {
-  const made = element("select", { "aria-label": label });
-  made.append(...options.map(([value, text]) => element("option", { value }, text)));
-  return made;
-}
-
-// Other options in a select; keeps what was chosen where it still exists.
-export function setOptions(select, options) {
-  const text = JSON.stringify(options);
-  if (select.shown === text) return;
-  select.shown = text;
-  const chosen = select.value;
-  select.replaceChildren(...options.map(([value, title]) => element("option", { value }, title)));
-  if (options.some(([value]) => String(value) === chosen)) select.value = chosen;
-}
-
-export function number(label, value, attributes = {}) {
-  return element("input", { type: "number", class: "ddp-number", "aria-label": label, value, min: "0", step: "any", ...attributes });
-}
-
-// The number in an input; null if it is empty.
-export function read(input) {
-  return input.value.trim() === "" ? null : Number(input.value);
 }

@@ -1,21 +1,22 @@
 // The dashboard: takes messages into a store, and draws at most once an animation frame, only while it is in view.
 
 import { Alarm } from "./alarm.js";
-import { DetailView, RankTable } from "../views/detail.js";
 import { hidePicture } from "./hide_picture.js";
-import { takeMessage } from "../steps/incoming.js";
 import { KernelFacts } from "./kernel_facts.js";
-import { Life, LifeLine, disableDead, lastPicture } from "./life.js";
-import { MarkStore } from "../steps/marks.js";
+import { disableDead, lastPicture, Life, LifeLine } from "./life.js";
 import { OverheadLine } from "./overhead.js";
 import { Panels } from "./panels.js";
 import { PlayerBar } from "./player_bar.js";
 import { Presence } from "./presence.js";
-import { StepStore } from "../steps/store.js";
 import { Tabs } from "./tabs.js";
-import { count, element, setText } from "../charts/theme.js";
-import { TimelineView } from "../views/timeline.js";
 import { Toolbar } from "./toolbar.js";
+import { element, setText } from "../charts/dom.js";
+import { count } from "../charts/theme.js";
+import { takeMessage } from "../steps/incoming.js";
+import { MarkStore } from "../steps/marks.js";
+import { StepStore } from "../steps/store.js";
+import { DetailView, RankTable } from "../views/detail.js";
+import { TimelineView } from "../views/timeline.js";
 
 const CALM_MS = 1000; // between two pictures of a live step for readers who prefer reduced motion
 const SPEAK_MS = 5000;

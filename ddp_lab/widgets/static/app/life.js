@@ -1,6 +1,6 @@
 // Whether what a widget shows is still the present: its kernel may have ended, or what it shows of it.
 
-import { element, setText } from "../charts/theme.js";
+import { element, setText } from "../charts/dom.js";
 
 const SILENT_MS = 4000; // without a word of a kernel that gives it twice a second
 const ASK_MS = 1200; // after which it is asked for one: that fails where nobody is left to ask
@@ -105,8 +105,7 @@ export class LifeLine {
   // adopt(): the reader wants to see the cluster that runs
   constructor(adopt) {
     this.text = element("span");
-    this.adopt = element("button", { type: "button", class: "ddp-button ddp-primary", hidden: true });
-    this.adopt.addEventListener("click", adopt);
+    this.adopt = button("", null, adopt, { class: "ddp-button ddp-primary", hidden: true });
     this.node = element("div", { class: "ddp-life", role: "status", hidden: true }, this.text, this.adopt);
   }
 

@@ -1,6 +1,7 @@
 // What recording and this dashboard cost, measured while they run.
 
-import { element, setText, significant } from "../charts/theme.js";
+import { element, setText } from "../charts/dom.js";
+import { significant } from "../charts/theme.js";
 
 const WINDOW_MS = 10000;
 

@@ -1,5 +1,7 @@
 // The views by name, as the dashboard's tabs hold them.
 
+import { makeLegend } from "./toolbar.js";
+import { element } from "../charts/dom.js";
 import { BucketsView } from "../views/buckets.js";
 import { CollectivesView } from "../views/collectives.js";
 import { FindingsView } from "../views/findings.js";
@@ -9,8 +11,6 @@ import { RehearsalView } from "../views/rehearsal.js";
 import { StepThroughView } from "../views/step_through.js";
 import { StragglersView } from "../views/stragglers.js";
 import { SyncView } from "../views/sync.js";
-import { element } from "../charts/theme.js";
-import { makeLegend } from "./toolbar.js";
 import { WhatIfView } from "../views/what_if.js";
 
 // Each view: the title of its tab, its class, and what it draws of the facts; free: also without a recorded step. The

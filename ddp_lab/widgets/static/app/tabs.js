@@ -1,6 +1,6 @@
 // Tabs: one panel is on the page at a time; the arrow keys go from tab to tab.
 
-import { element } from "../charts/theme.js";
+import { element } from "../charts/dom.js";
 
 export class Tabs {
   // names: of the tabs, in order; choose(name): the reader opens one
@@ -8,21 +8,18 @@ export class Tabs {
     this.choose = choose;
     this.buttons = new Map(
       names.map((name) => {
-        const button = element("button", { type: "button", role: "tab", class: "ddp-tab", "aria-selected": "false", tabindex: "-1" }, name);
-        button.addEventListener("click", () => choose(name));
-        return [name, button];
+        const look = { role: "tab", class: "ddp-tab", "aria-selected": "false", tabindex: "-1" };
+        return [name, button(name, null, () => choose(name), look)];
       }),
     );
-    this.node = element("div", { class: "ddp-tabs", role: "tablist", "aria-label": "views", hidden: names.length < 2 }, ...this.buttons.values());
-    this.node.addEventListener("keydown", (event) => this.key(event));
+    this.node = element("div", { class: "ddp-tabs", role: "tablist", "aria-label": "views", hidden: names.length < 2, keydown: (event) => this.key(event) }, ...this.buttons.values());
   }
 
   draw(chosen, notes) {
-    for (const [name, button] of this.buttons) {
-      button.setAttribute("aria-selected", String(name === chosen));
-      button.tabIndex = name === chosen ? 0 : -1;
-      const text = notes[name] ? `${name} (${notes[name]})` : name;
-      if (button.textContent !== text) button.textContent = text;
+    for (const [name, tab] of this.buttons) {
+      tab.setAttribute("aria-selected", String(name === chosen));
+      tab.tabIndex = name === chosen ? 0 : -1;
+      setText(tab, notes[name] ? `${name} (${notes[name]})` : name);
     }
   }
 

@@ -1,56 +1,38 @@
 // Step selector, follow-latest, model selector, time axis, zoom; and the legend.
 
-import { MODES } from "../steps/many_steps.js";
 import { PARTS } from "../generated.js";
-import { element, setText } from "../charts/theme.js";
+import { element, setText } from "../charts/dom.js";
+import { MODES } from "../steps/many_steps.js";
 
 export class Toolbar {
   // actions: {choose(step), follow(on), reducer(id), axis(name), mode(name), whole(on), zoom(factor | null)}
   constructor(actions) {
     this.actions = actions;
     this.steps = [];
-    this.model = element("select", { "aria-label": "model" });
-    this.model.addEventListener("change", () => actions.reducer(Number(this.model.value)));
-    this.modelLabel = element("label", { class: "ddp-field" }, "model ", this.model);
-    this.back = this.button("‹", "previous step", () => this.move(-1));
-    this.forward = this.button("›", "next step", () => this.move(1));
-    this.range = element("input", { type: "range", min: "0", max: "0", value: "0", "aria-label": "step", class: "ddp-range" });
-    this.range.addEventListener("input", () => this.chooseIndex(Number(this.range.value)));
-    this.number = element("input", { type: "number", "aria-label": "step number", class: "ddp-number" });
-    this.number.addEventListener("change", () => this.chooseNearest(Number(this.number.value)));
-    this.number.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") this.chooseNearest(Number(this.number.value)); // JupyterLab takes the key's own effect
-    });
+    const named = (text, title, action) => button(text, title, action, { "aria-label": title });
+    this.model = choice("model", [], () => actions.reducer(Number(this.model.value)));
+    this.modelLabel = field("model", this.model);
+    this.back = named("‹", "previous step", () => this.move(-1));
+    this.forward = named("›", "next step", () => this.move(1));
+    this.range = element("input", { type: "range", min: "0", max: "0", value: "0", "aria-label": "step", class: "ddp-range", input: () => this.chooseIndex(Number(this.range.value)) });
+    const typed = () => this.chooseNearest(Number(this.number.value));
+    const keydown = (event) => event.key === "Enter" && typed(); // JupyterLab takes the key's own effect
+    this.number = element("input", { type: "number", "aria-label": "step number", class: "ddp-number", change: typed, keydown });
     this.held = element("span", { class: "ddp-muted ddp-held" });
-    this.follow = element("input", { type: "checkbox" });
-    this.follow.addEventListener("change", () => actions.follow(this.follow.checked));
-    this.axis = element("select", { "aria-label": "time axis" });
-    this.axis.append(element("option", { value: "common" }, "common to all ranks"), element("option", { value: "rank" }, "each rank's own"));
-    this.axis.addEventListener("change", () => actions.axis(this.axis.value));
-    this.mode = element("select", { "aria-label": "steps shown" });
-    this.mode.append(...Object.entries(MODES).map(([value, [text]]) => element("option", { value }, text)));
-    this.mode.addEventListener("change", () => actions.mode(this.mode.value));
-    this.whole = element("input", { type: "checkbox" });
-    this.whole.addEventListener("change", () => actions.whole(this.whole.checked));
-    const zoom = element("span", { class: "ddp-field ddp-zoom", role: "group", "aria-label": "zoom" });
-    zoom.append(
-      this.button("−", "zoom out (key −)", () => actions.zoom(1.5)),
-      this.button("+", "zoom in (key +, or Ctrl and wheel; after a click the wheel alone; or drag along the time axis, or with Shift)", () => actions.zoom(1 / 1.5)),
-      this.button("Reset", "show the whole step (key 0, or double click)", () => actions.zoom(null)),
+    const follow = checkbox("follow latest", null, () => actions.follow(this.follow.checked));
+    this.follow = follow.box;
+    const axis = choice("time axis", [["common", "common to all ranks"], ["rank", "each rank's own"]], () => actions.axis(axis.value));
+    const mode = choice("steps shown", Object.entries(MODES).map(([value, [text]]) => [value, text]), () => actions.mode(mode.value));
+    const zoom = element("span", { class: "ddp-field ddp-zoom", role: "group", "aria-label": "zoom" },
+      named("−", "zoom out (key −)", () => actions.zoom(1.5)),
+      named("+", "zoom in (key +, or Ctrl and wheel; after a click the wheel alone; or drag along the time axis, or with Shift)", () => actions.zoom(1 / 1.5)),
+      named("Reset", "show the whole step (key 0, or double click)", () => actions.zoom(null)),
     );
-    const selector = element("span", { class: "ddp-field ddp-steps", role: "group", "aria-label": "step selector" });
-    selector.append("step ", this.back, this.range, this.forward, this.number, this.held);
-    const follow = element("label", { class: "ddp-field" }, this.follow, "follow latest");
-    this.node = element("div", { class: "ddp-toolbar", role: "toolbar", "aria-label": "timeline controls" });
-    const whole = element("label", { class: "ddp-field", title: "from the end of the step before: optimizer, forward, and what the program marked" }, this.whole, "whole step");
-    this.ofTimeline = [element("label", { class: "ddp-field" }, "show ", this.mode), whole, element("span", { class: "ddp-field ddp-axis" }, element("label", { class: "ddp-field", title: "where each rank's time begins: at the first backward of all ranks, or at its own" }, "time zero ", this.axis), zoom)];
-    this.node.append(this.modelLabel, selector, follow, ...this.ofTimeline);
-  }
-
-  button(text, title, action) {
-    const made = element("button", { type: "button", class: "ddp-button", title, "aria-label": title }, text);
-    made.addEventListener("click", action);
-    return made;
+    const selector = element("span", { class: "ddp-field ddp-steps", role: "group", "aria-label": "step selector" }, "step ", this.back, this.range, this.forward, this.number, this.held);
+    const whole = checkbox("whole step", "from the end of the step before: optimizer, forward, and what the program marked", () => actions.whole(whole.box.checked));
+    const zero = element("label", { class: "ddp-field", title: "where each rank's time begins: at the first backward of all ranks, or at its own" }, "time zero ", axis);
+    this.ofTimeline = [field("show", mode), whole.node, element("span", { class: "ddp-field ddp-axis" }, zero, zoom)];
+    this.node = element("div", { class: "ddp-toolbar", role: "toolbar", "aria-label": "timeline controls" }, this.modelLabel, selector, follow.node, ...this.ofTimeline);
   }
 
   move(by) {
@@ -87,22 +69,21 @@ export class Toolbar {
     this.back.disabled = index === 0;
     this.forward.disabled = index >= state.steps.length - 1;
     this.modelLabel.hidden = state.reducers.length < 2;
-    const titles = state.reducers.map(([id, title]) => `${id}:${title}`).join("|");
-    if (titles !== this.titles) {
-      this.titles = titles;
-      this.model.replaceChildren(...state.reducers.map(([id, title]) => element("option", { value: id }, title)));
-    }
+    setOptions(this.model, state.reducers);
     this.model.value = String(state.reducer);
   }
 }
 
 export function makeLegend() {
-  const items = PARTS.map((part) =>
-    element("li", { title: part.title }, element("i", { class: `ddp-key ddp-bar-${part.name}`, "aria-hidden": "true" }, part.letter), part.name),
-  );
-  items.push(element("li", { title: "from a rank's backward begin until its last computation" }, element("i", { class: "ddp-key ddp-key-backward" }), "backward"));
-  items.push(element("li", { title: "from the last computation until every bucket is written back" }, element("i", { class: "ddp-key ddp-key-finalize" }), "finalize"));
-  items.push(element("li", { title: "before the backward: seen with “whole step”, or after panning", class: "ddp-of-whole" }, element("i", { class: "ddp-key ddp-key-forward" }), "forward"));
-  items.push(element("li", { title: "when the device itself was busy with the collective", class: "ddp-of-device" }, element("i", { class: "ddp-key ddp-key-device" }), "on the device"));
-  return element("ul", { class: "ddp-legend", "aria-label": "legend" }, ...items);
+  const made = legend("legend", [
+    ...PARTS.map(({ name, title }) => [name, `ddp-bar-${name}`, title]),
+    ["backward", "ddp-key-backward", "from a rank's backward begin until its last computation"],
+    ["finalize", "ddp-key-finalize", "from the last computation until every bucket is written back"],
+    ["forward", "ddp-key-forward", "before the backward: seen with “whole step”, or after panning"],
+    ["on the device", "ddp-key-device", "when the device itself was busy with the collective"],
+  ]);
+  PARTS.forEach(({ letter }, index) => setText(made.children[index].firstChild, letter));
+  made.children[PARTS.length + 2].classList.add("ddp-of-whole");
+  made.lastChild.classList.add("ddp-of-device");
+  return made;
 }

@@ -1,7 +1,7 @@
 // A canvas as wide as its container; what was drawn on it answers the pointer and the keyboard.
 
-import { element, readTheme } from "./theme.js";
-import { Tip, spoken } from "./tip.js";
+import { element, spoken, Tip } from "./dom.js";
+import { readTheme } from "./theme.js";
 
 // Makes the canvas so large and returns a pen that draws in pixels of the page.
 export function sizeCanvas(canvas, width, height) {
@@ -25,15 +25,10 @@ export class ChartCanvas {
     this.canvas = element("canvas", { role: "img", "aria-label": label });
     this.tip = new Tip();
     const keys = `${label}. Arrow keys: move from value to value. Enter: choose. Escape: leave.`;
-    this.node = element("div", { class: "ddp-chart", tabindex: "0", role: "application", "aria-label": keys }, this.canvas, this.tip.node);
+    const listeners = { pointermove: (event) => this.move(event), pointerleave: () => this.leave(), click: (event) => this.find(this.place(event))?.act?.(), keydown: (event) => this.key(event), blur: () => this.setCursor(null) };
+    this.node = element("div", { class: "ddp-chart", tabindex: "0", role: "application", "aria-label": keys, ...listeners }, this.canvas, this.tip.node);
     this.regions = [];
     this.cursor = null; // key of the region that the keyboard is at
-    const on = (name, handler) => this.node.addEventListener(name, handler);
-    on("pointermove", (event) => this.move(event));
-    on("pointerleave", () => this.leave());
-    on("click", (event) => this.at(event)?.act?.());
-    on("keydown", (event) => this.key(event));
-    on("blur", () => this.setCursor(null));
   }
 
   // What a screen reader says of the whole.
@@ -65,19 +60,18 @@ export class ChartCanvas {
     if (this.pointer) this.showTip();
   }
 
-  find(x, y) {
+  find({ x, y }) {
     const inside = (one) => x >= one.x && x < one.x + one.width && y >= one.y && y < one.y + one.height;
     return this.regions.findLast(inside) ?? null;
   }
 
-  at(event) {
+  place(event) {
     const box = this.canvas.getBoundingClientRect();
-    return this.find(event.clientX - box.left, event.clientY - box.top);
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
   }
 
   move(event) {
-    const box = this.canvas.getBoundingClientRect();
-    this.pointer = { x: event.clientX - box.left, y: event.clientY - box.top };
+    this.pointer = this.place(event);
     this.showTip();
   }
 
@@ -88,17 +82,17 @@ export class ChartCanvas {
 
   showTip() {
     const { x, y } = this.pointer;
-    const found = this.find(x, y);
+    const found = this.find(this.pointer);
     this.canvas.style.cursor = found?.act ? "pointer" : "default";
     if (found) this.tip.show(found.lines(), x, y, this.node);
     else this.tip.hide();
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || !this.regions.length) return;
+    if (!this.regions.length) return;
     const index = this.regions.findIndex((one) => one.key === this.cursor);
     const here = this.regions[index];
-    const actions = {
+    onKey(event, {
       ArrowLeft: () => this.go(this.regions[Math.max(index - 1, 0)]),
       ArrowRight: () => this.go(this.regions[Math.min(index + 1, this.regions.length - 1)]),
       ArrowUp: () => this.go(here ? this.vertical(here, -1) : this.regions[0]),
@@ -107,11 +101,7 @@ export class ChartCanvas {
       End: () => this.go(this.regions.at(-1)),
       Enter: () => here?.act?.(),
       Escape: () => this.setCursor(null),
-    };
-    if (!actions[event.key]) return;
-    event.preventDefault();
-    event.stopPropagation();
-    actions[event.key]();
+    });
   }
 
   // The region above or below whose middle is nearest.

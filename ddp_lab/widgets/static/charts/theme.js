@@ -1,4 +1,4 @@
-// Colours as the page has them, patterns, number formats and small DOM helpers.
+// Colours as the page has them, patterns and number formats.
 
 import { COLOURS, PARTS } from "../generated.js";
 
@@ -76,29 +76,4 @@ export function significant(value) {
 
 export function count(number, noun) {
   return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-}
-
-const CONTROLS = new Set(["button", "input", "select", "summary"]);
-
-// element("td", {class: "x", title: "y"}, child, "text", ...)
-export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
-  }
-  // JupyterLab's shortcuts apply to whatever has the focus (":focus"), so each control has to decline them itself.
-  if (CONTROLS.has(tag) || "tabindex" in attributes) made.setAttribute("data-lm-suppress-shortcuts", "true");
-  made.append(...children);
-  return made;
-}
-
-// Writes text only where it changed: a table refreshed ten times a second must not disturb a reader's selection.
-export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-// Makes `body` hold `count` rows, each made by `make(index)`.
-export function setRows(body, count, make) {
-  while (body.rows.length > count) body.deleteRow(-1);
-  while (body.rows.length < count) body.append(make(body.rows.length));
 }

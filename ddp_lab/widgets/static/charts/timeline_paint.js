@@ -1,9 +1,9 @@
 // Paints a layout on a canvas: no state, no events.
 
 import { COLOURS, PARTS } from "../generated.js";
+import { milliseconds } from "./theme.js";
 import { AXIS_HEIGHT, HEADER_HEIGHT, LABEL_WIDTH, PART, RIGHT_MARGIN } from "../steps/lanes.js";
 import { outsideSpans } from "../steps/marks.js";
-import { milliseconds } from "./theme.js";
 
 const MIN_BAR = 0.8;
 

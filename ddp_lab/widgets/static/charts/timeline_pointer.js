@@ -1,8 +1,8 @@
 // What the pointer and the keyboard do on the bucket timeline: drag pans, a drag on the axis (or with Shift) chooses a range of
 // time, the wheel zooms, a click opens a bucket.
 
+import { spoken } from "./dom.js";
 import { AXIS_HEIGHT, HEADER_HEIGHT, RIGHT_MARGIN } from "../steps/lanes.js";
-import { spoken } from "./tip.js";
 
 const CLICK = 3; // pixels that a click may move
 
@@ -100,27 +100,24 @@ export class TimelinePointer {
 
   key(event) {
     const { view } = this;
-    if (!view.record || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!view.record) return;
     const [first, last] = view.layout?.window ?? [0, 1];
     const sideways = event.key === "ArrowLeft" ? -1 : 1;
-    const actions = {
+    const across = () => (event.shiftKey ? view.pan((sideways * (last - first)) / 10) : this.moveCursor(sideways, 0));
+    onKey(event, {
       ArrowUp: () => this.moveCursor(0, -1),
       ArrowDown: () => this.moveCursor(0, 1),
-      ArrowLeft: () => (event.shiftKey ? view.pan((sideways * (last - first)) / 10) : this.moveCursor(sideways, 0)),
+      ArrowLeft: across,
+      ArrowRight: across,
       Enter: () => view.cursor && view.actions.select(view.cursor.bucket),
       Escape: () => (this.drag ? this.cancel() : view.actions.select(null)),
       PageUp: () => view.actions.step(-1),
       PageDown: () => view.actions.step(1),
       "+": () => view.zoom(1 / 1.4),
       "-": () => view.zoom(1.4),
+      "=": () => view.zoom(1 / 1.4),
       0: () => view.setWindow(null),
-    };
-    actions.ArrowRight = actions.ArrowLeft;
-    actions["="] = actions["+"];
-    if (!actions[event.key]) return;
-    event.preventDefault();
-    event.stopPropagation();
-    actions[event.key]();
+    });
   }
 
   moveCursor(rows, buckets) {

@@ -1,9 +1,9 @@
 // Times of steps before and after a change, side by side, and how sure their difference is.
 
 import { ChartCanvas, median } from "../charts/canvas.js";
+import { element, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
-import { Twin } from "../charts/tables.js";
-import { count, element, milliseconds, setText } from "../charts/theme.js";
+import { count, milliseconds } from "../charts/theme.js";
 
 const SIDES = ["before", "after"];
 

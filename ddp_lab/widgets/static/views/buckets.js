@@ -2,11 +2,11 @@
 
 import { RAMP } from "../generated.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
+import { element, fill, makeTable, setText } from "../charts/dom.js";
 import { mapCells } from "../charts/model_map.js";
+import { bytes, count, milliseconds } from "../charts/theme.js";
 import { EDGE, EDGES } from "../steps/lanes.js";
 import { ReconfigureForm } from "./reconfigure.js";
-import { fill, makeTable } from "../charts/tables.js";
-import { bytes, count, element, milliseconds, setText } from "../charts/theme.js";
 
 const ROW = 34;
 const STRIP = 24;
@@ -29,23 +29,12 @@ export class BucketsView {
     this.root = "";
     this.facts = element("div", { class: "ddp-summary" });
     this.chart = new ChartCanvas("Map of the model: modules, their parameters and the bucket of each", actions);
-    this.width = element("select", { "aria-label": "width of a parameter" });
-    this.width.append(element("option", { value: "bytes" }, "its bytes"), element("option", { value: "equal" }, "all the same"));
-    this.width.addEventListener("change", () => actions.redraw());
-    this.up = element("button", { type: "button", class: "ddp-button" }, "whole model");
-    this.up.addEventListener("click", () => this.zoom(""));
+    this.width = choice("width of a parameter", [["bytes", "its bytes"], ["equal", "all the same"]], () => actions.redraw());
+    this.up = button("whole model", null, () => this.zoom(""));
     this.form = new ReconfigureForm(actions);
     this.table = makeTable("Buckets, in the order in which they are launched", TABLE);
-    this.node = element(
-      "section",
-      { class: "ddp-buckets", "aria-label": "buckets" },
-      element("h4", {}, "Buckets"),
-      this.facts,
-      this.form.node,
-      element("div", { class: "ddp-toolbar" }, element("label", { class: "ddp-field" }, "width ", this.width), this.up),
-      this.chart.node,
-      element("div", { class: "ddp-table-scroll", tabindex: "0", role: "region", "aria-label": "table of buckets" }, this.table.node),
-    );
+    const bar = element("div", { class: "ddp-toolbar" }, field("width", this.width), this.up);
+    this.node = section("buckets", "buckets", "Buckets", this.facts, this.form.node, bar, this.chart.node, scrolled("table of buckets", this.table.node));
   }
 
   zoom(path) {

@@ -1,11 +1,10 @@
 // Collectives: who holds which part, and how it travels from rank to rank; recorded on the real ranks, played here.
 
-import { Stage, holders } from "../charts/collective_picture.js";
-import { Player } from "../charts/collective_player.js";
 import { asking } from "../app/life.js";
-import { Twin } from "../charts/tables.js";
-import { bytes, count, element, milliseconds, setText } from "../charts/theme.js";
-import { Tip, spoken } from "../charts/tip.js";
+import { holders, Stage } from "../charts/collective_picture.js";
+import { Player } from "../charts/collective_player.js";
+import { element, setText, spoken, Tip, Twin } from "../charts/dom.js";
+import { bytes, count, milliseconds } from "../charts/theme.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const KEYS = "Space: play or pause. Left and right: step. Home, End: first and last. Plus, minus: speed. Up and down: what each rank holds.";
@@ -25,44 +24,32 @@ export class CollectivesView {
     this.svg.setAttribute("role", "img");
     [this.still, this.arrows, this.moving, this.bars, this.strip] = [0, 1, 2, 3, 4].map(() => this.svg.appendChild(document.createElementNS(this.svg.namespaceURI, "g")));
     this.tip = new Tip();
-    this.chart = element("div", { class: "ddp-chart ddp-stage", tabindex: "0", role: "application", "aria-label": `Collective, step by step. ${KEYS}` }, this.svg, this.tip.node);
-    this.chart.addEventListener("keydown", (event) => this.key(event));
-    this.chart.addEventListener("click", (event) => this.click(event));
-    this.chart.addEventListener("pointermove", (event) => this.hover(event));
-    this.chart.addEventListener("pointerleave", () => this.tip.hide());
+    const listeners = { keydown: (event) => this.key(event), click: (event) => this.click(event), pointermove: (event) => this.hover(event), pointerleave: () => this.tip.hide() };
+    this.chart = element("div", { class: "ddp-chart ddp-stage", tabindex: "0", role: "application", "aria-label": `Collective, step by step. ${KEYS}`, ...listeners }, this.svg, this.tip.node);
     this.twin = new Twin("Who holds what after each step", ["after step", "rank", "sent in it", "ms", "holds"]);
     this.lesson = element("p", { class: "ddp-sentence ddp-muted" }, "A column is a rank's buffer, cut into parts; a colour in a part is the contribution of the rank that bears it, read off the numbers that arrived. A strong frame: all contributions are there.");
     this.content = element("div", {}, this.player_, this.now, this.chart, this.lesson, this.twin.node);
-    this.node = element("section", { class: "ddp-collectives", "aria-label": "collectives" }, element("h4", {}, "Collectives"), this.ask_, this.notice, this.state, this.content);
+    this.node = section("collectives", "collectives", "Collectives", this.ask_, this.notice, this.state, this.content);
   }
 
   buildControls() {
-    const select = (label) => element("select", { "aria-label": label });
-    [this.collective, this.algorithm, this.size] = [select("collective"), select("algorithm"), select("bytes of the buffer on each rank")];
-    this.collective.addEventListener("change", () => this.chooseCollective());
-    for (const one of [this.algorithm, this.size]) one.addEventListener("change", () => this.ask());
-    this.run = this.button("Run on the ranks", RUN, () => this.ask());
+    this.collective = choice("collective", [], () => this.chooseCollective());
+    this.algorithm = choice("algorithm", [], () => this.ask());
+    this.size = choice("bytes of the buffer on each rank", [], () => this.ask());
+    this.run = button("Run on the ranks", RUN, () => this.ask());
     this.busy = element("span", { class: "ddp-muted" });
-    const field = (name, control) => element("label", { class: "ddp-field" }, name, control);
-    this.ask_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "what is run" }, asking("ranks", field("collective ", this.collective), field("algorithm ", this.algorithm), field("buffer ", this.size), this.run), this.busy);
+    this.ask_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "what is run" }, asking("ranks", field("collective", this.collective), field("algorithm", this.algorithm), field("buffer", this.size), this.run), this.busy);
     const { player } = this;
-    this.play = this.button("▶ Play", "play or pause (Space)", () => player.toggle());
-    this.steps = element("input", { type: "range", min: "0", value: "0", step: "1", class: "ddp-range", "aria-label": "steps done" });
-    this.steps.addEventListener("input", () => player.go(Number(this.steps.value)));
-    this.speed = select("speed");
-    this.speed.append(...SPEEDS.map((one) => element("option", { value: one, selected: one === 1 }, `${one} ×`)));
-    this.speed.addEventListener("change", () => (player.speed = Number(this.speed.value)));
+    const step = (text, title, action) => button(text, title, action, { "aria-label": title });
+    this.play = button("▶ Play", "play or pause (Space)", () => player.toggle());
+    this.steps = element("input", { type: "range", min: "0", value: "0", step: "1", class: "ddp-range", "aria-label": "steps done", input: () => player.go(Number(this.steps.value)) });
+    this.speed = choice("speed", SPEEDS.map((one) => [one, `${one} ×`]), () => (player.speed = Number(this.speed.value)));
+    this.speed.value = "1";
     this.held = element("span", { class: "ddp-muted ddp-held" });
     this.player_ = element("div", { class: "ddp-toolbar", role: "group", "aria-label": "steps" },
-      element("span", { class: "ddp-field ddp-steps" }, this.play, this.button("‹", "one step back (left)", () => player.back()), this.steps, this.button("›", "one step on (right)", () => player.forward()), this.held),
-      field("speed ", this.speed),
+      element("span", { class: "ddp-field ddp-steps" }, this.play, step("‹", "one step back (left)", () => player.back()), this.steps, step("›", "one step on (right)", () => player.forward()), this.held),
+      field("speed", this.speed),
     );
-  }
-
-  button(text, title, action) {
-    const made = element("button", { type: "button", class: "ddp-button", title, "aria-label": text.length > 1 ? null : title }, text);
-    made.addEventListener("click", action);
-    return made;
   }
 
   // told: {state, text, number, shown, choices, sizes, bytes}, see collectives.py; no choices: there are no ranks
@@ -102,8 +89,9 @@ export class CollectivesView {
 
   fillControls({ choices, sizes, bytes: usual, shown, number }) {
     if (!this.collective.options.length) {
-      this.collective.append(...Object.keys(choices).map((name) => element("option", { value: name }, name)));
-      this.size.append(...[...new Set([...sizes, ...(shown ? [shown.bytes] : [])])].sort((a, b) => a - b).map((one) => element("option", { value: one }, bytes(one))));
+      const offered = [...new Set([...sizes, ...(shown ? [shown.bytes] : [])])].sort((a, b) => a - b);
+      setOptions(this.collective, Object.keys(choices).map((name) => [name, name]));
+      setOptions(this.size, offered.map((one) => [one, bytes(one)]));
       this.size.value = String(usual);
       this.fillAlgorithms();
     }
@@ -200,9 +188,9 @@ export class CollectivesView {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || !this.stage) return;
+    if (!this.stage) return;
     const { player } = this;
-    const actions = {
+    onKey(event, {
       " ": () => player.toggle(),
       ArrowRight: () => player.forward(),
       ArrowLeft: () => player.back(),
@@ -213,11 +201,7 @@ export class CollectivesView {
       "-": () => this.faster(-1),
       ArrowDown: () => this.tell(1),
       ArrowUp: () => this.tell(-1),
-    };
-    if (!actions[event.key]) return;
-    event.preventDefault();
-    event.stopPropagation();
-    actions[event.key]();
+    });
   }
 
   faster(by) {

@@ -1,12 +1,12 @@
 // What is behind a bucket (its parameters, its times on each rank), and the table of ranks.
 
-import { ChartCanvas, median } from "../charts/canvas.js";
-import { drawScene } from "../charts/scene.js";
 import { RANK_COLOURS } from "../generated.js";
-import { EDGE, EDGES, waitOf } from "../steps/lanes.js";
 import { clockTime } from "../app/life.js";
-import { fill, makeTable } from "../charts/tables.js";
-import { bytes, count, element, milliseconds, setText, significant } from "../charts/theme.js";
+import { ChartCanvas, median } from "../charts/canvas.js";
+import { element, fill, makeTable, setText } from "../charts/dom.js";
+import { drawScene } from "../charts/scene.js";
+import { bytes, count, milliseconds, significant } from "../charts/theme.js";
+import { EDGE, EDGES, waitOf } from "../steps/lanes.js";
 
 const PARAMETERS = ["order", "parameter", "shape", "elements", "size", "dtype", "ready at ms"];
 const RANKS = ["rank", "ready at", "waited", "reduced at", "hidden", "exposed", "gradient norm"];
@@ -21,8 +21,7 @@ export class DetailView {
     this.parameters = makeTable("Parameters, in the order of the bucket's buffer", PARAMETERS);
     this.ranks = makeTable("On each rank, milliseconds from its backward begin", RANKS);
     this.ranks.node.rows[0].cells[6].title = "Euclidean norm of the bucket's averaged gradients; known after “Compare gradients”";
-    const button = element("button", { type: "button", class: "ddp-button ddp-close", "aria-label": "close the bucket's details" }, "×");
-    button.addEventListener("click", close);
+    const closing = button("×", null, close, { class: "ddp-button ddp-close", "aria-label": "close the bucket's details" });
     this.dots = new ChartCanvas("When each gradient of the bucket was ready, on each rank", actions);
     this.dotsTitle = element("div", { class: "ddp-summary" });
     this.dotsPlace = element("div");
@@ -30,7 +29,7 @@ export class DetailView {
     this.node = element(
       "section",
       { class: "ddp-detail", "aria-label": "details of a bucket", hidden: true },
-      button,
+      closing,
       this.title,
       this.facts,
       this.dotsPlace,

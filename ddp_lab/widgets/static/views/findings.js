@@ -1,6 +1,6 @@
 // Findings: what to change, in words, the largest gain first.
 
-import { element, setText } from "../charts/theme.js";
+import { element, setText } from "../charts/dom.js";
 
 // Calls and settings in a remedy, as code.
 const CODE = /([A-Za-z_][\w.]*\([^()]*\)|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+(?:=[\w.[\], ]*[\w\]])?)/;
@@ -12,7 +12,7 @@ export class FindingsView {
     this.state = element("p", { class: "ddp-sentence", role: "status" });
     this.list = element("ol", { class: "ddp-findings", "aria-label": "findings, the largest gain first" });
     this.note = element("p", { class: "ddp-muted ddp-sentence" }, "Gains are estimates, each for a change of its own: two that save the same waiting don’t add up.");
-    this.node = element("section", { class: "ddp-findings-view", "aria-label": "findings" }, element("h4", {}, "Findings"), this.state, this.list, this.note);
+    this.node = section("findings-view", "findings", "Findings", this.state, this.list, this.note);
   }
 
   // found: of the kernel: {items: [...], steps} or undefined while it has not looked; means: see dashboard.py
@@ -31,11 +31,7 @@ export class FindingsView {
     const gain = one.gain >= 10 ? one.gain.toFixed(0) : one.gain >= 0.1 ? one.gain.toFixed(1) : "< 0.1";
     const bar = element("i", { class: "ddp-gain-bar", "aria-hidden": "true", style: `width: ${Math.max((one.gain / most) * 100, 1)}%` });
     const body = element("div", {}, element("strong", {}, one.title), element("p", {}, one.evidence), element("p", { class: "ddp-remedy" }, ...withCode(one.remedy)));
-    if (one.bucket !== null && one.bucket !== undefined) {
-      const button = element("button", { type: "button", class: "ddp-button" }, `Show bucket ${one.bucket}`);
-      button.addEventListener("click", () => this.actions.select(one.bucket));
-      body.append(button);
-    }
+    if (one.bucket !== null && one.bucket !== undefined) body.append(button(`Show bucket ${one.bucket}`, null, () => this.actions.select(one.bucket)));
     return element("li", {}, element("div", { class: "ddp-gain" }, element("b", {}, `${gain} %`), element("span", {}, "of the step"), bar), body);
   }
 }

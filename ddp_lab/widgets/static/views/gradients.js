@@ -1,11 +1,11 @@
 // Gradients: norms before and after averaging, by rank and bucket; noise; where NaN came from; are the replicas equal?
 
-import { ChartCanvas, median } from "../charts/canvas.js";
 import { COLOURS, RANK_COLOURS } from "../generated.js";
-import { Asker, NeedsCluster, StatusLine, button, field, number, read } from "../app/control_status.js";
+import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
+import { ChartCanvas, median } from "../charts/canvas.js";
+import { button, element, field, fill, makeTable, number, read, setText, Twin } from "../charts/dom.js";
 import { drawScene, robustTop } from "../charts/scene.js";
-import { Twin, fill, makeTable } from "../charts/tables.js";
-import { bytes, count, element, milliseconds, setText, significant } from "../charts/theme.js";
+import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 
 const COST = "Opt-in, it costs: a watched step reads each bucket twice more (0.12 ms for each MB on one CPU core) and gathers some numbers; a comparison reads all parameters once (0.3 ms for each MB).";
 const NONE = "No step has been watched. Switch it on above, or call model.watch_gradients(every=10) in the training code.";
@@ -23,15 +23,15 @@ export class GradientsView {
     this.buildControls();
     this.summary = element("p", { class: "ddp-sentence", role: "status" });
     this.notice = element("div", { class: "ddp-notice", role: "alert", hidden: true });
-    this.legend = element("ul", { class: "ddp-legend", "aria-label": "legend" });
+    this.legend = element("div");
     this.chart = new ChartCanvas("Norms of the gradients before and after averaging, over the watched steps", actions);
     this.heading = element("div", { class: "ddp-summary" });
     this.waits = new ChartCanvas("Each rank's norm in each bucket: how far from the ranks' mean, in percent", actions);
     this.twin = new Twin("Watched steps, newest first", ["step", "before: smallest", "mean", "largest", "average", "noise scale", "not finite", "cost, ms"]);
     this.checks = makeTable("Comparisons of the replicas, newest first", ["before step", "result", "ranks that hold the same", "cost, ms"]);
-    this.drift = element("div", { class: "ddp-table-scroll ddp-checks", tabindex: "0", role: "region", "aria-label": "comparisons of the replicas" }, this.checks.node);
+    this.drift = scrolled("comparisons of the replicas", this.checks.node, "ddp-checks");
     this.pictures = element("div", {}, this.legend, this.chart.node, this.heading, this.waits.node, this.twin.node);
-    this.node = element("section", { class: "ddp-gradients", "aria-label": "gradients" }, element("h4", {}, "Gradients"), this.needs.node, this.notice, this.summary, this.pictures, this.drift);
+    this.node = section("gradients", "gradients", "Gradients", this.needs.node, this.notice, this.summary, this.pictures, this.drift);
   }
 
   buildControls() {
@@ -118,10 +118,16 @@ export class GradientsView {
     const text = JSON.stringify(ranks);
     if (text === this.legendText) return;
     this.legendText = text;
-    const key = (style, name, title) => element("li", { title }, element("i", { class: "ddp-key", style, "aria-hidden": "true" }), name);
-    const lines = ranks.length > MOST_LINES ? [] : ranks.map((rank, index) => key(`height: 3px; background: ${RANK_COLOURS[index]}`, `rank ${rank}`, "norm of its own gradients"));
-    const own = [key("background: var(--ddp-band); opacity: 0.5", "smallest to largest rank", "norms before averaging"), key("height: 3px; background: var(--ddp-ink)", "average", "norm after averaging"), key(`height: 3px; background: ${COLOURS.noise}`, "noise scale", "[McCandlish et al. 2018]: the batch, in batches of a rank, up to which more data per step still pays")];
-    this.legend.replaceChildren(...lines, ...own);
+    const line = (colour) => `height: 3px; background: ${colour}`;
+    const own = ranks.length > MOST_LINES ? [] : ranks.map((rank, index) => [`rank ${rank}`, line(RANK_COLOURS[index]), "norm of its own gradients"]);
+    this.legend.replaceChildren(
+      legend("legend", [
+        ...own,
+        ["smallest to largest rank", "background: var(--ddp-band); opacity: 0.5", "norms before averaging"],
+        ["average", line("var(--ddp-ink)"), "norm after averaging"],
+        ["noise scale", line(COLOURS.noise), "[McCandlish et al. 2018]: the batch, in batches of a rank, up to which more data per step still pays"],
+      ]),
+    );
   }
 
   drawChecks(checks) {

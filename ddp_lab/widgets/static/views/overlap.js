@@ -1,11 +1,11 @@
 // Overlap: what each step consists of, as columns over steps; how far each is from the floor.
 
-import { ChartCanvas, median } from "../charts/canvas.js";
-import { drawScene, robustTop } from "../charts/scene.js";
-import { binned, judged } from "../steps/many_steps.js";
-import { Twin } from "../charts/tables.js";
 import { PHASES } from "../generated.js";
-import { element, milliseconds, setText } from "../charts/theme.js";
+import { ChartCanvas, median } from "../charts/canvas.js";
+import { element, setText, Twin } from "../charts/dom.js";
+import { drawScene, robustTop } from "../charts/scene.js";
+import { milliseconds } from "../charts/theme.js";
+import { binned, judged } from "../steps/many_steps.js";
 
 const SUMMARY_STEPS = 100;
 const percent = (value) => (Number.isNaN(value) ? "–" : `${(100 * value).toFixed(0)} %`);
@@ -16,19 +16,9 @@ export class OverlapView {
     this.actions = actions;
     this.summary = element("div", { class: "ddp-summary", role: "status" });
     this.chart = new ChartCanvas("What each step consists of, in milliseconds, and its efficiency", actions);
-    const keys = PHASES.map((one) =>
-      element("li", { title: one.title }, element("i", { class: "ddp-key", style: `background: ${one.colour}`, "aria-hidden": "true" }), one.name),
-    );
     this.twin = new Twin("Milliseconds of the newest steps, medians over the ranks", ["step", "ms", ...PHASES.map((one) => one.name), "efficiency"]);
-    this.node = element(
-      "section",
-      { class: "ddp-overlap", "aria-label": "overlap of computation and communication" },
-      element("h4", {}, "Overlap"),
-      this.summary,
-      element("ul", { class: "ddp-legend", "aria-label": "legend, from the bottom of a column to its top" }, ...keys),
-      this.chart.node,
-      this.twin.node,
-    );
+    const keys = phaseLegend("from the bottom of a column to its top");
+    this.node = section("overlap", "overlap of computation and communication", "Overlap", this.summary, keys, this.chart.node, this.twin.node);
   }
 
   // records: those of the model, in order

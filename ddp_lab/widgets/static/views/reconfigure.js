@@ -1,8 +1,8 @@
 // Other buckets and comm hooks while training runs: what is asked for, and steps before and after it.
 
+import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
+import { button, choice, element, field, number, read, setText } from "../charts/dom.js";
 import { BeforeAfterChart } from "./before_after.js";
-import { Asker, NeedsCluster, StatusLine, button, choice, field, number, read } from "../app/control_status.js";
-import { element, setText } from "../charts/theme.js";
 
 const ORDERS = [["", "as it is"], ["ready", "as gradients became ready"], ["reversed", "reverse registration"], ["registration", "registration"]];
 const HOOKS = ["none", "fp16", "bf16", "powersgd"];
@@ -15,8 +15,7 @@ export class ReconfigureForm {
   constructor(actions) {
     this.asker = new Asker("reconfigure", actions);
     this.status = new StatusLine();
-    this.way = choice("caps of the buckets", WAYS);
-    this.way.addEventListener("change", () => this.showInputs());
+    this.way = choice("caps of the buckets", WAYS, () => this.showInputs());
     this.first = number("cap of the first bucket in MiB", "1");
     this.cap = number("cap of a bucket in MiB", "25");
     this.list = element("input", { type: "text", class: "ddp-text", "aria-label": "caps in MiB in the order of launch", placeholder: "1, 5, 25", size: "14" });
@@ -25,12 +24,9 @@ export class ReconfigureForm {
     this.hook = element("input", { type: "text", class: "ddp-text", "aria-label": "comm hook", placeholder: "as it is", list: id, size: "11", title: "none, fp16, bf16, powersgd, or a name given with DistributedDataParallel.define_comm_hook" });
     const names = element("datalist", { id }, ...HOOKS.map((value) => element("option", { value })));
     this.apply = button("Apply", "change between two steps (Enter)", () => this.ask(), { class: "ddp-button ddp-primary" });
-    this.back = button("Change back", "caps, order and hook as before the last change: measured twice is surer", () => this.undo());
+    this.back = button("Change back", "caps, order and hook as before the last change: measured twice is surer", () => this.asker.ask({ back: true, reducer: this.reducer }));
     this.inputs = { cap: field("cap", this.cap, "MiB"), first: field("first", this.first, "MiB"), list: field("caps", this.list, "MiB") };
-    const row = element("div", { class: "ddp-toolbar ddp-form" }, field("caps", this.way), this.inputs.first, this.inputs.cap, this.inputs.list, field("order", this.order), field("comm hook", this.hook, names), this.apply, this.back);
-    row.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && event.target.tagName === "INPUT") this.ask();
-    });
+    const row = form(() => this.ask(), field("caps", this.way), this.inputs.first, this.inputs.cap, this.inputs.list, field("order", this.order), field("comm hook", this.hook, names), this.apply, this.back);
     this.needs = new NeedsCluster(row, this.status.node);
     this.chart = new BeforeAfterChart(actions);
     this.node = element("details", { class: "ddp-reconfigure", "aria-label": "change buckets while training runs", open: true }, element("summary", { tabindex: "0" }, TITLE), this.needs.node, this.chart.node);
@@ -51,10 +47,6 @@ export class ReconfigureForm {
     if (way === "first") change.first_bucket_mb = read(this.first);
     if (way === "list") change.bucket_cap_mb_list = this.list.value.split(/[,;\s]+/).filter(Boolean).map(Number);
     this.asker.ask({ change, reducer: this.reducer });
-  }
-
-  undo() {
-    this.asker.ask({ back: true, reducer: this.reducer });
   }
 
   // shown: {state, text, compared} of the kernel; possible: whether there are ranks to ask

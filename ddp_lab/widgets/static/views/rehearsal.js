@@ -1,8 +1,7 @@
 // Rehearsal: faults on purpose, while training runs.
 
-import { Asker, ModelChoice, NeedsCluster, StatusLine, button, choice, field, number, read, setOptions } from "../app/control_status.js";
-import { fill, makeTable } from "../charts/tables.js";
-import { element, setText } from "../charts/theme.js";
+import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
+import { button, choice, element, field, fill, makeTable, number, read, setOptions, setText } from "../charts/dom.js";
 
 const KINDS = {
   SlowRank: { title: "slow rank", fields: ["delay"], about: "Each forward of the rank takes longer: a slower device, or slower input.", see: "All other ranks wait for it from the first bucket on; “Stragglers” names the rank, before its backward." },
@@ -23,9 +22,8 @@ export class RehearsalView {
   constructor(actions) {
     this.asker = new Asker("fault", actions);
     this.status = new StatusLine();
-    this.kind = choice("fault", Object.entries(KINDS).map(([value, { title }]) => [value, title]));
+    this.kind = choice("fault", Object.entries(KINDS).map(([value, { title }]) => [value, title]), () => this.showInputs());
     this.kind.value = "SlowLayer";
-    this.kind.addEventListener("change", () => this.showInputs());
     this.rank = choice("rank", []);
     this.parameter = choice("parameter", []);
     this.delay = number("delay in ms", "50");
@@ -35,18 +33,15 @@ export class RehearsalView {
     this.go = button("Inject", "from the rank's next forward on", () => this.inject(), { class: "ddp-button ddp-primary" });
     this.about = element("p", { class: "ddp-sentence" });
     this.model = new ModelChoice(actions);
-    const row = element("div", { class: "ddp-toolbar ddp-form" }, this.model.node, field("fault", this.kind), field("on", this.rank), ...Object.values(this.inputs), this.go);
-    row.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && event.target.tagName === "INPUT") this.inject();
-    });
+    const row = form(() => this.inject(), this.model.node, field("fault", this.kind), field("on", this.rank), ...Object.values(this.inputs), this.go);
     this.table = makeTable("Faults that happen now", ["rank", "fault", "state", ""]);
     this.none = element("p", { class: "ddp-empty" });
     this.all = button("End all", "before the next forward", () => this.asker.ask({ do: "end" }));
     this.active = element("div", { class: "ddp-active" }, element("div", { class: "ddp-table-scroll" }, this.table.node), this.all);
     this.needs = new NeedsCluster(row, this.about, this.status.node, this.active);
     this.past = makeTable("On the timeline, newest first", ["rank", "what", "when"]);
-    this.pastNode = element("div", { class: "ddp-table-scroll ddp-past", tabindex: "0", role: "region", "aria-label": "faults on the timeline" }, this.past.node);
-    this.node = element("section", { class: "ddp-rehearsal", "aria-label": "rehearsal" }, element("h4", {}, "Rehearsal: faults on purpose"), this.needs.node, this.none, this.pastNode);
+    this.pastNode = scrolled("faults on the timeline", this.past.node, "ddp-past");
+    this.node = section("rehearsal", "rehearsal", "Rehearsal: faults on purpose", this.needs.node, this.none, this.pastNode);
     this.showInputs();
   }
 

@@ -1,10 +1,9 @@
 // Step through: training pauses at chosen points, and goes on by one event, one bucket, or to the next point.
 
+import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas } from "../charts/canvas.js";
-import { Asker, ModelChoice, NeedsCluster, StatusLine, button, choice, field, setOptions } from "../app/control_status.js";
-import { STATES, machineLayout, paintMachine } from "../charts/state_machine.js";
-import { Twin } from "../charts/tables.js";
-import { element, setText } from "../charts/theme.js";
+import { button, choice, element, field, setOptions, setText, Twin } from "../charts/dom.js";
+import { machineLayout, paintMachine } from "../charts/state_machine.js";
 
 const POINTS = [
   ["gradient_ready", "gradient ready", "a gradient has been computed; it is not yet in its bucket"],
@@ -22,14 +21,12 @@ export class StepThroughView {
     this.asker = new Asker("step", actions);
     this.status = new StatusLine();
     this.ranks = new Map(); // rank -> checkbox
-    this.points = new Map(POINTS.map(([name, text, title]) => [name, check(text, title, name === "bucket_ready")]));
+    this.points = new Map(POINTS.map(([name, text, title]) => [name, checkbox(text, title, null, name === "bucket_ready")]));
     this.rankBox = element("span", { class: "ddp-field ddp-wrap", role: "group", "aria-label": "ranks that pause" });
-    this.names = element("input", { type: "text", class: "ddp-text", size: "12", placeholder: "all", "aria-label": "parameters whose name contains" });
-    this.names.addEventListener("input", () => actions.redraw());
+    this.names = element("input", { type: "text", class: "ddp-text", size: "12", placeholder: "all", "aria-label": "parameters whose name contains", input: () => actions.redraw() });
     this.matches = element("span", { class: "ddp-muted" });
     this.buckets = element("input", { type: "text", class: "ddp-text", size: "7", placeholder: "all", "aria-label": "buckets", title: "e.g. 0, 2" });
-    this.node = element("section", { class: "ddp-step", "aria-label": "step through", tabindex: "-1" }, element("h4", {}, "Step through"), ...this.build());
-    this.node.addEventListener("keydown", (event) => this.key(event));
+    this.node = element("section", { class: "ddp-step", "aria-label": "step through", tabindex: "-1", keydown: (event) => this.key(event) }, element("h4", {}, "Step through"), ...this.build());
   }
 
   build() {
@@ -50,13 +47,10 @@ export class StepThroughView {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT"].includes(event.target.tagName) && event.target.type !== "checkbox") return;
-    const until = STEPS.find(([, , key]) => key === event.key)?.[0];
-    const does = { p: () => this.pause(), c: () => this.ask({ do: "continue" }) }[event.key] ?? (until && (() => this.go(until)));
-    if (!does || this.needs.fields.hidden || this.needs.fields.disabled) return;
-    event.preventDefault();
-    event.stopPropagation();
-    does();
+    const typed = ["INPUT", "SELECT"].includes(event.target.tagName) && event.target.type !== "checkbox";
+    if (typed || this.needs.fields.hidden || this.needs.fields.disabled) return;
+    const nexts = STEPS.map(([until, , key]) => [key, () => this.go(until)]);
+    onKey(event, { p: () => this.pause(), c: () => this.ask({ do: "continue" }), ...Object.fromEntries(nexts) });
   }
 
   ask(command) {
@@ -119,7 +113,7 @@ export class StepThroughView {
     const text = JSON.stringify(assignment?.group_ranks ?? []);
     if (text !== this.shownRanks) {
       this.shownRanks = text;
-      this.ranks = new Map((assignment?.group_ranks ?? []).map((rank) => [rank, check(`rank ${rank}`, "", true)]));
+      this.ranks = new Map((assignment?.group_ranks ?? []).map((rank) => [rank, checkbox(`rank ${rank}`, "", null, true)]));
       this.rankBox.replaceChildren(...[...this.ranks.values()].map((one) => one.node));
     }
     const part = this.names.value.trim();
@@ -135,12 +129,6 @@ export class StepThroughView {
     this.chart.label(`State machine of ${ranks.length} ranks. ${ranks.map((one) => `Rank ${one.rank} ${one.text}`).join(". ")}.`);
     this.twin.draw(() => ranks.map((one) => [String(one.rank), String(one.step), one.text, ...STATES.map((state) => names(one, state)), missing(one)]));
   }
-}
-
-function check(text, title, checked) {
-  const box = element("input", { type: "checkbox" });
-  box.checked = checked;
-  return { box, node: element("label", { class: "ddp-field", title }, box, text) };
 }
 
 function names(rank, state) {

@@ -1,10 +1,10 @@
 // Stragglers: for which rank the others waited, in which bucket, how often; and where its own computation fell behind.
 
 import { ChartCanvas, median } from "../charts/canvas.js";
+import { element, fill, makeTable, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
+import { count, milliseconds } from "../charts/theme.js";
 import { judged } from "../steps/many_steps.js";
-import { Twin, fill, makeTable } from "../charts/tables.js";
-import { count, element, milliseconds, setText } from "../charts/theme.js";
 
 const STEPS = 100;
 const PLACES = [
@@ -24,10 +24,10 @@ export class StragglersView {
     this.places = makeTable("Where a rank's own computation falls behind", PLACES);
     this.chart = new ChartCanvas("Milliseconds that all other ranks waited for one alone, by bucket and by step", actions);
     this.twin = new Twin("Each rank as the last one", ["rank", "last in %", "then late by ms (median)", "waited for, ms a step (longest bucket)"]);
-    this.node = element(
-      "section",
-      { class: "ddp-stragglers", "aria-label": "stragglers" },
-      element("h4", {}, "Stragglers"),
+    this.node = section(
+      "stragglers",
+      "stragglers",
+      "Stragglers",
       this.verdict,
       element("div", { class: "ddp-table-scroll ddp-places" }, this.places.node),
       element("p", { class: "ddp-sentence ddp-muted" }, "Below: how long every other rank had launched a bucket's collective and this rank had not. Whoever is late once stays late in the buckets that follow."),

@@ -1,12 +1,12 @@
 // Gradient sync: one table row per bucket of the step that is shown.
 
-import { ChartCanvas } from "../charts/canvas.js";
-import { drawScene } from "../charts/scene.js";
-import { waitOf } from "../steps/lanes.js";
-import { asking } from "../app/life.js";
-import { Twin } from "../charts/tables.js";
 import { PARTS } from "../generated.js";
-import { bytes, count, element, milliseconds, setRows, setText, significant } from "../charts/theme.js";
+import { asking } from "../app/life.js";
+import { ChartCanvas } from "../charts/canvas.js";
+import { element, setRows, setText, Twin } from "../charts/dom.js";
+import { drawScene } from "../charts/scene.js";
+import { bytes, count, milliseconds, significant } from "../charts/theme.js";
+import { waitOf } from "../steps/lanes.js";
 
 const COLUMNS = [
   ["bucket", "number of the bucket; click for its parameters"],
@@ -25,34 +25,23 @@ export class SyncView {
   // actions: {select(bucket), compare(), redraw(), say(text)}
   constructor(actions) {
     this.actions = actions;
-    this.body = element("tbody");
-    const heads = COLUMNS.map(([name, title]) => element("th", { scope: "col", title }, name));
-    this.ofLink = heads[LINK];
-    this.table = element("table", { class: "ddp-sync-table" }, element("thead", {}, element("tr", {}, ...heads)), this.body);
+    this.table = makeTable("", COLUMNS);
+    this.table.node.classList.add("ddp-sync-table");
     this.summary = element("div", { class: "ddp-summary" });
-    this.button = element("button", { type: "button", class: "ddp-button" }, "Compare gradients");
-    this.button.title = "Compute on every rank whether its averaged gradients equal those of the other ranks";
-    this.button.addEventListener("click", () => this.actions.compare());
+    this.button = button("Compare gradients", "Compute on every rank whether its averaged gradients equal those of the other ranks", () => this.actions.compare());
     this.verdict = element("span", { class: "ddp-verdict", role: "status" });
     this.comparison = element("div", { class: "ddp-compare" }, asking("ranks", this.button), this.verdict);
     this.limit = element("div", { class: "ddp-summary ddp-limit" });
     this.waits = new ChartCanvas("How long each rank waited for the last one, by bucket", actions);
     this.twin = new Twin("Milliseconds that each rank waited for the last one", ["rank", "bucket by bucket", "sum"]);
-    this.node = element(
-      "section",
-      { class: "ddp-sync", "aria-label": "gradient synchronisation by bucket" },
-      element("h4", {}, "Gradient sync"),
-      this.summary,
-      element("div", { class: "ddp-table-scroll", tabindex: "0", role: "region", "aria-label": "gradient sync table" }, this.table),
-      this.limit,
-      this.comparison,
-      element("details", { class: "ddp-twin ddp-waits" }, element("summary", { tabindex: "0" }, "How long each rank waited"), element("div")),
-    );
-    this.details = this.node.querySelector(".ddp-waits");
-    this.details.addEventListener("toggle", () => {
-      this.details.lastChild.replaceChildren(...(this.details.open ? [this.waits.node, this.twin.node] : []));
-      this.actions.redraw();
-    });
+    this.details = element("details", { class: "ddp-twin ddp-waits", toggle: () => this.openWaits() }, element("summary", { tabindex: "0" }, "How long each rank waited"), element("div"));
+    const table = scrolled("gradient sync table", this.table.node);
+    this.node = section("sync", "gradient synchronisation by bucket", "Gradient sync", this.summary, table, this.limit, this.comparison, this.details);
+  }
+
+  openWaits() {
+    this.details.lastChild.replaceChildren(...(this.details.open ? [this.waits.node, this.twin.node] : []));
+    this.actions.redraw();
   }
 
   // link: of the kernel: {ns: expected ns by bucket, limit: GB/s on the bus, from: in words} or undefined; means: what the
@@ -60,11 +49,11 @@ export class SyncView {
   draw(record, selected, inspection, link, means) {
     this.record = record;
     this.comparison.hidden = !means.compare;
-    this.ofLink.hidden = !means.link;
+    this.table.cells[LINK].hidden = !means.link;
     const longest = Math.max(...record.meanHidden.map((hidden, bucket) => hidden + record.meanExposed[bucket] || 0), 1e-9);
-    setRows(this.body, record.buckets, (bucket) => this.makeRow(bucket));
+    setRows(this.table.body, record.buckets, (bucket) => this.makeRow(bucket));
     const same = inspection?.buckets ?? {};
-    [...this.body.rows].forEach((line, bucket) => {
+    [...this.table.body.rows].forEach((line, bucket) => {
       const { cells } = line;
       setText(cells[0].firstChild, String(bucket));
       setText(cells[1], bytes(record.bytes[bucket]));
@@ -107,11 +96,10 @@ export class SyncView {
   makeRow(bucket) {
     const number = element("button", { type: "button", class: "ddp-link", title: `parameters of bucket ${bucket}` }, String(bucket));
     const mark = element("span", { class: "ddp-mark", title: "=: gradients equal on all ranks; ≠: they differ" });
-    const row = element("tr", {}, element("th", { scope: "row" }, number, mark));
+    const row = element("tr", { click: () => this.actions.select(bucket) }, element("th", { scope: "row" }, number, mark));
     for (let column = 1; column < COLUMNS.length; column++) row.append(element("td"));
     const part = (index) => element("i", { class: `ddp-bar ddp-bar-${PARTS[index].name}` });
     row.cells[7].append(element("span", { class: "ddp-bars" }, part(3), part(4)), element("span", { class: "ddp-figures" }));
-    row.addEventListener("click", () => this.actions.select(bucket));
     row.cells[6].addEventListener("pointerenter", (event) => (event.target.title = this.waitsOf(bucket)));
     return row;
   }

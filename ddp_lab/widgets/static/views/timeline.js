@@ -1,13 +1,13 @@
 // The bucket timeline: a canvas that scrolls and zooms, of one step or several.
 
 import { sizeCanvas } from "../charts/canvas.js";
-import { AXIS_HEIGHT, EDGES, GROUP_GAP, HEADER_HEIGHT, extent, layOut, waitOf } from "../steps/lanes.js";
-import { chooseSteps, joinNarrow } from "../steps/many_steps.js";
-import { outsideSpans, wholeBegin } from "../steps/marks.js";
-import { bytes, count, element, makeFills, milliseconds, readTheme } from "../charts/theme.js";
+import { element, Tip } from "../charts/dom.js";
+import { bytes, count, makeFills, milliseconds, readTheme } from "../charts/theme.js";
 import { paint } from "../charts/timeline_paint.js";
 import { TimelinePointer } from "../charts/timeline_pointer.js";
-import { Tip } from "../charts/tip.js";
+import { AXIS_HEIGHT, EDGES, extent, GROUP_GAP, HEADER_HEIGHT, layOut, waitOf } from "../steps/lanes.js";
+import { chooseSteps, joinNarrow } from "../steps/many_steps.js";
+import { outsideSpans, wholeBegin } from "../steps/marks.js";
 
 const HEIGHTS = [150, 460];
 const ROW = 16;

@@ -1,17 +1,17 @@
 // What if: sliders, the predicted step by phase and bucket beside the recorded one, and the button that tries it.
 
+import { PHASES } from "../generated.js";
+import { asking } from "../app/life.js";
+import { makeLegend } from "../app/toolbar.js";
 import { ChartCanvas, sizeCanvas } from "../charts/canvas.js";
+import { element, fill, makeTable, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
+import { count, makeFills, milliseconds, readTheme } from "../charts/theme.js";
+import { paint } from "../charts/timeline_paint.js";
 import { decodeSteps } from "../steps/decode.js";
 import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, layOut } from "../steps/lanes.js";
-import { asking } from "../app/life.js";
 import { joinNarrow } from "../steps/many_steps.js";
 import { MarkStore, wholeBegin } from "../steps/marks.js";
-import { Twin, fill, makeTable } from "../charts/tables.js";
-import { PHASES } from "../generated.js";
-import { count, element, makeFills, milliseconds, readTheme, setText } from "../charts/theme.js";
-import { paint } from "../charts/timeline_paint.js";
-import { makeLegend } from "../app/toolbar.js";
 import { WhatIfSliders } from "./what_if_sliders.js";
 
 const ROWS = { recorded: "recorded", same: "simulated as recorded", predicted: "what if" };
@@ -28,20 +28,18 @@ export class WhatIfView {
     this.empty = element("p", { class: "ddp-empty" });
     this.summary = element("div", { class: "ddp-summary", role: "status" });
     this.chart = new ChartCanvas("Recorded and predicted step by phase, in milliseconds", actions);
-    const keys = PHASES.map((one) => element("li", { title: one.title }, element("i", { class: "ddp-key", style: `background: ${one.colour}`, "aria-hidden": "true" }), one.name));
     this.pictures = { recorded: new StepPicture("recorded buckets"), predicted: new StepPicture("predicted buckets") };
-    this.run = element("button", { class: "ddp-button", type: "button" }, "Run it");
-    this.run.addEventListener("click", () => this.actions.send({ type: "what if run", cap: this.sliders.chosen.cap }));
+    this.run = button("Run it", null, () => this.actions.send({ type: "what if run", cap: this.sliders.chosen.cap }));
     this.why = element("span", { class: "ddp-muted", role: "status" });
     this.scores = makeTable("Predictions that were run, milliseconds a step", ["bucket cap", "predicted", "measured", "error", ["gain predicted", "over what the model has"], ["gain measured", "over what the model has, in turns with it"]]);
-    this.scored = element("div", { class: "ddp-table-scroll ddp-what-if-scores", tabindex: "0", role: "region", "aria-label": "predictions that were run" }, this.scores.node);
+    this.scored = scrolled("predictions that were run", this.scores.node, "ddp-what-if-scores");
     this.twin = new Twin("Milliseconds by phase", ["phase", ...Object.values(ROWS), "change"]);
     this.content = element(
       "div",
       {},
       asking("kernel", this.sliders.node),
       this.summary,
-      element("ul", { class: "ddp-legend", "aria-label": "legend, from left to right" }, ...keys),
+      phaseLegend("from left to right"),
       this.chart.node,
       makeLegend(),
       element("div", { class: "ddp-what-if-steps" }, ...Object.values(this.pictures).map((one) => one.node)),
@@ -49,7 +47,7 @@ export class WhatIfView {
       this.scored,
       this.twin.node,
     );
-    this.node = element("section", { class: "ddp-what-if", "aria-label": "what if" }, element("h4", {}, "What if"), this.empty, this.content);
+    this.node = section("what-if", "what if", "What if", this.empty, this.content);
   }
 
   ask() {
@@ -67,8 +65,7 @@ export class WhatIfView {
     this.empty.hidden = ready;
     this.content.hidden = !ready;
     if (!ready) {
-      setText(this.empty, gone ? `${gone}: nothing had been predicted until then.` : (answer?.text ?? ""));
-      return;
+      return setText(this.empty, gone ? `${gone}: nothing had been predicted until then.` : (answer?.text ?? ""));
     }
     this.answer = answer;
     this.sliders.draw(answer.limits, means?.link);

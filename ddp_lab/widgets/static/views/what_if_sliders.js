@@ -1,6 +1,7 @@
 // The sliders of the what-if view: each starts where the recording is, and says so.
 
-import { element, setText, significant } from "../charts/theme.js";
+import { element, setText } from "../charts/dom.js";
+import { significant } from "../charts/theme.js";
 
 const NAMES = { world: "world size", bandwidth: "bandwidth", latency: "latency", cap: "bucket cap" };
 const HELP = {
@@ -10,6 +11,8 @@ const HELP = {
   cap: "Size at which a bucket is closed.",
 };
 
+const AS_RECORDED = { world: null, bandwidth: null, latency: null, cap: null, without: false };
+
 const nearest = (values, wanted) => values.reduce((best, value, index) => (Math.abs(Math.log(value / wanted)) < Math.abs(Math.log(values[best] / wanted)) ? index : best), 0);
 const unit = { world: (value) => `${value.toLocaleString("en")} ranks`, bandwidth: (value) => `${significant(value)} Gbit/s`, latency: (value) => `${significant(value)} µs`, cap: (value) => `${significant(value)} MiB` };
 
@@ -17,49 +20,40 @@ export class WhatIfSliders {
   // changed(): a slider was moved
   constructor(changed) {
     this.changed = changed;
-    this.chosen = { world: null, bandwidth: null, latency: null, cap: null, without: false };
+    this.chosen = { ...AS_RECORDED };
     this.rows = Object.fromEntries(Object.keys(NAMES).map((name) => [name, this.row(name)]));
-    this.without = element("input", { type: "checkbox" });
-    this.without.addEventListener("change", () => this.choose("without", this.without.checked));
     this.withoutText = element("span", {}, "without the straggler");
-    this.reset = element("button", { class: "ddp-button", type: "button" }, "As recorded");
-    this.reset.addEventListener("click", () => this.back());
+    const without = checkbox(this.withoutText, null, () => this.choose({ without: this.without.checked }));
+    this.without = without.box;
+    this.reset = button("As recorded", null, () => this.choose(AS_RECORDED));
     this.node = element(
       "div",
       { class: "ddp-what-if-sliders" },
       ...Object.values(this.rows).map((one) => one.node),
-      element("div", { class: "ddp-what-if-row" }, element("label", { class: "ddp-field" }, this.without, this.withoutText), this.reset),
+      element("div", { class: "ddp-what-if-row" }, without.node, this.reset),
     );
   }
 
   row(name) {
-    const range = element("input", { type: "range", class: "ddp-range", min: "0", max: "1", step: "1", "aria-label": NAMES[name], title: HELP[name] });
+    const range = element("input", { type: "range", class: "ddp-range", min: "0", max: "1", step: "1", "aria-label": NAMES[name], title: HELP[name], input: () => this.choose({ [name]: Number(range.value) }) });
     const value = element("output", { class: "ddp-what-if-value" });
-    range.addEventListener("input", () => this.choose(name, Number(range.value)));
     const label = element("span", { class: "ddp-what-if-name", title: HELP[name] }, NAMES[name]);
     return { range, value, node: element("label", { class: "ddp-what-if-row" }, label, range, value) };
   }
 
-  choose(name, value) {
-    this.chosen[name] = value;
-    this.show();
-    this.changed();
-  }
-
-  back() {
-    Object.assign(this.chosen, { world: null, bandwidth: null, latency: null, cap: null, without: false });
+  choose(values) {
+    Object.assign(this.chosen, values);
     this.show();
     this.changed();
   }
 
   // Whether nothing but the bucket cap differs from the recording; whether anything does.
   get onlyCap() {
-    const { world, bandwidth, latency, cap, without } = this.chosen;
-    return cap !== null && world === null && bandwidth === null && latency === null && !without;
+    return Object.entries(this.chosen).every(([name, value]) => (name === "cap") === (value !== AS_RECORDED[name]));
   }
 
   get moved() {
-    return Object.values(this.chosen).some((one) => one !== null && one !== false);
+    return Object.entries(this.chosen).some(([name, value]) => value !== AS_RECORDED[name]);
   }
 
   // limits: see what_if.py
