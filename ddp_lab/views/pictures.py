@@ -152,7 +152,7 @@ def rehearsal_svg(timeline: Timeline, active: Sequence[dict[str, Any]]) -> str:
 
     Args:
         timeline: with their marks.
-        active: of `faults.fault_rows`.
+        active: of `parts.fault_rows`.
     """
     marks = [(ns, rank, name) for rank, ns, name in timeline.marks() if mark_kind(name)]
     if not marks and not active:

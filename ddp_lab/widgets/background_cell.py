@@ -16,7 +16,7 @@ from ..output.run_view import FollowedCell
 from ..output.terminal import plain
 from ..timeline.timeline import Timeline
 from . import bundle
-from .refresher import receive_while_busy
+from .live_widget import receive_while_busy
 from .saved_picture import SavedTable
 
 __all__ = ["BackgroundCell"]

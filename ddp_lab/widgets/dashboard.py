@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 import traitlets
 
 from ..errors import DdpLabError
@@ -22,15 +19,13 @@ from ..views.step_frames import StepFrames
 from . import bundle
 from .cluster_panel.rank_rows import rank_rows
 from .controls.collectives import CollectiveStage, no_ranks
-from .controls.commands import Commands
 from .controls.controls import Controls
 from .controls.inspection import Comparison
 from .controls.what_if import WhatIfStage
 from .display import CellEnds, nothing_yet, publish
 from .life import life_of, name_of, successor_of
+from .live_widget import LiveWidget
 from .overhead import Overhead
-from .pages import Pages
-from .refresher import Refresher, receive_while_busy
 from .saved_picture import SavedPicture
 from .slow_facts import SlowFacts, bucket_gradients
 from .step_feed import StepFeed
@@ -83,7 +78,7 @@ class DashboardStatistics:
     median_ms: float | None
 
 
-class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+class Dashboard(LiveWidget):
     """A live view of a timeline: display it in a notebook, it refreshes itself, also while a cell runs.
 
     It reads the timeline by cursor on a thread of its own and sends what is new to the browser, at most 30 times a
@@ -115,7 +110,6 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     _esm = bundle.module_text("app/dashboard.js")
     _css = bundle.style_text("dashboard")
-    token = traitlets.Unicode().tag(sync=True)
     assignments = traitlets.Dict().tag(sync=True)
     ranks: Any = traitlets.List().tag(sync=True)
     tabs: Any = traitlets.List().tag(sync=True)
@@ -136,7 +130,6 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
     trial = traitlets.Dict().tag(sync=True)
     playback = traitlets.Dict().tag(sync=True)
     means = traitlets.Dict().tag(sync=True)
-    notice = traitlets.Unicode().tag(sync=True)
     kept = traitlets.Dict().tag(sync=True)
     life = traitlets.Dict().tag(sync=True)
     cluster = traitlets.Unicode().tag(sync=True)  # its name
@@ -156,21 +149,15 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         if not tabs or not {name for names in tabs for name in names} <= set(VIEWS):
             raise ValueError(f"views={list(views or ())}: choose from {', '.join(VIEWS)}")
         self.player = player
-        self._lock = threading.RLock()
-        self._commands = Commands()
-        self._pages = Pages()
         self._word_at = 0.0
         self._active_at: float | None = time.monotonic()  # of the last news; None: nothing happens
         self._seconds: deque[float] = deque(maxlen=1_000)
         self._frozen = False
-        super().__init__(token=uuid.uuid4().hex[:12], tabs=[list(names) for names in tabs])
-        receive_while_busy(self)
+        super().__init__(self._tick, RATE, "here", tabs=[list(names) for names in tabs])
         self._picture = SavedPicture(self.token)
         self._cell_ends = CellEnds(self._after_cell)
-        self._refresher = Refresher(self._tick, self._fail, RATE)
         self._attach(timeline, **means)
         self._know_commands()
-        self.on_msg(self._receive)
         self._tick()
         self._refresher.start()
 
@@ -236,13 +223,13 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the live view, with the picture for who can't show it."""
-        data, metadata = super()._repr_mimebundle_(**kwargs) or ({}, {})
+        data, metadata = self._live(**kwargs)
         return {**data, "image/svg+xml": self.svg(), "text/plain": self._words()}, metadata
 
     def _ipython_display_(self) -> None:
         """Displays the live view and, below it, the picture that a saved notebook keeps ([Note: two outputs])."""
         self.refresh()
-        publish(*(super()._repr_mimebundle_() or ({}, {})))
+        publish(*self._live())
         self._picture.display(self.svg(), self._words())
         self._cell_ends.begin()
         self._refresher.start()
@@ -320,15 +307,6 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     # ---- the thread -------------------------------------------------------------------------------------
 
-    def _receive(self, widget: Any, content: dict[str, Any], buffers: Any) -> None:
-        """Takes a message of the browser, on whatever thread: it is only queued."""
-        if content.get("type") == "here":
-            self._pages.note(str(content.get("id")), bool(content.get("seen")))
-        else:
-            self._commands.put(content)
-        self._refresher.start()
-        self._refresher.wake()
-
     def _tick(self) -> bool:
         """One round of the thread; returns whether there was something to do."""
         spent = self._ask_ranks()
@@ -343,10 +321,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             if self._comparison.pending:
                 busy = True
                 self._comparison.update(self._frames)
-            if self._comparison.shown != self.inspection:
-                self.inspection = self._comparison.shown
-            self._show(self._controls.traits())
-            self._show(self._what_if.traits())
+            self._show({"inspection": self._comparison.shown, **self._controls.traits(), **self._what_if.traits()})
             if not self._frozen:
                 busy = self._update(now) or busy
                 self._give_word(now, busy)
@@ -370,11 +345,7 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
                 self._slow.forget()
                 self._show({name: {} for name in _OF_STEPS})
             self._show_assignments()
-        if self._rows != self.ranks:
-            self.ranks = self._rows
-        self._show({"life": self._life})
-        if self.cluster != self._name:
-            self.cluster = self._name
+        self._show({"ranks": self._rows, "life": self._life, "cluster": self._name})
         sent = self._feed.send(force)
         self._show(self._slow.update())
         spent = time.thread_time() - begin
@@ -399,12 +370,6 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         elif self._pages.any and now - self._word_at >= _WORD_SECONDS:
             self._word_at = now
             self.send({"type": "word"})
-
-    def _show(self, traits: dict[str, dict[str, Any]]) -> None:
-        """Sends traits that changed."""
-        for name, value in traits.items():
-            if getattr(self, name) != value:
-                setattr(self, name, value)
 
     def _show_assignments(self) -> None:
         """Sends which parameters the buckets hold, and what the link needs for them."""
@@ -478,10 +443,6 @@ class Dashboard(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         self._life = life_of(self._cluster, lost)
         self._name = name_of(self._cluster)
         return time.thread_time() - begin
-
-    def _fail(self, error: BaseException) -> None:
-        """Shows why the thread ended."""
-        self.notice = f"The dashboard stopped refreshing: {type(error).__name__}: {error}"
 
 
 def of_recording(timeline: Timeline, views: Sequence[str] = (), player: Player[Timeline] | None = None) -> Dashboard:

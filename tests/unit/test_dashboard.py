@@ -22,7 +22,7 @@ from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets import bundle, view_widgets
 from ddp_lab.widgets.dashboard import Dashboard
 from ddp_lab.widgets.life import life_of
-from ddp_lab.widgets.refresher import Refresher, receive_while_busy
+from ddp_lab.widgets.live_widget import Refresher, receive_while_busy
 from ddp_lab.widgets.step_feed import StepFeed
 from ddp_lab.widgets.step_messages import BLOCKS
 from tests.leftovers import wait_until

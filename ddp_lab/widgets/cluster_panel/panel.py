@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import uuid
 from typing import Any
 
-import anywidget
 import IPython.display
 import traitlets
 
@@ -15,10 +12,8 @@ from ...control.ranks import Ranks
 from ...errors import ClusterError
 from ...output.status_table import html_table, text_table
 from .. import bundle
-from ..controls.commands import Commands
 from ..life import life_of
-from ..pages import Pages
-from ..refresher import Refresher, receive_while_busy
+from ..live_widget import LiveWidget
 from ..saved_picture import SavedTable
 from .actions import ClusterActions
 from .processes import ProcessWatch
@@ -32,7 +27,7 @@ _ANSWER_SECONDS = 0.4
 _AGAIN = "`%cluster start` starts one; `lab.start()` this one."
 
 
-class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+class ClusterPanel(LiveWidget):
     """A live table of the ranks: display it in a notebook, it refreshes itself, also while a cell runs.
 
     Twice a second, while it is seen, the ranks are asked how they are, on a thread of its own; hidden, it asks nothing
@@ -44,26 +39,18 @@ class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     _esm = bundle.module_text("app/cluster_panel.js")
     _css = bundle.style_text("dashboard", "cluster_panel")
-    token = traitlets.Unicode().tag(sync=True)
     ranks: Any = traitlets.List().tag(sync=True)
     about = traitlets.Dict().tag(sync=True)
     control = traitlets.Dict().tag(sync=True)
-    notice = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, cluster: Ranks) -> None:
         self._cluster = cluster
-        self._lock = threading.RLock()
         self._actions = ClusterActions(cluster)
         self._processes = ProcessWatch()
-        self._pages = Pages()
         self._next = 0.0
-        self._commands = Commands()
+        super().__init__(self._tick, _RATE, "look")
         self._commands.on("cluster", self._actions.obey)
-        super().__init__(token=uuid.uuid4().hex[:12])
-        receive_while_busy(self)
         self._saved = SavedTable(self.token)
-        self._refresher = Refresher(self._tick, self._fail, _RATE)
-        self.on_msg(self._receive)
 
     # ---- for the user -----------------------------------------------------------------------------------
 
@@ -95,11 +82,6 @@ class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         publish({**data, "text/plain": "ddp_lab: the cluster, live; the table follows."}, metadata)
         self._saved.display(self._html(), str(self))
 
-    def _live(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The widget alone."""
-        bundle: tuple[dict[str, Any], dict[str, Any]] | None = super()._repr_mimebundle_(**kwargs)
-        return bundle or ({}, {})
-
     def _html(self) -> str:
         titles, rows = row_texts(self.ranks)
         if not rows:
@@ -110,19 +92,14 @@ class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
 
     def _receive(self, widget: Any, content: dict[str, Any], buffers: Any) -> None:
         """Takes a message of the browser, on whatever thread: it is only queued."""
-        if content.get("type") == "look":
-            self._pages.note(str(content.get("id")), bool(content.get("seen")))
-            self._next = 0.0
-        else:
-            self._commands.put(content)
-        self._refresher.start()
-        self._refresher.wake()
+        self._next = 0.0
+        super()._receive(widget, content, buffers)
 
     def _tick(self) -> bool:
         """One round of the thread; returns whether there was something to do."""
         with self._lock:
             busy = self._commands.obey()
-            self._show(control=self._actions.shown())
+            self._show({"control": self._actions.shown()})
             if self._actions.changing:
                 return True
             now = time.monotonic()
@@ -141,24 +118,17 @@ class ClusterPanel(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
             vitals, busy = cluster.vitals(_ANSWER_SECONDS), sorted(cluster.busy_ranks())
         except ClusterError as error:
             why = str(error) if cluster.running else _end_of(cluster)
-            self._show(ranks=[], about={"running": False, "why": why})
-            return
+            return self._tell([], {"running": False, "why": why})
         uses = self._processes.look([one.record for one in vitals])
         backends = {one.record.backend.rpartition(":")[2] for one in vitals if one.record.backend}
         about = {"running": True, "name": cluster.name, "backend": ", ".join(sorted(backends)), "busy": busy}
         # Always another value: that it comes tells the page that the kernel is there.
-        self._show(ranks=cluster_rows(vitals, cluster.timeline.ranks(), uses), about={**about, "at": time.monotonic()})
+        self._tell(cluster_rows(vitals, cluster.timeline.ranks(), uses), {**about, "at": time.monotonic()})
 
-    def _show(self, **traits: Any) -> None:
-        """Sends traits that changed, in one message."""
+    def _tell(self, ranks: list[dict[str, Any]], about: dict[str, Any]) -> None:
+        """Sends both in one message."""
         with self.hold_sync():
-            for name, value in traits.items():
-                if getattr(self, name) != value:
-                    setattr(self, name, value)
-
-    def _fail(self, error: BaseException) -> None:
-        """Shows why the thread ended."""
-        self.notice = f"The panel stopped refreshing: {type(error).__name__}: {error}"
+            self._show({"ranks": ranks, "about": about})
 
 
 def _end_of(cluster: Ranks) -> str:

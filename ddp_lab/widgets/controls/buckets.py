@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...analysis.comparison import before_after
 from ...errors import DdpLabError
 from ...timeline.changes import BucketChange, last_change
+from .parts import Control
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl
@@ -28,17 +29,19 @@ _SAME_BUCKETS = "The same buckets and hook before and after the change: no step 
 _ASKED = "Asked. The ranks agree on a step and change between two; the model has to train two steps in {:.0f} s …"
 
 
-class BucketControl:
-    """Asks for one change after the other, each on a thread of its own: it waits for the model to train."""
+class BucketControl(Control):
+    """Asks for one change after the other, each on a thread of its own: it waits for the model to train.
+
+    Shows ``state`` ("idle", "asked", "applied" or "failed"), ``text``, ``reducer``.
+    """
 
     def __init__(self, training: TrainingControl, timeline: Timeline, changed: Callable[[], None]) -> None:
         """`changed()` is called, on that thread, when there is something new to show."""
-        self._training = training
+        super().__init__(training)
         self._timeline = timeline
         self._changed = changed
         self._thread: threading.Thread | None = None
-        self.shown: dict[str, Any] = {"state": "idle", "text": ""}
-        """What the browser shows: ``state`` ("idle", "asked", "applied" or "failed"), ``text``, ``reducer``."""
+        self.shown = {"state": "idle", "text": ""}
 
     def obey(self, command: dict[str, Any]) -> None:
         """Carries out ``{"change": {...}, "reducer": ...}``, or ``{"back": True, "reducer": ...}``; returns at once."""

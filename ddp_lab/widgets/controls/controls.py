@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import DdpLabError
 from ...views.pictures import rehearsal_svg, step_svg
-from ..refresher import Refresher
+from ..live_widget import Refresher
 from .buckets import BucketControl, Comparing
-from .faults import FaultControl
-from .gradients import WatchControl
+from .parts import Control, FaultControl, WatchControl
 from .stepping import StepControl
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Controls:
         self._seen_version = -1
         self._living: list[int] = []  # models that the ranks still have, the most recently active last
         self._living_version = -1  # of the timeline that said so
-        self._parts: dict[str, StepControl | FaultControl | BucketControl | WatchControl] = {}
+        self._parts: dict[str, Control] = {}
         self._refresher = Refresher(self._round, self._fail, _RATE)
         if cluster is not None:
             self._parts["step"] = StepControl(cluster.training)
@@ -186,28 +185,25 @@ class Controls:
         wait = _LOOKED_AT_SECONDS if self._looks else _TRAINING_SECONDS
         for part in self._parts.values():
             try:
-                self._look_with(part)
+                if self._timeline.reducers() or not part.of_model:
+                    self._look_with(part)
             except (DdpLabError, ValueError):
                 # No living model, or a rank that is gone: nothing stands anywhere. What the reader asks for says why.
                 wait = _TROUBLE_SECONDS
                 part.forget()
-        stepping = self._parts["step"]
-        hurry = isinstance(stepping, StepControl) and stepping.active and self._looked_at("step")
+        hurry = self._parts["step"].active and self._looked_at("step")
         self._next = time.monotonic() + (0.0 if hurry else wait)
 
-    def _look_with(self, part: StepControl | FaultControl | BucketControl | WatchControl) -> None:
-        if isinstance(part, FaultControl):
-            part.look()
-        elif isinstance(part, BucketControl) or not self._timeline.reducers():
-            return
-        elif isinstance(part, StepControl):
+    def _look_with(self, part: Control) -> None:
+        """What is always looked at is of a living model; what is seen, of the one it is seen with."""
+        if part.view is None:
             part.look(self._reducer if self._reducer in self._living else None)
-        elif self._looked_at("gradients"):
+        elif self._looked_at(part.view):
             part.look(self._reducer)
 
     @property
     def _active(self) -> bool:
-        return any(part.active for part in self._parts.values() if not isinstance(part, BucketControl))
+        return any(part.active for part in self._parts.values())
 
     def _looked_at(self, view: str) -> bool:
         return any(view in seen for seen, _ in list(self._looks.values()))

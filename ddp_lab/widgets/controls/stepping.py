@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...control.records import StepState
-from ...formatting import enumeration
-from .standings import Standing, standings
+from ...formatting import counted, enumeration
+from .parts import Control
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl
 
-__all__ = ["StepControl", "machine"]
+__all__ = ["Standing", "StepControl", "machine", "standings"]
 
 _POINTS = {
     "gradient_ready": "gradient ready",
@@ -21,20 +22,24 @@ _POINTS = {
     "launched": "launched",
     "reduced": "reduced",
 }
+_ON_ITS_WAY = ("launched", "reduced")
 _NAMED = 6  # missing parameters that are named
 
 
-class StepControl:
-    """Sets breakpoints, lets ranks go on, and looks where they stand. One thread at a time."""
+class StepControl(Control):
+    """Sets breakpoints, lets ranks go on, and looks where they stand; shows `machine`.
+
+    Attributes:
+        last: the newest of what was shown in which a rank paused.
+    """
+
+    nothing: ClassVar[Mapping[str, Any]] = {"ranks": []}
 
     def __init__(self, training: TrainingControl) -> None:
-        self._training = training
+        super().__init__(training)
         self._chosen: int | None = None
         self._since: dict[int, tuple[int, float]] = {}  # rank -> a pause's begin: host time, time of day
-        self.shown: dict[str, Any] = {"ranks": [], "said": "", "error": ""}
-        """What the browser shows: `machine`, ``said`` and ``error`` in words."""
         self.last: dict[str, Any] | None = None
-        """The newest of them in which a rank paused."""
 
     @property
     def active(self) -> bool:
@@ -98,17 +103,6 @@ class StepControl:
         if found["paused"]:
             self.last = self.shown
 
-    def fail(self, error: str) -> None:
-        """Shows what went wrong, until the next request."""
-        self.shown = {**self.shown, "error": error}
-
-    def forget(self) -> None:
-        """Nobody can be asked: no rank stands anywhere."""
-        self.shown = {"ranks": [], "said": "", "error": self.shown["error"]}
-
-    def _say(self, text: str) -> None:
-        self.shown = {**self.shown, "said": text, "error": ""}
-
     def _begun(self, state: StepState) -> float:
         """The time of day at which a rank's pause began; the same number each time."""
         held = self._since.get(state.rank)
@@ -159,3 +153,86 @@ def _row(state: StepState, its: Standing, begun: Callable[[StepState], float]) -
             for one in state.buckets
         ],
     }
+
+
+# ---- where ranks stand, in words ----
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One rank.
+
+    Attributes:
+        kind: ``"paused"``, ``"waiting"`` (for ranks that have not launched a bucket), ``"computing"``, ``"finishing"``
+            or ``"between"`` (two backwards).
+        text: in words, without the rank.
+        bucket: that it waits in, or pauses at.
+        waits_for: ranks, ascending.
+    """
+
+    kind: str
+    text: str
+    bucket: int | None = None
+    waits_for: tuple[int, ...] = ()
+
+
+def standings(states: Mapping[int, StepState]) -> dict[int, Standing]:
+    """rank -> where it stands, seen beside the others."""
+    return {rank: _standing(rank, states) for rank in sorted(states)}
+
+
+def _standing(rank: int, states: Mapping[int, StepState]) -> Standing:
+    """Where one of the ranks stands."""
+    state = states[rank]
+    if state.paused:
+        return Standing("paused", _pause_in_words(state), state.bucket)
+    if state.ended and state.in_flight:
+        return Standing("between", f"was stopped in the backward of step {state.step}")
+    if state.in_flight and state.finalizing:
+        return _waits(rank, states)
+    if state.in_flight:
+        launched = sum(one.state in _ON_ITS_WAY for one in state.buckets)
+        buckets, are = counted(len(state.buckets), "bucket"), "is" if len(state.buckets) == 1 else "are"
+        return Standing("computing", f"computes gradients; {launched} of {buckets} {are} launched")
+    paused = [other for other, its in states.items() if its.paused]
+    if paused and state.step > min(states[other].step for other in paused):
+        return Standing("between", f"is done with step {state.step - 1}, and before the backward of step {state.step}")
+    return Standing("between", f"is before the backward of step {state.step}")
+
+
+def _pause_in_words(state: StepState) -> str:
+    bucket = state.bucket
+    if state.point == "gradient_ready":
+        return f"pauses: the gradient of '{state.parameter}' is ready, not yet in its bucket"
+    if state.point == "launched":
+        ended = bucket is not None and bucket < len(state.buckets) and state.buckets[bucket].state == "reduced"
+        return f"pauses: the collective of bucket {bucket} has been started{', and has ended by now' if ended else ''}"
+    if state.point == "reduced":
+        return f"pauses: the average of bucket {bucket} is there, not yet written back"
+    before = [index for index, one in enumerate(state.buckets[: bucket or 0]) if one.state == "pending"]
+    first = f" (bucket {before[0]} has to be launched first)" if before else ""
+    return f"pauses: bucket {bucket} is ready, not yet launched{first}"
+
+
+def _waits(rank: int, states: Mapping[int, StepState]) -> Standing:
+    """A rank that has launched everything and waits in bucket order."""
+    state = states[rank]
+    bucket = next((index for index, one in enumerate(state.buckets) if one.state != "reduced"), None)
+    if bucket is None:
+        return Standing("finishing", "writes the averages back")
+    missing = tuple(other for other in sorted(states) if other != rank and not _launched(states[other], state, bucket))
+    if not missing:
+        return Standing(
+            "finishing", f"waits for the collective of bucket {bucket}, which all ranks have started", bucket
+        )
+    names = ("rank " if len(missing) == 1 else "ranks ") + enumeration([str(one) for one in missing])
+    verb = "has" if len(missing) == 1 else "have"
+    return Standing("waiting", f"waits for {names}, which {verb} not launched bucket {bucket}", bucket, missing)
+
+
+def _launched(other: StepState, state: StepState, bucket: int) -> bool:
+    """Whether the other rank has launched the bucket in the step that this one is in."""
+    if other.step != state.step:
+        return other.step > state.step
+    known = bucket < len(other.buckets)
+    return other.in_flight and known and other.buckets[bucket].state in _ON_ITS_WAY

@@ -55,7 +55,7 @@ class View {
       compare: () => this.compare(),
       redraw: () => this.schedule(true),
       say: (text) => this.say(text),
-      send: (command) => this.life.send(command), // to the kernel: see commands.py
+      send: (command) => this.life.send(command), // to the kernel: see dashboard.py
     };
     this.timeline = new TimelineView(this.root, { ...actions, redraw: () => this.schedule() }, (record, bucket) => this.facts.bucket(record, bucket), this.store.marks);
     this.toolbar = new Toolbar({

@@ -1,0 +1,200 @@
+"""What keeps a widget alive while a cell blocks the kernel's main thread: a thread, and messages that reach it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anywidget
+import traitlets
+
+__all__ = ["LiveWidget", "Refresher", "receive_while_busy"]
+
+_log = logging.getLogger(__name__)
+_PAGE_SECONDS = 20.0  # after its last word a page counts as closed
+Command = dict[str, Any]
+
+
+def receive_while_busy(widget: Any) -> bool:
+    """Lets the front end's messages reach `widget` while a cell runs; returns whether anything had to be done.
+
+    ipykernel ≥ 7.1 handles the messages of widgets on a thread of their own (a subshell). 7.4.0 sends the answers to
+    what the kernel published to the thread that published last: the main one, which is busy. This asks for the
+    front end's own choice again. Elsewhere nothing changes, and messages wait for the end of the cell.
+    """
+    comm = getattr(widget, "comm", None)
+    if comm is None or not hasattr(comm, "_reply_subshell_for"):
+        return False
+    comm._reply_subshell_for = lambda data, default: default
+    return True
+
+
+class Refresher:
+    """A daemon thread that calls `action` at most `rate` times a second, as long as the action's object lives.
+
+    The action returns whether there was something to do; without work for two seconds it is called five times a
+    second. Between two calls there is a pause, however long they take. An exception ends the thread and goes to
+    `failed`.
+    """
+
+    _IDLE_SECONDS = 0.2
+    _IDLE_AFTER = 2.0
+
+    def __init__(self, action: Callable[[], bool], failed: Callable[[BaseException], None], rate: float) -> None:
+        self._action = weakref.WeakMethod(action)
+        self._failed = weakref.WeakMethod(failed)
+        self._interval = 1 / rate
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is alive."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Starts the thread if it does not run."""
+        if not self.running:
+            self._stopped.clear()
+            self._thread = threading.Thread(target=self._run, name="ddp_lab dashboard", daemon=True)
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Calls the action soon, also when it was idle."""
+        self._wake.set()
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Ends the thread and waits for it (unless it is the caller)."""
+        self._stopped.set()
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        calm, due = 0.0, time.monotonic()
+        while not self._stopped.is_set():
+            action = self._action()
+            if action is None:
+                return
+            try:
+                busy = action()
+            except Exception as error:  # noqa: BLE001 - a thread's top: stored and shown by `failed`
+                _log.exception("the dashboard stopped refreshing")
+                failed = self._failed()
+                if failed is not None:
+                    failed(error)
+                return
+            del action
+            calm = 0.0 if busy else calm + self._interval
+            idle = calm > self._IDLE_AFTER
+            # Also when woken it keeps its distance: many wake-ups are one refresh.
+            if not idle:
+                now = time.monotonic()
+                due = max(due + self._interval, now + self._interval / 4)
+                self._stopped.wait(due - now)
+            else:
+                self._wake.wait(self._IDLE_SECONDS)
+            self._wake.clear()
+
+
+class Pages:
+    """Which pages show a widget now, by their ids: each says so every few seconds; a closed one no longer does."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}  # page -> when it counts as closed
+
+    def note(self, page: str, seen: bool) -> None:
+        """Notes whether a page shows the widget. On the thread that got the page's message."""
+        # On the main thread messages wait while a cell runs, and so does the page's word that it is still there.
+        waits = threading.current_thread() is threading.main_thread()
+        known = {**self._until}
+        known.pop(page, None)
+        if seen:
+            known[page] = float("inf") if waits else time.monotonic() + _PAGE_SECONDS
+        self._until = known
+
+    @property
+    def any(self) -> bool:
+        """Whether a page shows it."""
+        now = time.monotonic()
+        return any(until > now for until in self._until.values())
+
+
+class Commands:
+    """Messages of the front end, ``{"type": ..., ...}``, and who carries them out."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._known: dict[str, Callable[[Command], None]] = {}
+
+    def on(self, kind: str, action: Callable[[Command], None]) -> None:
+        """From now on `action` gets the commands of this type; it must return at once."""
+        self._known[kind] = action
+
+    def put(self, command: Command) -> None:
+        """Takes a command, on any thread."""
+        self._queue.put(command)
+
+    def obey(self) -> bool:
+        """Carries out what came since the last time; returns whether anything did. Unknown types are left out."""
+        asked = False
+        while not self._queue.empty():
+            asked = True
+            command = self._queue.get()
+            action = self._known.get(str(command.get("type")))
+            if action is not None:
+                action(command)
+        return asked
+
+
+class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+    """A widget that a thread refreshes, and that takes what pages ask for: each request goes to who was named for it.
+
+    Args:
+        tick: one round of the thread; returns whether there was something to do.
+        rate: rounds a second, at most.
+        word: type of the message in which a page says whether it shows the widget.
+        traits: their first values.
+    """
+
+    token = traitlets.Unicode().tag(sync=True)
+    notice = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, tick: Callable[[], bool], rate: float, word: str, **traits: Any) -> None:
+        self._lock = threading.RLock()
+        self._commands, self._pages, self._word = Commands(), Pages(), word
+        super().__init__(token=uuid.uuid4().hex[:12], **traits)
+        receive_while_busy(self)
+        self._refresher = Refresher(tick, self._fail, rate)
+        self.on_msg(self._receive)
+
+    def _receive(self, widget: Any, content: Command, buffers: Any) -> None:
+        """Takes a message of the browser, on whatever thread: it is only queued."""
+        if content.get("type") == self._word:
+            self._pages.note(str(content.get("id")), bool(content.get("seen")))
+        else:
+            self._commands.put(content)
+        self._refresher.start()
+        self._refresher.wake()
+
+    def _show(self, traits: Mapping[str, Any]) -> None:
+        """Sends traits that changed."""
+        for name, value in traits.items():
+            if getattr(self, name) != value:
+                setattr(self, name, value)
+
+    def _live(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The widget alone, as a mime bundle and its metadata."""
+        bundle: tuple[dict[str, Any], dict[str, Any]] | None = super()._repr_mimebundle_(**kwargs)
+        return bundle or ({}, {})
+
+    def _fail(self, error: BaseException) -> None:
+        """Shows why the thread ended."""
+        self.notice = f"This view stopped refreshing: {type(error).__name__}: {error}"
