@@ -32,6 +32,7 @@ _GENERATED = {
     ],
     "PHASES": [{"key": key, "name": name, **_LOOKS[key]} for key, (_, name) in palette.PHASES.items()],
     "RAMP": palette.RAMP,
+    "RAMP_ON_DARK": palette.RAMP_ON_DARK,
     "RANK_COLOURS": palette.RANK_COLOURS,
 }
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([./a-z_]+\.js)";\n', re.MULTILINE)

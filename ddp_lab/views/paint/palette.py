@@ -14,6 +14,7 @@ __all__ = [
     "PATTERNS",
     "PHASES",
     "RAMP",
+    "RAMP_ON_DARK",
     "RANK_COLOURS",
     "ROLE_RULES",
     "TITLES",
@@ -79,6 +80,16 @@ RAMP = (
     (123, 122, 119),
     (165, 156, 116),
     (211, 192, 100),
+    (255, 233, 69),
+)
+# On dark paper the ramp's dark end would look like a hole: this one begins where it is seen, and is as ordered.
+RAMP_ON_DARK = (
+    (84, 121, 184),
+    (108, 132, 170),
+    (126, 140, 152),
+    (146, 148, 138),
+    (172, 164, 120),
+    (213, 194, 100),
     (255, 233, 69),
 )
 

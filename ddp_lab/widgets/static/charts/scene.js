@@ -41,17 +41,11 @@ function roundMarks(top, count = 5) {
   return Array.from({ length: Math.floor(top / unit + 1e-9) + 1 }, (_, index) => index * unit);
 }
 
-function write(pen, theme, text, x, y, align = "left", role = "muted", font = "11px") {
+export function write(pen, theme, text, x, y, align = "left", role = "muted", font = "11px") {
   pen.font = `${font} ${theme.font}`;
   pen.textAlign = align;
   pen.fillStyle = colourOf(role, theme);
   pen.fillText(text, x, y);
-}
-
-// The first of the texts that fits.
-export function writeFitting(pen, texts, x, y, room) {
-  const fitting = texts.find((text) => pen.measureText(text).width <= room);
-  if (fitting) pen.fillText(fitting, x, y);
 }
 
 // Draws a scene on a ChartCanvas, if that is seen.
@@ -308,4 +302,74 @@ function paintCell(pen, theme, value, share, { x, y, width, height }, gap) {
   pen.globalAlpha = 1;
   if (width < 34 || height < 14) return;
   write(pen, theme, value < 0.005 ? "·" : rounded(value), x + (width - gap) / 2, y + height / 2, "center", share > 0.6 ? "#000" : "ink");
+}
+
+// ---- tiles ------------------------------------------------------------------------------------------------
+
+// Paints boxes that lie where they are told, in pixels, and returns them as regions: {key, x, y, width, height, colour: {fill,
+// ink}, share: of its width that is filled, alpha, edge: how strong its line is, hatched, chosen, here: colour of an outline,
+// texts: of which the first that fits is written, font, centred, lines(), act()}.
+export function paintTiles({ pen, theme }, tiles) {
+  for (const one of tiles) {
+    const { x, y, width, height, colour, share = 1 } = one;
+    pen.globalAlpha = one.alpha ?? 1;
+    if (share < 1) fillBox(pen, theme.panel, x, y, width, height);
+    fillBox(pen, colour.fill, x, y, width * share, height);
+    if (one.edge && width > 5) strokeBox(pen, theme.muted, 1, one, 0.5, one.edge);
+    pen.globalAlpha = 1;
+    if (one.hatched) hatch(pen, one, colour.ink);
+    pen.font = `${one.font ?? "11px"} ${theme.font}`;
+    const text = one.texts?.find((words) => pen.measureText(words).width <= width - (one.centred ? 4 : 7));
+    // Each part in the ink that is read on it.
+    if (text) writeInside(pen, one, text, colour.ink, 0, share);
+    if (text && share < 1) writeInside(pen, one, text, theme.ink, share, 1);
+    if (one.chosen) {
+      strokeBox(pen, theme.paper, 4, one, 2);
+      strokeBox(pen, theme.ink, 2, one, 1);
+    }
+    if (one.here) strokeBox(pen, colourOf(one.here, theme), 3, one, -1);
+  }
+  return tiles;
+}
+
+function fillBox(pen, colour, x, y, width, height) {
+  pen.fillStyle = colour;
+  pen.fillRect(x, y, width, height);
+}
+
+// A line along the edge, so far inside.
+function strokeBox(pen, colour, thick, { x, y, width, height }, inside, alpha = pen.globalAlpha) {
+  pen.strokeStyle = colour;
+  pen.lineWidth = thick;
+  pen.globalAlpha = Math.min(alpha, pen.globalAlpha);
+  pen.strokeRect(x + inside, y + inside, Math.max(width - 2 * inside, 1), height - 2 * inside);
+}
+
+// A tile's text, as far as it lies between two shares of the tile's width.
+function writeInside(pen, { x, y, width, height, centred }, text, ink, from, to) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(x + width * from, y, width * (to - from), height);
+  pen.clip();
+  pen.fillStyle = ink;
+  pen.textAlign = centred ? "center" : "left";
+  pen.fillText(text, centred ? x + width / 2 : x + 4, y + Math.min(height, 33) / 2 + 0.5);
+  pen.restore();
+}
+
+function hatch(pen, { x, y, width, height }, colour) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(x, y, width, height);
+  pen.clip();
+  pen.strokeStyle = colour;
+  pen.globalAlpha = 0.6;
+  pen.lineWidth = 1;
+  pen.beginPath();
+  for (let at = x - height; at < x + width; at += 6) {
+    pen.moveTo(at, y + height);
+    pen.lineTo(at + height, y);
+  }
+  pen.stroke();
+  pen.restore();
 }

@@ -2,7 +2,7 @@
 // waits for whom.
 
 import { COLOURS } from "../generated.js";
-import { bucketColour } from "../views/buckets.js";
+import { bucketColour } from "./theme.js";
 
 export const STATES = ["pending", "ready", "launched", "reduced"];
 const GATES = ["its last gradient arrives", "all before it are launched", "all ranks have launched it"];
@@ -100,50 +100,26 @@ function paintRow(pen, theme, { tile, column, right }, { rank, y, height }) {
   rank.buckets.forEach(([state, arrived, of, missing, more], bucket) => {
     const place = counts[state]++;
     const at = { x: STATES.indexOf(state) * column + PAD + (place % tile.across) * (tile.width + 3), y: y + TITLE + PAD + Math.floor(place / tile.across) * (tile.height + 3) };
-    const here = rank.bucket === bucket;
-    paintTile(pen, theme, rank, { bucket, state, arrived, of, here, paused }, at, tile);
     const lines = () => [`rank ${rank.rank} · bucket ${bucket}`, ["state", state], ["gradients", `${arrived} of ${of}`], ...missing.map((one) => ["missing", one]), ...(more ? [["", `and ${more} more`]] : [])];
-    regions.push({ key: `tile ${rank.rank} ${bucket}`, x: at.x, y: at.y, width: tile.width, height: tile.height, lines });
+    const words = [...(state === "pending" ? [`b${bucket}: ${arrived}/${of}`] : []), `b${bucket}`, String(bucket)];
+    regions.push({
+      ...at,
+      key: `tile ${rank.rank} ${bucket}`,
+      width: tile.width,
+      height: tile.height,
+      colour: bucketColour(bucket, rank.buckets.length, theme.dark),
+      share: state === "pending" ? arrived / Math.max(of, 1) : 1,
+      alpha: rank.inFlight ? 1 : 0.6,
+      edge: 1,
+      here: rank.bucket === bucket && (paused ? "bad" : "waiting"),
+      font: "600 11px",
+      texts: tile.width >= 20 ? words : [],
+      centred: true,
+      lines,
+    });
   });
+  paintTiles({ pen, theme }, regions.slice(1));
   return regions;
-}
-
-function paintTile(pen, theme, rank, { bucket, state, arrived, of, here, paused }, at, tile) {
-  const colour = bucketColour(bucket, rank.buckets.length, theme.dark);
-  const share = state === "pending" ? arrived / Math.max(of, 1) : 1;
-  pen.globalAlpha = rank.inFlight ? 1 : 0.6;
-  pen.fillStyle = theme.panel;
-  pen.fillRect(at.x, at.y, tile.width, tile.height);
-  pen.fillStyle = colour.fill;
-  pen.fillRect(at.x, at.y, tile.width * share, tile.height);
-  pen.strokeStyle = theme.muted;
-  pen.lineWidth = 1;
-  pen.strokeRect(at.x + 0.5, at.y + 0.5, tile.width - 1, tile.height - 1);
-  pen.globalAlpha = 1;
-  if (tile.width >= 20) {
-    pen.font = `600 11px ${theme.font}`;
-    const fitting = (state === "pending" ? [`b${bucket}: ${arrived}/${of}`] : []).concat(`b${bucket}`, String(bucket));
-    const text = fitting.find((one) => pen.measureText(one).width <= tile.width - 4) ?? "";
-    // Each half in the ink that is read on it.
-    paintText(pen, text, colour.ink, at, tile, 0, share);
-    paintText(pen, text, theme.ink, at, tile, share, 1);
-  }
-  if (!here) return;
-  pen.strokeStyle = paused ? COLOURS.bad : COLOURS.waiting;
-  pen.lineWidth = 3;
-  pen.strokeRect(at.x - 1, at.y - 1, tile.width + 2, tile.height + 2);
-}
-
-// A tile's text, as far as it lies between two shares of the tile's width.
-function paintText(pen, text, ink, at, tile, from, to) {
-  pen.save();
-  pen.beginPath();
-  pen.rect(at.x + tile.width * from, at.y, tile.width * (to - from), tile.height);
-  pen.clip();
-  pen.textAlign = "center";
-  pen.fillStyle = ink;
-  pen.fillText(text, at.x + tile.width / 2, at.y + tile.height / 2 + 0.5);
-  pen.restore();
 }
 
 function paintPause(pen, x, y, size) {

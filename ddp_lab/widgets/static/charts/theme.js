@@ -77,3 +77,12 @@ export function significant(value) {
 export function count(number, noun) {
   return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 }
+
+// A bucket's place in their order: the ramp reads the same with every kind of colour vision.
+export function bucketColour(bucket, buckets, dark) {
+  const ramp = dark ? RAMP_ON_DARK : RAMP;
+  const at = (buckets < 2 ? 0.5 : bucket / (buckets - 1)) * (ramp.length - 1);
+  const low = Math.min(Math.floor(at), ramp.length - 2);
+  const [r, g, b] = ramp[low].map((value, index) => Math.round(value + (ramp[low + 1][index] - value) * (at - low)));
+  return { fill: `rgb(${r}, ${g}, ${b})`, ink: 0.3 * r + 0.59 * g + 0.11 * b > 120 ? "#000" : "#fff" };
+}

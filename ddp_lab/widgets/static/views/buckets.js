@@ -1,6 +1,5 @@
 // Buckets: which parameters travel together, as a map of the model; sizes, order of readiness, what is unused.
 
-import { RAMP } from "../generated.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
 import { element, fill, makeTable, setText } from "../charts/dom.js";
 import { mapCells } from "../charts/model_map.js";
@@ -10,17 +9,7 @@ import { ReconfigureForm } from "./reconfigure.js";
 
 const ROW = 34;
 const STRIP = 24;
-// RAMP reads the same with every kind of colour vision; the buckets' order is its order. On dark paper its dark end would look like a hole: this one begins where it is seen, and is as ordered.
-const RAMP_ON_DARK = [[84, 121, 184], [108, 132, 170], [126, 140, 152], [146, 148, 138], [172, 164, 120], [213, 194, 100], [255, 233, 69]];
 const TABLE = ["bucket", "size", "parameters", "ready at ms", "reduced at ms", "dtype", "device", "holds"];
-
-export function bucketColour(bucket, buckets, dark) {
-  const ramp = dark ? RAMP_ON_DARK : RAMP;
-  const at = (buckets < 2 ? 0.5 : bucket / (buckets - 1)) * (ramp.length - 1);
-  const low = Math.min(Math.floor(at), ramp.length - 2);
-  const [r, g, b] = ramp[low].map((value, index) => Math.round(value + (ramp[low + 1][index] - value) * (at - low)));
-  return { fill: `rgb(${r}, ${g}, ${b})`, ink: 0.3 * r + 0.59 * g + 0.11 * b > 120 ? "#000" : "#fff" };
-}
 
 export class BucketsView {
   // actions: {select(bucket), send(command), redraw(), say(text)}
@@ -60,108 +49,65 @@ export class BucketsView {
     const { cells, depth } = mapCells(assignment, options);
     const rows = Math.min(depth, 9);
     const drawing = this.chart.begin(rows * ROW + STRIP + 22);
-    if (drawing) this.chart.finish([...this.paintMap(drawing, assignment, cells, rows, selected, known), ...this.paintStrip(drawing, assignment, rows * ROW + 20, selected)]);
+    if (drawing) this.chart.finish(paintTiles(drawing, [...this.mapTiles(drawing, assignment, cells, rows, selected, known), ...this.stripTiles(drawing, assignment, rows * ROW + 20, selected)]));
   }
 
-  paintMap({ pen, width, theme }, assignment, cells, rows, selected, known) {
-    const regions = [];
+  mapTiles({ width, theme }, assignment, cells, rows, selected, known) {
     const painted = new Array(rows + 1).fill(-1); // right edge of what was drawn in each row
-    for (const cell of cells) {
-      if (cell.depth >= rows) continue;
+    return cells.flatMap((cell) => {
       const x = cell.begin * (width - 2) + 1;
       const wide = (cell.end - cell.begin) * (width - 2);
-      if (x + wide < painted[cell.depth] + 0.5) continue; // narrower than a pixel, and that pixel is taken
+      // Not what is narrower than a pixel, if that pixel is taken.
+      if (cell.depth >= rows || x + wide < painted[cell.depth] + 0.5) return [];
       painted[cell.depth] = x + Math.max(wide, 1);
-      const y = cell.depth * ROW;
-      const high = (cell.parameter < 0 ? 1 : Math.min(cell.rows, rows - cell.depth)) * ROW;
-      const unused = cell.parameter >= 0 && known?.used[cell.parameter] === 0;
-      const colour = cell.bucket < 0 ? { fill: theme.panel, ink: theme.ink } : bucketColour(cell.bucket, assignment.buckets.length, theme.dark);
-      pen.fillStyle = colour.fill;
-      pen.globalAlpha = cell.parameter < 0 && cell.bucket >= 0 ? 0.75 : 1;
-      pen.fillRect(x, y, Math.max(wide - (wide > 4 ? 1 : 0), 1), high - 1);
-      pen.globalAlpha = 1;
-      if (wide > 6) frame(pen, theme, x, y, wide - 1, high - 1);
-      if (unused) hatch(pen, x, y, wide - 1, high - 1, colour.ink);
-      pen.fillStyle = colour.ink;
-      pen.textAlign = "left";
-      pen.font = `${cell.parameter < 0 ? "600 " : ""}11px ${theme.font}`;
+      const module = cell.parameter < 0;
+      const hatched = !module && known?.used[cell.parameter] === 0;
       const name = layerName(cell.name);
-      const label = cell.parameter < 0 ? name : `${name} · ${unused ? "unused" : `b${cell.bucket}`}`;
-      writeClipped(pen, [label, name, cell.parameter < 0 ? cell.name : `b${cell.bucket}`], x + 4, y + Math.min(high, ROW) / 2, wide - 8);
-      if (cell.parameter >= 0 && cell.bucket === selected) outline(pen, theme, x, y, wide - 1, high - 1);
-      const act = cell.parameter < 0 ? () => this.zoom(cell.path === this.root ? "" : cell.path) : () => this.actions.select(cell.bucket);
-      regions.push({ key: `cell ${cell.path}`, x, y, width: Math.max(wide, 1), height: high, lines: () => cellLines(cell, assignment, known), act });
-    }
-    return regions;
+      return [
+        {
+          ...tile(cell.bucket, x, cell.depth * ROW, wide, (module ? 1 : Math.min(cell.rows, rows - cell.depth)) * ROW - 1, assignment, theme),
+          key: `cell ${cell.path}`,
+          alpha: module && cell.bucket >= 0 ? 0.75 : 1,
+          edge: 0.35,
+          hatched,
+          font: module ? "600 11px" : "11px",
+          texts: module ? [name, cell.name] : [`${name} · ${hatched ? "unused" : `b${cell.bucket}`}`, name, `b${cell.bucket}`],
+          chosen: !module && cell.bucket === selected,
+          lines: () => cellLines(cell, assignment, known),
+          act: module ? () => this.zoom(cell.path === this.root ? "" : cell.path) : () => this.actions.select(cell.bucket),
+        },
+      ];
+    });
   }
 
   // All buckets in order of launch, as wide as they are large.
-  paintStrip({ pen, width, theme }, assignment, top, selected) {
+  stripTiles({ pen, width, theme }, assignment, top, selected) {
     const total = assignment.buckets.reduce((sum, one) => sum + one.bytes, 0) || 1;
-    pen.font = `11px ${theme.font}`;
-    pen.textAlign = "left";
-    pen.fillStyle = theme.muted;
-    pen.fillText("buckets, first launched first; as wide as their bytes", 2, top - 9);
+    write(pen, theme, "buckets, first launched first; as wide as their bytes", 2, top - 9);
     let x = 1;
     return assignment.buckets.map((one) => {
       const wide = (one.bytes / total) * (width - 2);
-      const colour = bucketColour(one.bucket, assignment.buckets.length, theme.dark);
-      pen.fillStyle = colour.fill;
-      pen.fillRect(x, top, Math.max(wide - (wide > 4 ? 1 : 0), 1), STRIP);
-      pen.fillStyle = colour.ink;
-      writeClipped(pen, [`bucket ${one.bucket} · ${bytes(one.bytes)}`, `b${one.bucket}`], x + 4, top + STRIP / 2, wide - 8);
-      if (one.bucket === selected) outline(pen, theme, x, top, wide - 1, STRIP);
-      const region = { key: `bucket ${one.bucket}`, x, y: top, width: Math.max(wide, 1), height: STRIP, lines: () => [`bucket ${one.bucket}`, ["size", bytes(one.bytes)], ["parameters", String(one.parameters.length)], ["dtype", one.dtype], ["device", one.device]], act: () => this.actions.select(one.bucket) };
       x += wide;
-      return region;
+      return {
+        ...tile(one.bucket, x - wide, top, wide, STRIP, assignment, theme),
+        key: `bucket ${one.bucket}`,
+        texts: [`bucket ${one.bucket} · ${bytes(one.bytes)}`, `b${one.bucket}`],
+        chosen: one.bucket === selected,
+        lines: () => [`bucket ${one.bucket}`, ["size", bytes(one.bytes)], ["parameters", String(one.parameters.length)], ["dtype", one.dtype], ["device", one.device]],
+        act: () => this.actions.select(one.bucket),
+      };
     });
   }
+}
+
+function tile(bucket, x, y, wide, height, assignment, theme) {
+  const colour = bucket < 0 ? { fill: theme.panel, ink: theme.ink } : bucketColour(bucket, assignment.buckets.length, theme.dark);
+  return { x, y, width: Math.max(wide - (wide > 4 ? 1 : 0), 1), height, colour };
 }
 
 // Modules of a Sequential are called by numbers.
 function layerName(name) {
   return /^\d+$/.test(name) ? `layer ${name}` : name;
-}
-
-function hatch(pen, x, y, width, height, colour) {
-  pen.save();
-  pen.beginPath();
-  pen.rect(x, y, width, height);
-  pen.clip();
-  pen.strokeStyle = colour;
-  pen.globalAlpha = 0.6;
-  pen.lineWidth = 1;
-  pen.beginPath();
-  for (let at = x - height; at < x + width; at += 6) {
-    pen.moveTo(at, y + height);
-    pen.lineTo(at + height, y);
-  }
-  pen.stroke();
-  pen.restore();
-}
-
-// Seen where the colour is near that of the page.
-function frame(pen, theme, x, y, width, height) {
-  pen.strokeStyle = theme.muted;
-  pen.globalAlpha = 0.35;
-  pen.lineWidth = 1;
-  pen.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
-  pen.globalAlpha = 1;
-}
-
-function outline(pen, theme, x, y, width, height) {
-  pen.strokeStyle = theme.paper;
-  pen.lineWidth = 4;
-  pen.strokeRect(x + 2, y + 2, Math.max(width - 4, 1), height - 4);
-  pen.strokeStyle = theme.ink;
-  pen.lineWidth = 2;
-  pen.strokeRect(x + 1, y + 1, Math.max(width - 2, 1), height - 2);
-}
-
-// The first of the texts that fits.
-function writeClipped(pen, texts, x, y, room) {
-  const fitting = texts.find((text) => pen.measureText(text).width <= room);
-  if (fitting) pen.fillText(fitting, x, y);
 }
 
 function cellLines(cell, assignment, known) {
