@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..analysis import findings
-from ..analysis.collective_runs import CollectiveStep, Holds
+from ..analysis.collectives import CollectiveStep, Holds
 from ..control.collectives import ShownCollective
 from ..faults import mark_kind
 from ..formatting import counted, size
