@@ -5,16 +5,38 @@ equally long. What differs is when each rank had a bucket's gradients: the late 
 late, and from that bucket on it is behind. The *first* place where it falls behind names the layer.
 
 All times are in nanoseconds on one axis (one host's monotonic clock, or aligned clocks); 0 means missing.
+
+[Note: late or disturbed]
+On a busy machine every rank is interrupted now and then, for as long as the system's scheduler lets another process
+run: some milliseconds, at any place. Four rules tell a cause from such accidents; one of them has to hold.
+
+- Steady: the excess is positive in nine of ten steps and hardly varies. Its lower quartile is at least the threshold,
+  and at least three times its spread (the median absolute deviation, scaled to a standard deviation). Accidents spread
+  as widely as they are long.
+- Never absent: the excess is at least the threshold, and at least 1.5 ms, in nine of ten steps, however it varies
+  beyond that. Not for the arrival at the backward, before which a whole forward may be disturbed.
+- Usual: the excess is at least the threshold in seven of ten steps; were it there as often as elsewhere, that would
+  have a probability below 10⁻⁵. Accidents come at all places, so each sees few. Not for the arrival, either.
+- Repeated: in some steps the excess is larger than what is usual elsewhere: than 1.5 times the place's own negative
+  excess (accidents of the other ranks), and than 3 times the 90th percentile of all accidents at other places, if
+  there are any to speak of. That so many steps were hit by chance has a probability below 10⁻⁵.
+
+[Note: the rank that is waited for]
+Where more ranks than cores compute, each of them is disturbed in each step, at some place. A delay that is there in
+each step, too, is no longer than these accidents, and no single place shows it. Then it counts for whom all the others
+waited in each step, and how long. Three things must hold: in half of the steps it was this rank; so often by chance,
+were all ranks alike, with a probability below 10⁻³; and the median over all steps is at least the threshold, which an
+accident that comes in fewer than half of them does not move.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from . import lateness
 from .step_metrics import median
 
 __all__ = ["ARRIVAL", "DATA_DEPENDENT", "EVERYWHERE", "PERSISTENT", "RANDOM", "VARYING", "Late", "excess_times"]
@@ -25,11 +47,20 @@ PERSISTENT, DATA_DEPENDENT, RANDOM = "persistent", "data-dependent", "random"
 
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
+_Flags = npt.NDArray[np.bool_]
 
 _ENOUGH = 50_000  # values that tell what is usual
 # What counts at all, as a share of the step: at a place; before the backward, where ranks that share cores begin one
 # after the other; and of the backward, for a rank that is slower everywhere.
 _PLACE_SHARE, _ARRIVAL_SHARE, _SLOW_SHARE, _WAIT_SHARE = 0.01, 0.05, 0.05, 0.01
+
+_SPREADS, _NEGATIVE, _ACCIDENTS = 3.0, 1.5, 3.0
+_NEVER_BELOW_NS = 1.5e6  # what a system that is overloaded for the whole run may add to one place of one rank
+_FEW_ACCIDENTS = 0.005  # share of all other times; below it they set no threshold
+_CHANCE = 1e-5
+_CORRELATED = 0.7
+_USUAL, _HALF, _CHANCE_OF_WAITS, _FEWEST_WAITS = 0.7, 0.5, 1e-3, 15
+_FEWEST_STEPS = 8  # for a correlation, and for a share of nine in ten
 
 
 @dataclass(frozen=True)
@@ -124,7 +155,7 @@ def find_varying(waited: _Values, step_ns: float, *, minimum_ns: float = 1e6) ->
         At most one, with `VARYING` for a place.
     """
     minimum = max(minimum_ns, _WAIT_SHARE * step_ns)
-    rank = lateness.waited_for(waited, minimum)
+    rank = _waited_for(waited, minimum)
     if rank is None:
         return []
     late = np.asarray(waited.argmax(axis=0) == rank) & (waited[rank] > 0)
@@ -158,11 +189,11 @@ def excess_times(begin: _Times, ready: _Times) -> _Values:
 def _late(excess: _Values, elsewhere: _Values, minimum: float, *, is_arrival: bool) -> Late | None:
     """A late place without its position, or None."""
     known = max(int(np.isfinite(excess).sum()), 1)
-    always = not is_arrival and (lateness.never_absent(excess, minimum) or lateness.usual(excess, elsewhere, minimum))
-    if always or lateness.steady(excess, minimum):
+    always = not is_arrival and (_never_absent(excess, minimum) or _usual(excess, elsewhere, minimum))
+    if always or _steady(excess, minimum):
         late = np.nan_to_num(excess, nan=0.0) >= minimum
     else:
-        late = lateness.repeated(excess, elsewhere, minimum)
+        late = _repeated(excess, elsewhere, minimum)
     if not late.any():
         return None
     share = float(late.sum()) / known
@@ -174,7 +205,7 @@ def _with_pattern(one: Late, excess: _Values, slower: _Values) -> Late:
     """Looks whether what comes and goes does so with the rank's forward."""
     if one.pattern != RANDOM or one.place < 0:
         return one
-    follows = lateness.follows(excess[one.rank, :, one.place + 1], slower[one.rank])
+    follows = _follows(excess[one.rank, :, one.place + 1], slower[one.rank])
     return replace(one, pattern=DATA_DEPENDENT) if follows else one
 
 
@@ -190,7 +221,7 @@ def _slow_everywhere(excess: _Values, begin: _Times, ready: _Times, found: list[
             rest[one.rank] -= np.nan_to_num(excess[one.rank, :, one.place + 1])
     made = []
     for rank, of_rank in enumerate(rest):
-        if lateness.steady(of_rank, minimum):
+        if _steady(of_rank, minimum):
             late = of_rank >= minimum
             made.append(Late(rank, EVERYWHERE, float(np.median(of_rank[late])), float(late.mean()), PERSISTENT, late))
     return made
@@ -198,18 +229,13 @@ def _slow_everywhere(excess: _Values, begin: _Times, ready: _Times, found: list[
 
 def _own_time(begin: _Times, ready: _Times) -> npt.NDArray[np.float64]:
     """Time from one place to the next, in the usual order of readiness; NaN where one of them is missing."""
-    since_begin = (ready - begin[:, :, None]).astype(np.float64)
-    missing = (ready <= 0) | (begin <= 0)[:, :, None]
-    some_missing = bool(missing.any())
-    if some_missing:
-        since_begin[missing] = np.nan
+    since_begin = np.where((ready > 0) & (begin > 0)[:, :, None], ready - begin[:, :, None], np.nan)
     usual = median(since_begin.reshape(-1, ready.shape[2]).T)
     order = np.argsort(usual, kind="stable")  # NaN comes last
     ordered = since_begin[:, :, order]
     # A rank may have reached some places in another order: it can't be late before it was there.
-    before = np.maximum.accumulate(np.nan_to_num(ordered, nan=0.0) if some_missing else ordered, axis=2)[:, :, :-1]
-    if some_missing:
-        before[np.isnan(ordered[:, :, :-1])] = np.nan  # unknown how long this place alone took
+    before = np.maximum.accumulate(np.nan_to_num(ordered), axis=2)[:, :, :-1]
+    before[np.isnan(ordered[:, :, :-1])] = np.nan  # unknown how long this place alone took
     alone = ordered.copy()
     alone[:, :, 1:] -= before
     own: npt.NDArray[np.float64] = np.empty_like(since_begin)
@@ -228,3 +254,96 @@ def _excess(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     below = np.where(values <= planes[0], planes[1], planes[0])
     above = np.where(values <= planes[2], planes[3], planes[2])
     return np.where(others > 0, values - (below + above) / 2, np.nan)
+
+
+# ---- late, or disturbed? ---------------------------------------------------------------------------------
+
+
+def _steady(excess: _Values, minimum: float) -> bool:
+    """Whether a rank is late by much the same time in most steps.
+
+    Args:
+        excess: of one rank at one place, by step; NaN where unknown.
+        minimum: smaller delays don't count, in the unit of `excess`.
+    """
+    known = excess[np.isfinite(excess)]
+    if not len(known):
+        return False
+    lowest, lower = (float(value) for value in np.quantile(known, [0.1, 0.25]))
+    spread = 1.4826 * float(np.median(np.abs(known - np.median(known))))
+    return lowest > 0 and lower >= max(minimum, _SPREADS * spread)
+
+
+def _never_absent(excess: _Values, minimum: float) -> bool:
+    """Whether a rank is late by `minimum`, and by 1.5 ms, in nine of ten steps; arguments as for `_steady`, in ns."""
+    known = excess[np.isfinite(excess)]
+    return len(known) >= _FEWEST_STEPS and float(np.quantile(known, 0.1)) >= max(minimum, _NEVER_BELOW_NS)
+
+
+def _usual(excess: _Values, elsewhere: _Values, minimum: float) -> bool:
+    """Whether a rank is late by `minimum` in most steps, and far less often elsewhere; arguments as for `_repeated`."""
+    known, others = excess[np.isfinite(excess)], elsewhere[np.isfinite(elsewhere)]
+    hits = int((known >= minimum).sum())
+    if len(known) < _FEWEST_WAITS or hits < _USUAL * len(known) or not len(others):
+        return False
+    by_chance = max(float((others >= minimum).mean()), 1 / (len(others) + 2))
+    return by_chance < _USUAL and _tail(hits, len(known), by_chance) < _CHANCE
+
+
+def _repeated(excess: _Values, elsewhere: _Values, minimum: float) -> _Flags:
+    """In which steps a rank is later than by accident; all False if they may have been hit by chance.
+
+    Args:
+        excess: of one rank at one place, by step; NaN where unknown.
+        elsewhere: all excess times of other places and ranks, in any order; NaN where unknown.
+        minimum: smaller delays don't count.
+    """
+    none = np.zeros(len(excess), bool)
+    known = np.sort(excess[np.isfinite(excess)])
+    others = elsewhere[np.isfinite(elsewhere)]
+    if not len(known):
+        return none
+    negative = max(0.0, -float(known[min(1, len(known) - 1)]))  # the second lowest: one accident is forgiven
+    accidents = others[others >= minimum]
+    usual = float(np.quantile(accidents, 0.9)) if len(accidents) > _FEW_ACCIDENTS * len(others) else 0.0
+    threshold = max(minimum, _NEGATIVE * negative, _ACCIDENTS * usual)
+    late: _Flags = np.nan_to_num(excess, nan=-np.inf) >= threshold
+    by_chance = max(float((others >= threshold).mean()) if len(others) else 0.0, 1 / (len(others) + 2))
+    return late if _tail(int(late.sum()), len(known), by_chance) < _CHANCE else none
+
+
+def _tail(hits: int, trials: int, chance: float) -> float:
+    """Probability of at least so many hits."""
+    if hits == 0:
+        return 1.0
+    counts = np.arange(hits, trials + 1)
+    ways = np.array([math.lgamma(trials + 1) - math.lgamma(i + 1) - math.lgamma(trials - i + 1) for i in counts])
+    return float(np.exp(ways + counts * math.log(chance) + (trials - counts) * math.log1p(-chance)).sum())
+
+
+def _follows(excess: _Values, forward: _Values) -> bool:
+    """Whether a rank's excess goes with the excess of its forward in the same step: the batch decides both."""
+    known = np.isfinite(excess) & np.isfinite(forward)
+    if known.sum() < _FEWEST_STEPS:
+        return False
+    one, other = excess[known], forward[known]
+    if one.std() == 0 or other.std() == 0:
+        return False
+    return float(np.corrcoef(one, other)[0, 1]) >= _CORRELATED
+
+
+def _waited_for(waited: _Values, minimum: float) -> int | None:
+    """The position of the rank that all others wait for, None if there is none: [Note: the rank that is waited for].
+
+    Args:
+        waited: how long all others waited for each rank alone, shape ``[ranks, steps]``, ≥ 0.
+        minimum: smaller medians don't count.
+    """
+    ranks, steps = waited.shape
+    if ranks < 2 or steps < _FEWEST_WAITS:
+        return None
+    was = waited.argmax(axis=0)[waited.max(axis=0) > 0]
+    often = np.bincount(was, minlength=ranks)
+    rank = int(often.argmax())
+    steadily = often[rank] >= _HALF * steps and _tail(int(often[rank]), steps, 1 / ranks) < _CHANCE_OF_WAITS
+    return rank if steadily and float(np.median(waited[rank])) >= minimum else None

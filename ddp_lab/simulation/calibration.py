@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .configuration import Configuration
 from .link_model import LinkModel
-from .simulator import simulate_many
+from .simulator import Configuration, simulate_many
 from .workload import Workload
 
 __all__ = ["Measured", "anchored", "as_recorded", "calibrated", "errors"]

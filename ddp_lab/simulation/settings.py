@@ -15,10 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .configuration import Assignment, Configuration, Hook
 from .link_model import LinkModel
 from .race import Gain
-from .simulator import simulate_many
+from .simulator import Assignment, Configuration, Hook, simulate_many
 from .workload import Workload
 
 __all__ = ["HOOKS", "Setting", "Tried", "Tuned", "candidates", "grid", "spread"]
@@ -31,11 +30,8 @@ _FIRST_MB = (0.25, 1.0)
 _CLEARLY = 1.7
 _ALIKE = math.log(_CLEARLY)
 
-HOOKS = {
-    # Half of the bytes; to convert them takes about as long as to copy them.
-    "fp16": Hook(bytes_factor=0.5, ns_per_byte=0.2, after_ns_per_byte=0.2),
-    "bf16": Hook(bytes_factor=0.5, ns_per_byte=0.2, after_ns_per_byte=0.2),
-}
+# Half of the bytes; to convert them takes about as long as to copy them.
+HOOKS = dict.fromkeys(("fp16", "bf16"), Hook(bytes_factor=0.5, ns_per_byte=0.2, after_ns_per_byte=0.2))
 """Lossy comm hooks that can be tried, as the simulator sees them."""
 
 _REGISTER = (

@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -120,13 +120,13 @@ class ClockLine:
             del self._at[: _KNOTS // 2], self._offset[: _KNOTS // 2]
 
 
+@dataclass
 class _Asked:
     """One clock that is asked: of a host, or of several that share one."""
 
-    def __init__(self, clock: str) -> None:
-        self.clock = clock
-        self.questions = Questions()
-        self.line: ClockLine | None = None
+    clock: str
+    questions: Questions = field(default_factory=Questions)
+    line: ClockLine | None = None
 
 
 class Channel(Protocol):

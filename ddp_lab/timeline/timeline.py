@@ -348,10 +348,8 @@ class Timeline(TimelineModel):
                 runs; a rank has none.
         """
         files = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(file) for file in path]
-        if len(files) != 1 or files[0].is_dir() or files[0].suffix == SUFFIX:
-            run = _filled(cls, merge.read(files, partial=partial))
-        else:
-            run = _filled(cls, merge.of_saved(files[0], partial=True))
+        several = len(files) != 1 or files[0].is_dir() or files[0].suffix == SUFFIX
+        run = _filled(cls, merge.read(files, partial=partial or not several))
         for sentence in run.damage:
             warnings.warn(sentence, stacklevel=2)
         return run.timeline

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from ..simulation.link_model import Point
 from ..simulation.workload import Workload, carried, shares
 from .judged_steps import SideBySide, newest
-from .tables.span_columns import TableView, step_columns
-from .tables.step_table import STEP_FIELDS
+from .tables.span_columns import step_columns
 
 if TYPE_CHECKING:
     from .model import TimelineModel
@@ -38,19 +37,14 @@ def _chosen(
     if layout is not None:
         layout = layout.only(np.isin(layout.step - 1, layout.step))
         recent = layout.step[-last_steps - 4 * _WARM_UP :]
-        layout = layout.only(np.isin(layout.step, _with_forward(timeline.views_of(info.reducer, recent))))
+        forward = SideBySide(timeline.views_of(info.reducer, recent), recent).field("forward_begin")
+        layout = layout.only(np.isin(layout.step, recent[(forward > 0).all(axis=0)]))
     if layout is None or not len(layout.step):
         raise ValueError(
             f"{info.module} has not trained two steps in a row with the same buckets on all its ranks; train a few more"
         )
     steps = layout.warm(_WARM_UP, last_steps)
     return layout.description, SideBySide(timeline.views_of(info.reducer, steps), steps)
-
-
-def _with_forward(views: Sequence[TableView]) -> npt.NDArray[np.int64]:
-    """The steps of which all ranks recorded a forward; of views with the same steps."""
-    known = np.stack([one.steps[:, STEP_FIELDS.index("forward_begin")] > 0 for one in views])
-    return np.asarray(views[0].step[known.all(axis=0)])
 
 
 def workload(

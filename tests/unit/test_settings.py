@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_lab.simulation.configuration import Assignment
 from ddp_lab.simulation.link_model import LinkModel
 from ddp_lab.simulation.settings import HOOKS, Setting, candidates, grid, spread
-from ddp_lab.simulation.simulator import simulate
+from ddp_lab.simulation.simulator import Assignment, simulate
 from ddp_lab.simulation.workload import Workload
 
 MEBIBYTE = 1 << 20

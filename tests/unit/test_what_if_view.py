@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_lab.simulation.configuration import Configuration
 from ddp_lab.simulation.link_model import LinkModel
-from ddp_lab.simulation.simulator import simulate
+from ddp_lab.simulation.simulator import Configuration, simulate
 from ddp_lab.simulation.workload import Workload
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.paint.scene_svg import framed

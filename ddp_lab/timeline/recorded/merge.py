@@ -27,7 +27,7 @@ from . import saved as saved_files
 from .journal_messages import Decoder, End, Opening
 from .saved import Saved
 
-__all__ = ["Recorded", "check_ranks", "find_files", "of_saved", "read"]
+__all__ = ["Recorded", "check_ranks", "find_files", "read"]
 
 _GOOD_ENDS = ("finished", "saved")
 _ALL_OR_A_PART = "Give all ranks' files, or ask for a part (--partial, partial=True)"
@@ -120,7 +120,7 @@ def read(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> R
     if len(files) == 1 and not is_journal(files[0]):
         if files[0].suffix == SUFFIX:
             raise ValueError(f"{files[0]} is no journal of `ddp-lab run`: it does not begin as one")
-        return of_saved(files[0], partial=partial, notices=tuple(left_out))
+        return Recorded((), saved_files.read(files[0]), files[0], partial, tuple(left_out))
     recordings: list[Recording] = []
     notices = [*left_out]
     for path in files:
@@ -147,16 +147,6 @@ def read(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> R
     notices += [*damage, *_early_ends(recordings)]
     recordings, said = _on_one_clock(recordings)
     return Recorded(recordings, None, None, partial, (*notices, *said), tuple(damage))
-
-
-def of_saved(path: Path, *, partial: bool, notices: tuple[str, ...] = ()) -> Recorded:
-    """Reads a saved timeline.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is none, or of another schema version.
-    """
-    return Recorded((), saved_files.read(path), path, partial, notices)
 
 
 def _early_ends(recordings: Sequence[Recording]) -> list[str]:

@@ -16,6 +16,7 @@ hundred times as fast as it may grow; who sends less than that keeps fewer steps
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -29,28 +30,22 @@ _Array = npt.NDArray[np.int64]
 
 STEP_FIELDS: Final = ("forward_begin", "forward_end", "backward_begin", "finalize", "backward_end", "abandoned")
 BUCKET_FIELDS: Final = ("first_ready", "ready", "launched", "reduced", "device_begin", "device_end", "bytes")
-_STEP_KINDS: Final = {
-    Kind.FORWARD_BEGIN: 0,
-    Kind.FORWARD_END: 1,
-    Kind.BACKWARD_BEGIN: 2,
-    Kind.FINALIZE_BEGIN: 3,
-    Kind.BACKWARD_END: 4,
-    Kind.ABANDONED: 5,
-}
-_BUCKET_KINDS: Final = {Kind.BUCKET_READY: 1, Kind.BUCKET_LAUNCHED: 2, Kind.BUCKET_REDUCED: 3}
+_STEP_KINDS: Final = ("FORWARD_BEGIN", "FORWARD_END", "BACKWARD_BEGIN", "FINALIZE_BEGIN", "BACKWARD_END", "ABANDONED")
+_BUCKET_KINDS: Final = ("BUCKET_READY", "BUCKET_LAUNCHED", "BUCKET_REDUCED")
 # As plain numbers: numpy compares with these several times as fast as with members of an enumeration.
 _GRAD_READY, _BUCKET_LAUNCHED, _DEVICE_SPAN = map(int, (Kind.GRAD_READY, Kind.BUCKET_LAUNCHED, Kind.DEVICE_SPAN))
 _BYTES: Final = BUCKET_FIELDS.index("bytes")
 
 
-def _by_kind(columns: dict[Kind, int]) -> npt.NDArray[np.int8]:
+def _by_kind(kinds: Sequence[str], first: int) -> npt.NDArray[np.int8]:
+    """By kind its column, from `first` on; -1 for other kinds."""
     table = np.full(256, -1, np.int8)
-    for kind, column in columns.items():
-        table[kind] = column
+    table[[Kind[name] for name in kinds]] = np.arange(first, first + len(kinds))
     return table
 
 
-_STEP_COLUMN, _BUCKET_COLUMN = _by_kind(_STEP_KINDS), _by_kind(_BUCKET_KINDS)  # by kind; -1: not there
+_STEP_COLUMN = _by_kind(_STEP_KINDS, 0)
+_BUCKET_COLUMN = _by_kind(_BUCKET_KINDS, BUCKET_FIELDS.index("ready"))
 _END: Final = STEP_FIELDS.index("backward_end")
 _FIRST_ROWS = 64
 _SPARE_NUMBERS, _NUMBERS_AN_EVENT = 1 << 18, 256  # that a table may have, see [Note: no larger than what came]

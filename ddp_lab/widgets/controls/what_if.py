@@ -18,10 +18,9 @@ import numpy as np
 
 from ...formatting import step_range
 from ...simulation.calibration import anchored
-from ...simulation.configuration import Configuration
 from ...simulation.link_model import LinkModel
 from ...simulation.settings import grid
-from ...simulation.simulator import simulate
+from ...simulation.simulator import Configuration, simulate
 from ...simulation.workload import Workload
 from ...timeline.what_if import fit_link
 from ...timeline.workloads import RecordedStep, recorded_step
