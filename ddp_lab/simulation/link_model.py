@@ -228,11 +228,11 @@ def _medians(points: Iterable[Point]) -> tuple[_Floats, npt.NDArray[np.int64], _
     return np.array(sizes), np.array(worlds), np.array([np.median(groups[key]) for key in keys])
 
 
-def _robust(terms: _Floats, time: _Floats, rounds: int = 20) -> tuple[float, float, float]:
+def _robust(terms: _Floats, time: _Floats) -> tuple[float, float, float]:
     """Non-negative coefficients with small relative errors."""
     weights = np.ones(len(time))
     found = np.zeros(terms.shape[1])
-    for _ in range(rounds):
+    for _ in range(20):
         found = _non_negative(terms * (weights / time)[:, None], weights)
         errors = np.abs(terms @ found / time - 1)
         weights = np.sqrt(np.minimum(1.0, 0.1 / np.maximum(errors, 1e-12)))

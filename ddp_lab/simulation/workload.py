@@ -101,7 +101,6 @@ class Workload:
         backward_ns: float,
         other_ns: float = 0.0,
         shares: Sequence[float] | None = None,
-        write_back_ns: tuple[float, float] = (0.0, 0.0),
     ) -> Workload:
         """A model that nobody has run: parameters in the order of registration, the last one's gradient comes first.
 
@@ -111,7 +110,6 @@ class Workload:
             backward_ns: of the backward.
             other_ns: of the rest of the step.
             shares: of each parameter in the backward's computation; None: as much as its bytes.
-            write_back_ns: see the class.
         """
         weights = np.asarray(sizes if shares is None else shares, np.float64)
         ready = (np.cumsum(weights[::-1]) / weights.sum() * backward_ns)[::-1]
@@ -124,7 +122,6 @@ class Workload:
             forward_ns=np.array([forward_ns]),
             other_ns=np.array([other_ns]),
             busy_ns=np.zeros((1, 0, 2)),
-            write_back_ns=write_back_ns,
             order=tuple(range(len(sizes)))[::-1],
         )
 

@@ -212,9 +212,7 @@ class TimelineModel:
                 RankStatus(
                     rank=number,
                     session=rank.sessions[-1] if rank.sessions else None,
-                    pid=rank.status.get("pid"),
-                    state=rank.status.get("state", "unknown"),
-                    cell=rank.status.get("cell"),
+                    **{name: rank.status[name] for name in ("pid", "state", "cell") if name in rank.status},
                     step=rank.step,
                     last_event_ns=rank.last_event_ns,
                     events=rank.events,

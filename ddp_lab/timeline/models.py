@@ -13,6 +13,7 @@ has to ask.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -137,21 +138,22 @@ class ReducerBook:
     def sizes(self) -> dict[tuple[int, int], npt.NDArray[np.int64]]:
         """(reducer, generation) -> number of parameters by bucket."""
         return {
-            (reducer, generation): np.array([len(b["parameters"]) for b in description["buckets"]], np.int64)
-            for reducer, of_reducer in self._assignments.items()
-            for generation, description in of_reducer.items()
+            key: np.array([len(bucket["parameters"]) for bucket in description["buckets"]], np.int64)
+            for key, description in self._described()
         }
 
     def buckets(self) -> dict[tuple[int, int], npt.NDArray[np.int64]]:
         """(reducer, generation) -> bucket by parameter."""
         made = {}
-        for reducer, of_reducer in self._assignments.items():
-            for generation, description in of_reducer.items():
-                of_parameter = np.zeros(1 + max((p["index"] for p in description["parameters"]), default=-1), np.int64)
-                for bucket in description["buckets"]:
-                    of_parameter[bucket["parameters"]] = bucket["bucket"]
-                made[reducer, generation] = of_parameter
+        for key, description in self._described():
+            made[key] = np.zeros(1 + max((p["index"] for p in description["parameters"]), default=-1), np.int64)
+            for bucket in description["buckets"]:
+                made[key][bucket["parameters"]] = bucket["bucket"]
         return made
+
+    def _described(self) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+        for reducer, of_reducer in self._assignments.items():
+            yield from (((reducer, generation), one) for generation, one in of_reducer.items())
 
     def names(self, reducer: int) -> list[str]:
         """Qualified names by parameter index; empty if the reducer was not described."""

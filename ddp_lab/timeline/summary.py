@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..analysis.findings.facts import Finding
 from ..analysis.findings.ranks import varying_rank
-from ..formatting import counted, enumeration, ms, size, step_range
+from ..formatting import counted, enumeration, ms, names, size, step_range
 from .clocks import HostClock
 from .records import Kept, LatePlace, ReducerInfo
 
@@ -155,10 +155,8 @@ def _names(facts: Facts, bucket: int) -> str:
     assignment = facts.assignment
     if assignment is None or bucket >= len(assignment["buckets"]):
         return ""
-    of_bucket = assignment["buckets"][bucket]["parameters"]
-    names = [assignment["parameters"][index]["name"] for index in of_bucket[:_MOST_NAMES]]
-    more = len(of_bucket) - len(names)
-    return f" ({', '.join(names)}{f' and {more} more' if more else ''})"
+    held = [assignment["parameters"][index]["name"] for index in assignment["buckets"][bucket]["parameters"]]
+    return f" ({names(held, _MOST_NAMES)})"
 
 
 def _median(values: npt.NDArray[Any]) -> float | None:

@@ -349,10 +349,10 @@ class Timeline(TimelineModel):
         """
         files = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(file) for file in path]
         several = len(files) != 1 or files[0].is_dir() or files[0].suffix == SUFFIX
-        run = _filled(cls, merge.read(files, partial=partial or not several))
-        for sentence in run.damage:
+        made, _, damage = merge.read(files, cls, partial=partial or not several)
+        for sentence in damage:
             warnings.warn(sentence, stacklevel=2)
-        return run.timeline
+        return made
 
     def to_perfetto(self, path: str | os.PathLike[str], *, last_steps: int | None = None) -> Path:
         """Writes a Chrome trace (JSON) for ui.perfetto.dev: one process per rank, a track for each bucket.
@@ -430,10 +430,4 @@ def read_run(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) 
         ValueError: a file is no recording or of another schema version; two are of the same rank, or of different
             runs; a rank of a model has none.
     """
-    return _filled(Timeline, merge.read(paths, partial=partial))
-
-
-def _filled(kind: type[Timeline], recorded: merge.Recorded) -> RecordedRun:
-    timeline = kind(max_events=max(1_000_000, recorded.events))
-    more = recorded.fill(timeline)
-    return RecordedRun(timeline, (*recorded.notices, *more), recorded.damage)
+    return RecordedRun(*merge.read(paths, Timeline, partial=partial))

@@ -25,7 +25,7 @@ _WARM_UP = 2  # steps after a rebuild: memory is new
 
 
 def _chosen(
-    timeline: TimelineModel, reducer: int | None, generation: int | None, last_steps: int
+    timeline: TimelineModel, reducer: int | None, generation: int | None = None, last_steps: int = 50
 ) -> tuple[Any, SideBySide]:
     """The description of the layout that is judged (or of one assignment), and its newest steps after another one."""
     info = timeline.model(reducer)
@@ -106,21 +106,18 @@ class RecordedStep:
     other_ns: float
 
 
-def recorded_step(
-    timeline: TimelineModel, found: Workload, reducer: int | None = None, *, last_steps: int = 50
-) -> RecordedStep:
+def recorded_step(timeline: TimelineModel, found: Workload, reducer: int | None = None) -> RecordedStep:
     """What the recorded steps consist of.
 
     Args:
         timeline: where they are.
         found: what `workload` says of them.
         reducer: which model; None for the most recently active.
-        last_steps: the medians are over so many steps.
 
     Raises:
         ValueError: as `workload`.
     """
-    _, steps = _chosen(timeline, reducer, None, last_steps)
+    _, steps = _chosen(timeline, reducer)
     row = int((found.other_ns + found.forward_ns + found.computed_ns).argmax())
     columns = step_columns([steps.views[row]])
     after = columns["backward_ms"] - columns["compute_ms"] - np.nan_to_num(columns["exposed_ms"])
@@ -201,16 +198,14 @@ def _write_back(steps: SideBySide, size: npt.NDArray[np.int64]) -> float:
     return max(0.0, float(np.median(after / np.maximum(count, 1))))
 
 
-def all_reduces(
-    timeline: TimelineModel, reducer: int | None = None, *, generation: int | None = None, last_steps: int = 50
-) -> list[Point]:
+def all_reduces(timeline: TimelineModel, reducer: int | None = None) -> list[Point]:
     """Recorded all-reduces that had the link to themselves: (bytes, ns, ranks).
 
     Bytes are those that travel; of a hook of which nobody knows that, the buffer's. A collective counts from the last
     rank's launch to the last rank's end, if all before it had ended by then; on devices it takes as long as on the rank
     that came last.
     """
-    description, steps = _chosen(timeline, reducer, generation, last_steps)
+    description, steps = _chosen(timeline, reducer)
     ranks = len(description["group_ranks"])
     size = carried(description) or [float(one["bytes"]) for one in description["buckets"]]
     if steps.on_device:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,11 @@ from ..clocks import TIMES
 from ..model import TimelineModel
 from . import saved as saved_files
 from .journal_messages import Decoder, End, Opening
-from .saved import Saved
 
-__all__ = ["Recorded", "check_ranks", "find_files", "read"]
+__all__ = ["check_ranks", "find_files", "read"]
 
+_Timeline = TypeVar("_Timeline", bound=TimelineModel)
+_EVENTS = 1_000_000  # that a timeline keeps at least
 _GOOD_ENDS = ("finished", "saved")
 _ALL_OR_A_PART = "Give all ranks' files, or ask for a part (--partial, partial=True)"
 _NO_MODEL = (
@@ -56,60 +57,19 @@ class Recording(Opening):
     moved: ClockOffset | None = None
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """What files of one run hold.
-
-    Attributes:
-        recordings: of its ranks, on one clock; empty if `saved` is there.
-        saved: a timeline that was merged already.
-        path: its file.
-        partial: whether ranks may be missing.
-        notices: sentences on what a reader should know: who is missing, who was killed, how the clocks were aligned,
-            what is damaged.
-        damage: those of them on what of the files is damaged or missing.
-    """
-
-    recordings: Sequence[Recording]
-    saved: Saved | None
-    path: Path | None
-    partial: bool
-    notices: tuple[str, ...]
-    damage: tuple[str, ...] = ()
-
-    @property
-    def events(self) -> int:
-        """How many there are."""
-        if self.saved is not None:
-            return sum(len(events) for _, events in self.saved.chunks)
-        return sum(len(batch.events) for one in self.recordings for batch in one.batches)
-
-    def fill(self, timeline: TimelineModel) -> tuple[str, ...]:
-        """Puts all of it into an empty timeline; returns what else a reader should know.
-
-        Raises:
-            ValueError: a rank of a model is missing, and may not be.
-        """
-        if self.saved is None:
-            _put(self.recordings, timeline)
-            return () if timeline.reducers() else (_NO_MODEL,)
-        timeline.restore(self.saved)
-        present = {rank.rank for rank in timeline.ranks()}
-        missing = {rank for model in timeline.reducers() for rank in model.ranks} - present
-        if not missing:
-            return ()
-        text = f"{self.path} holds {label_of(present)} alone, without {label_of(missing)}"
-        if not self.partial:
-            raise ValueError(f"{text}. {_ALL_OR_A_PART}")
-        return (text,)
-
-
-def read(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> Recorded:
-    """Reads files that ranks wrote, and puts their times on one clock.
+def read(
+    paths: Sequence[str | os.PathLike[str]], make: type[_Timeline], *, partial: bool = False
+) -> tuple[_Timeline, tuple[str, ...], tuple[str, ...]]:
+    """Merges files that ranks wrote, with their times on one clock.
 
     Args:
         paths: files, or folders that hold them.
+        make: what kind of timeline is to be made of them.
         partial: ranks without a file are said in a notice, and are no error.
+
+    Returns:
+        The timeline; sentences on what a reader of it should know: who is missing, who was killed, how the clocks were
+        aligned, what is damaged; those of them on what of the files is damaged or missing.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -120,7 +80,7 @@ def read(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> R
     if len(files) == 1 and not is_journal(files[0]):
         if files[0].suffix == SUFFIX:
             raise ValueError(f"{files[0]} is no journal of `ddp-lab run`: it does not begin as one")
-        return Recorded((), saved_files.read(files[0]), files[0], partial, tuple(left_out))
+        return _of_saved(files[0], make, partial, left_out)
     recordings: list[Recording] = []
     notices = [*left_out]
     for path in files:
@@ -146,7 +106,27 @@ def read(paths: Sequence[str | os.PathLike[str]], *, partial: bool = False) -> R
     damage = [sentence for one in recordings for sentence in one.damage]
     notices += [*damage, *_early_ends(recordings)]
     recordings, said = _on_one_clock(recordings)
-    return Recorded(recordings, None, None, partial, (*notices, *said), tuple(damage))
+    timeline = make(max_events=max(_EVENTS, sum(len(batch.events) for one in recordings for batch in one.batches)))
+    _put(recordings, timeline)
+    nothing = () if timeline.reducers() else (_NO_MODEL,)
+    return timeline, (*notices, *said, *nothing), tuple(damage)
+
+
+def _of_saved(
+    path: Path, make: type[_Timeline], partial: bool, notices: list[str]
+) -> tuple[_Timeline, tuple[str, ...], tuple[str, ...]]:
+    """What `read` returns, of a timeline that was saved."""
+    saved = saved_files.read(path)
+    timeline = make(max_events=max(_EVENTS, sum(len(events) for _, events in saved.chunks)))
+    timeline.restore(saved)
+    present = {rank.rank for rank in timeline.ranks()}
+    missing = {rank for model in timeline.reducers() for rank in model.ranks} - present
+    if missing:
+        text = f"{path} holds {label_of(present)} alone, without {label_of(missing)}"
+        if not partial:
+            raise ValueError(f"{text}. {_ALL_OR_A_PART}")
+        notices.append(text)
+    return timeline, tuple(notices), ()
 
 
 def _early_ends(recordings: Sequence[Recording]) -> list[str]:
