@@ -86,9 +86,6 @@ class Questions:
     def __init__(self) -> None:
         self._kept: deque[tuple[int, int, int]] = deque(maxlen=int(SPAN_S * 1e9) // _WINDOW_NS)  # middle, low, high
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def add(self, sent_ns: int, answer_ns: int, received_ns: int) -> None:
         """Takes a question: when it was sent, what the other clock said, when the answer came."""
         made = ((sent_ns + received_ns) // 2, sent_ns - answer_ns, received_ns - answer_ns)

@@ -96,14 +96,14 @@ class ClockLine:
 
     def offset(self, at_ns: int) -> int:
         """What to add to a time of the other clock."""
-        return int(self.offsets(np.int64(at_ns)))
+        return int(self.offsets(at_ns))
 
     def offsets(self, at_ns: Any) -> Any:
         """The same for an array of int64."""
         origin, first = self._at[-1], self._offset[-1]  # floats of small numbers are exact
         knots = np.array([one - origin for one in self._at], np.float64)
         values = np.array([one - first for one in self._offset], np.float64)
-        passed = (at_ns - origin).astype(np.float64)
+        passed = np.asarray(at_ns - origin, np.float64)
         found = np.where(passed >= 0, passed * self._slope, np.interp(passed, knots, values))
         return first + np.rint(found).astype(np.int64)
 

@@ -21,10 +21,7 @@ from .tables.step_table import STEP_FIELDS, StepTable
 
 __all__ = ["TimelineModel"]
 
-
 _MAX_MARKS = 20_000
-
-
 _MARK = int(events.Kind.MARK)
 _BEGIN, _END, _ABANDONED = map(STEP_FIELDS.index, ("backward_begin", "backward_end", "abandoned"))
 
@@ -229,7 +226,7 @@ class TimelineModel:
         return sorted(made, key=lambda one: (one.last_event_ns, one.reducer))
 
     def living(self) -> list[ReducerInfo]:
-        """Those of `reducers` that their ranks still have, as far as they have said: see `reducer_book`."""
+        """Those of `reducers` that their ranks still have, as far as they have said: [Note: models that are gone]."""
         with self._lock:
             return [one for one in self.reducers() if not self._book.is_gone(one.reducer)]
 

@@ -52,7 +52,6 @@ def _assumption(facts: Facts) -> str:
 def sizes(facts: Facts) -> Iterator[Finding]:
     """Another cap for all buckets, if it gains: at most one finding."""
     total, order_ = sum(facts.replay.bytes), facts.by_readiness
-
     tried = {parts: _grouped(facts, order_, [total / parts]) for parts in _PARTS}
     gains = {parts: _percent(facts, made) for parts, made in tried.items()}
     best = max(_PARTS, key=gains.__getitem__)
