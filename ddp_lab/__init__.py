@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._version import __version__
+from ._version import __version__ as __version__
 
 # public name -> module that defines it
 _PUBLIC = {
@@ -37,53 +37,33 @@ _PUBLIC = {
 }
 _MODULES = {"faults": "faults", "recording": "recording", "rehearsal": "parallel.live.rehearsal"}
 
-__all__ = [  # noqa: RUF022 (classes, modules, the rest)
-    "CellError",
-    "CellResult",
-    "Cluster",
-    "ClusterError",
-    "DataParallel",
-    "DdpLabError",
-    "DistributedDataParallel",
-    "ExtensionError",
-    "LinkModel",
-    "RankFailure",
-    "ScheduleError",
-    "Timeline",
-    "attach",
-    "check_drift",
-    "check_hook",
-    "compare",
-    "current_cluster",
-    "data_parallel",
-    "install",
-    "observe",
-    "restore_from",
-    "faults",
-    "recording",
-    "rehearsal",
-    "__version__",
-    "load_ipython_extension",
-    "unload_ipython_extension",
-]
+__all__ = [*_PUBLIC, *_MODULES, "__version__", "load_ipython_extension", "unload_ipython_extension"]
 
-if TYPE_CHECKING:
-    from . import faults, recording
-    from .cluster.attached import attach
-    from .cluster.cells.run import CellResult
-    from .cluster.cluster import Cluster, current_cluster
-    from .engine.restore import restore_from
-    from .errors import CellError, ClusterError, DdpLabError, ExtensionError, RankFailure, ScheduleError
-    from .parallel.data_parallel import DataParallel, data_parallel
-    from .parallel.distributed import DistributedDataParallel
-    from .parallel.hook_check import check_hook
-    from .parallel.install import install
-    from .parallel.live import rehearsal
-    from .parallel.monitoring.drift import check_drift
-    from .parallel.observe import observe
-    from .simulation.link_model import LinkModel
-    from .timeline.comparison import compare
-    from .timeline.timeline import Timeline
+if TYPE_CHECKING:  # what type checkers read in place of `__all__`
+    from . import faults as faults
+    from . import recording as recording
+    from .cluster.attached import attach as attach
+    from .cluster.cells.run import CellResult as CellResult
+    from .cluster.cluster import Cluster as Cluster
+    from .cluster.cluster import current_cluster as current_cluster
+    from .engine.restore import restore_from as restore_from
+    from .errors import CellError as CellError
+    from .errors import ClusterError as ClusterError
+    from .errors import DdpLabError as DdpLabError
+    from .errors import ExtensionError as ExtensionError
+    from .errors import RankFailure as RankFailure
+    from .errors import ScheduleError as ScheduleError
+    from .parallel.data_parallel import DataParallel as DataParallel
+    from .parallel.data_parallel import data_parallel as data_parallel
+    from .parallel.distributed import DistributedDataParallel as DistributedDataParallel
+    from .parallel.hook_check import check_hook as check_hook
+    from .parallel.install import install as install
+    from .parallel.live import rehearsal as rehearsal
+    from .parallel.monitoring.drift import check_drift as check_drift
+    from .parallel.observe import observe as observe
+    from .simulation.link_model import LinkModel as LinkModel
+    from .timeline.comparison import compare as compare
+    from .timeline.timeline import Timeline as Timeline
 
 
 def __getattr__(name: str) -> Any:
