@@ -94,7 +94,7 @@ std::shared_ptr<GradBucket> make_bucket(std::size_t index, std::size_t count, st
 void bind_grad_bucket(py::module_& module) {
   py::module_::import("torch.distributed");  // has the base class
   py::class_<GradBucket, c10d::GradBucket, std::shared_ptr<GradBucket>>(module, "GradBucket",
-                                                                        "See csrc/reduce/grad_bucket.h.")
+                                                                        "See csrc/reduce/comm_hook.h.")
       .def("gradients", &GradBucket::gradients, NoGil(),
            "One tensor for each parameter, of its shape: a view of the buffer.");
   module.def("make_bucket", &make_bucket, "A GradBucket that holds these gradients.", py::arg("index"),

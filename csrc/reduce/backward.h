@@ -18,7 +18,6 @@
 #include "reduce/graph_tasks.h"
 #include "reduce/messages.h"
 #include "reduce/phase.h"
-#include "reduce/reducer_options.h"
 #include "reduce/reduction.h"
 #include "reduce/shared_error.h"
 #include "reduce/step_report.h"

@@ -26,7 +26,6 @@
 #include "reduce/bucket_set.h"
 #include "reduce/gradient_watch.h"
 #include "reduce/inspection.h"
-#include "reduce/reducer_options.h"
 #include "reduce/reduction.h"
 #include "reduce/step_report.h"
 #include "reduce/unused_parameters.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/shared_memory/group.h"
-#include "comm/shared_memory/pieces.h"
+#include "comm/shared_memory/kernels.h"
 
 namespace ddp_lab::shared_memory {
 

@@ -23,7 +23,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/shared_memory/peers.h"
 #include "comm/shared_memory/pool.h"
 #include "comm/shared_memory/segment.h"
 
