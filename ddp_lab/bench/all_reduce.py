@@ -38,13 +38,22 @@ _Blocks = dict[str, list[float]]  # side -> median seconds of each block
 _Side = tuple[torch.Tensor, Callable[[], Any]]  # what is filled anew before each call, and the call
 
 
+def _memory_of(group: Any, like: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of the same shape and type in memory of the group's backend; None if it has none to give."""
+    backend = group._get_backend(like.device)
+    if not backend.supports_tensor_alloc(like.device):
+        return None
+    made: torch.Tensor = backend.allocate_tensor(like.numel(), dtype=like.dtype, device=like.device)
+    return made
+
+
 def _sides(operation: str, buffers: Buffers, groups: dict[str, Any]) -> tuple[dict[str, _Side], dict[str, str]]:
     """What is to be timed, and what backends say that lack the operation."""
     calls = {name: partial(OPERATIONS[operation], buffers, group) for name, group in groups.items()}
     missing = {name: words for name, call in calls.items() if (words := collectives.lacks(call))}
     sides: dict[str, _Side] = {name: (buffers.whole, call) for name, call in calls.items() if name not in missing}
     for name, group in groups.items() if operation == "all_reduce" else ():
-        shared = collectives.memory_of(group, buffers.whole)
+        shared = _memory_of(group, buffers.whole)
         if shared is not None:
             sides[name + SHARED] = shared, partial(dist.all_reduce, shared, group=group)
     if operation != "barrier":

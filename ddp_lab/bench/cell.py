@@ -10,17 +10,18 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from jupyter_client.manager import KernelManager
+from jupyter_client.manager import start_new_kernel
 
 from ..command_line import count
 from ..errors import DdpLabError
 from .measuring import command, noise
 
-__all__ = ["Kernel", "main", "measure"]
+__all__ = ["kernel", "main", "measure"]
 
 _LIMIT_S = 120.0  # until a kernel answers
 _PAUSE_S = 0.02
@@ -40,46 +41,28 @@ _OURS = "%load_ext ddp_lab\n%cluster start -n {ranks}"
 _END = "%cluster stop\n_plain.stop_cluster_sync()"
 
 
-class Kernel:
-    """A fresh Python kernel that is up; a context manager."""
+@contextmanager
+def kernel() -> Iterator[Callable[[str], float]]:
+    """A fresh Python kernel, driven as a notebook drives it.
 
-    def __init__(self) -> None:
-        self._manager = KernelManager(kernel_name="python3")
-        self._manager.start_kernel()
-        self._client = self._manager.client()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=_LIMIT_S)
+    Yields:
+        What runs a cell there, and returns its seconds until the kernel is idle again.
+    """
+    manager, client = start_new_kernel(startup_timeout=_LIMIT_S, kernel_name="python3")
 
-    def run(self, code: str) -> float:
-        """Runs a cell; returns its seconds until the kernel is idle again.
-
-        Raises:
-            DdpLabError: the cell failed.
-        """
+    def run(code: str) -> float:
         begin = time.perf_counter()
-        message_id = self._client.execute(code)
-        error = ""
-        while True:
-            message = self._client.get_iopub_msg(timeout=_LIMIT_S)
-            if message["parent_header"].get("msg_id") != message_id:
-                continue
-            content = message["content"]
-            if message["msg_type"] == "error":
-                error = f"{content['ename']}: {content['evalue']}"
-            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
-                break
+        reply = client.execute_interactive(code, timeout=_LIMIT_S, output_hook=lambda _: None)["content"]
         seconds = time.perf_counter() - begin
-        if error:
-            raise DdpLabError(f"the cell {code.splitlines()[0]!r} failed: {error}")
+        if reply["status"] == "error":
+            raise DdpLabError(f"the cell {code.splitlines()[0]!r} failed: {reply['ename']}: {reply['evalue']}")
         return seconds
 
-    def __enter__(self) -> Kernel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.stop_channels()
-        self._manager.shutdown_kernel()
-        self._manager.cleanup_resources()
+    try:
+        yield run
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
 
 
 def measure(ranks: int = 2, turns: int = 50, tolerance: float = noise.TOLERANCE) -> dict[str, Any]:
@@ -95,21 +78,21 @@ def measure(ranks: int = 2, turns: int = 50, tolerance: float = noise.TOLERANCE)
         and ``ratio`` of the medians, with ``ratio of parts``.
     """
     found: dict[str, Any] = {}
-    with Kernel() as kernel:
-        kernel.run(_PLAIN.format(ranks=ranks))
-        kernel.run(_OURS.format(ranks=ranks))
+    with kernel() as run:
+        run(_PLAIN.format(ranks=ranks))
+        run(_OURS.format(ranks=ranks))
         try:
             for code in _CELLS:
                 seconds: dict[str, list[float]] = {side: [] for side in _SIDES}
                 for turn in range(-3, turns):
                     for side in _SIDES[:: -1 if turn % 2 else 1]:
-                        taken = kernel.run(f"{side}\n{code}")
+                        taken = run(f"{side}\n{code}")
                         if turn >= 0:
                             seconds[side].append(taken)
                         time.sleep(_PAUSE_S)
                 found[code] = _summaries(seconds, tolerance)
         finally:
-            kernel.run(_END)
+            run(_END)
     return {"ranks": ranks, "turns": turns, "cells": found}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..command_line import count
-from .cell import Kernel
+from .cell import kernel
 from .measuring import command, noise
 
 __all__ = ["main", "measure"]
@@ -59,10 +59,10 @@ def measure(ranks: int = 2, rounds: int = 5, tolerance: float = noise.TOLERANCE)
     seconds: dict[str, list[float]] = {side: [] for side in _SIDES}
     for _ in range(rounds):
         for side, ((start, collective, stop), options) in _SIDES.items():
-            with Kernel() as kernel:
+            with kernel() as run:
                 cells = [cell.format(ranks=ranks, options=options) for cell in (start, collective)]
-                seconds[side].append(sum(kernel.run(cell) for cell in cells))
-                kernel.run(stop)
+                seconds[side].append(sum(run(cell) for cell in cells))
+                run(stop)
     medians = {side: statistics.median(values) for side, values in seconds.items()}
     about = {"ranks": ranks, "rounds": rounds, "seconds": seconds, "medians": medians}
     return about | {"figures": _judged(seconds, tolerance)}

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,53 +105,53 @@ def measure(
         job = Job(Path(folder))
         try:
             with shaped(ranks, mbit) as prepare:
-                training = _Training(
+                training = _begun(
                     lambda: fresh_ranks.run(_train, model, job.wire.endpoint(), ranks=ranks, prepare=prepare)
                 )
                 try:
                     found = _tuned_and_compared(job, training, caps, rounds, steps, seconds, tell)
                 finally:
-                    training.end(job)
+                    _end(training, job)
         finally:
             job.wire.close()
     return found | {"model": model, "ranks": ranks, "mbit": mbit, "rounds": rounds, "steps": steps}
 
 
-class _Training:
-    """Ranks that train on a thread of ours."""
+def _begun(train: Callable[[], Any]) -> Future[Any]:
+    """Has ranks train on a thread that nobody needs to wait for."""
+    training: Future[Any] = Future()
 
-    def __init__(self, train: Callable[[], Any]) -> None:
-        self.error: Exception | None = None
-        self._train = train
-        self._thread = threading.Thread(target=self._run, name="ddp_lab-bench", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._train()
+            training.set_result(train())
         except Exception as error:  # noqa: BLE001 - a thread's top: raised by who waits for it
-            self.error = error
+            training.set_exception(error)
 
-    def check(self) -> None:
-        """Raises what ended the ranks."""
-        if self.error is not None:
-            raise DdpLabError(f"the ranks failed: {self.error}") from self.error
+    threading.Thread(target=run, name="ddp_lab-bench", daemon=True).start()
+    return training
 
-    def end(self, job: Job) -> None:
-        """Has the ranks stop, and waits for them."""
-        if self._thread.is_alive() and job.timeline.reducers():
-            try:
-                TrainingControl(job).reconfigure(bucket_cap_mb=_END_MB)
-            except ClusterError:  # they end as soon as they have it, maybe before they say so
-                self._thread.join(_END_SECONDS)
-                if self._thread.is_alive():
-                    raise
-        self._thread.join()
+
+def _check(training: Future[Any]) -> None:
+    """Raises what ended the ranks."""
+    error = training.exception() if training.done() else None
+    if error is not None:
+        raise DdpLabError(f"the ranks failed: {error}") from error
+
+
+def _end(training: Future[Any], job: Job) -> None:
+    """Has the ranks stop, and waits for them."""
+    if not training.done() and job.timeline.reducers():
+        try:
+            TrainingControl(job).reconfigure(bucket_cap_mb=_END_MB)
+        except ClusterError:  # they end as soon as they have it, maybe before they say so
+            if not wait([training], _END_SECONDS).done:
+                raise
+    wait([training])
 
 
 def _tuned_and_compared(
     job: Job,
-    training: _Training,
+    training: Future[Any],
     caps: Sequence[float],
     rounds: int,
     steps: int,
@@ -159,7 +160,7 @@ def _tuned_and_compared(
 ) -> dict[str, Any]:
     deadline = time.monotonic() + _START_SECONDS
     while not job.timeline.reducers():
-        training.check()
+        _check(training)
         if time.monotonic() > deadline:
             raise DdpLabError(f"no model trains after {_START_SECONDS:.0f} s")
         time.sleep(0.05)
@@ -173,7 +174,7 @@ def _tuned_and_compared(
     times: dict[Setting, list[float]] = {setting: [] for setting in settings}
 
     def take(setting: Setting) -> float:
-        training.check()
+        _check(training)
         return float(np.median(turns.take(setting)))
 
     for number in range(rounds):

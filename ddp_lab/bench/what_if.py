@@ -19,11 +19,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..command_line import count, positive
+from ..parallel.monitoring.link import measure as measure_link
 from ..simulation.calibration import Measured, anchored, calibrated
 from ..simulation.link_model import LinkModel, Point
 from ..simulation.simulator import Configuration, simulate_many
@@ -100,7 +102,7 @@ def measure(
     for world in ranks:
         with shaped(world, mbit) as prepare:
             if world in (min(ranks), max(ranks)):
-                found = fresh_ranks.run(what_if_ranks.measure_link, 9, ranks=world, prepare=prepare)
+                found = fresh_ranks.run(partial(measure_link, repeats=9), ranks=world, prepare=prepare)
                 points[world] = [(size, ns, world) for size, ns in found["points"]]
                 beside[world] = (found["sharing"], found["launch_ns"])
             cases += [_case(model, world, every, base, rounds, steps, prepare) for model in models]

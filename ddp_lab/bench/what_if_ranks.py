@@ -16,17 +16,10 @@ from ..protocol.events import Batch
 from ..timeline.timeline import Timeline
 from .measuring.workloads import WORKLOADS, training_step
 
-__all__ = ["WARM_UP", "load", "measure_link", "train"]
+__all__ = ["WARM_UP", "load", "train"]
 
 WARM_UP = 3  # steps after each change of the buckets that don't count
 _UNLIMITED_MB = 1e9  # for a cap of infinity
-
-
-def measure_link(repeats: int) -> dict[str, Any]:
-    """All-reduces of an idle group, see `ddp_lab.parallel.monitoring.link.measure`."""
-    from ..parallel.monitoring import link
-
-    return link.measure(repeats=repeats)
 
 
 def train(model: str, caps_mb: Sequence[float], rounds: int, steps: int, path: str) -> dict[str, float]:

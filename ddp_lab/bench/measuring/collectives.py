@@ -16,19 +16,7 @@ import torch.distributed as dist
 
 from ... import comm
 
-__all__ = [
-    "DTYPES",
-    "LIMITS",
-    "OPERATIONS",
-    "SHARED",
-    "Buffers",
-    "available",
-    "groups",
-    "lacks",
-    "limits",
-    "memory_of",
-    "sides_of",
-]
+__all__ = ["DTYPES", "LIMITS", "OPERATIONS", "SHARED", "Buffers", "available", "groups", "lacks", "limits", "sides_of"]
 
 LIMITS = ("copy", "triad")
 """What is no collective: all ranks do it at the same time, and memory is the limit."""
@@ -53,15 +41,6 @@ def groups(names: Sequence[str]) -> dict[str, Any]:
     """A group of all ranks on each backend; called on every rank of a Gloo world, which is the group for ``"gloo"``."""
     comm.register()
     return {name: dist.group.WORLD if name == "gloo" else dist.new_group(backend=name) for name in names}
-
-
-def memory_of(group: Any, like: torch.Tensor) -> torch.Tensor | None:
-    """A tensor of the same shape and type in memory of the group's backend; None if it has none to give."""
-    backend = group._get_backend(like.device)
-    if not backend.supports_tensor_alloc(like.device):
-        return None
-    made: torch.Tensor = backend.allocate_tensor(like.numel(), dtype=like.dtype, device=like.device)
-    return made
 
 
 class Buffers:

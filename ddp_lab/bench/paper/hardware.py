@@ -38,22 +38,7 @@ from ...simulation.simulator import Configuration, Predictions, simulate, simula
 from ...simulation.workload import Workload
 from .settings import EVERY, GROUPS, PARTS
 
-__all__ = [
-    "BACKENDS",
-    "GAINS",
-    "LATE",
-    "LATE_BY",
-    "MODELS",
-    "bert",
-    "bucket_sweep",
-    "gain",
-    "link",
-    "resnet50",
-    "scaling",
-    "simulated",
-    "skip_sync",
-    "steps_of",
-]
+__all__ = ["GAINS", "MODELS", "bucket_sweep", "gain", "scaling", "simulated", "skip_sync", "steps_of"]
 
 LATE, LATE_BY = 0.003, 0.15
 _STEPS = 400  # of a distribution
