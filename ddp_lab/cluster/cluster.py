@@ -22,8 +22,7 @@ from ..control.wire import Wire
 from ..errors import ClusterError
 from ..formatting import enumeration, label_of
 from ..output.board import Board
-from ..output.display import kernel_shell, write_line
-from ..output.run_view import RunView
+from ..output.display import RunView, kernel_shell, write_line
 from ..output.status_table import status_tables
 from ..protocol.entry_points import RankFunction
 from ..timeline.timeline import Timeline

@@ -17,7 +17,7 @@ from ..control.interrupts import held_back
 from ..control.records import CellText
 from ..errors import CellError
 from ..output.board import default_board
-from ..output.run_view import RunView
+from ..output.display import RunView
 from ..protocol.entry_points import RankFunction
 from .cells.failures import replaced_text
 from .cells.run import CellOptions, CellResult, CellRun

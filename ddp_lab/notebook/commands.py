@@ -14,7 +14,7 @@ from ..control.records import CellText
 from ..errors import ClusterError
 from ..formatting import enumeration, label_of
 from ..output.board import default_board
-from ..output.display import kernel_shell, write_line
+from ..output.display import FollowedCell, kernel_shell, write_line
 from ..output.progress import ProgressLine
 from ..output.status_table import cells_of, status_tables, tables
 from ..protocol.entry_points import CLUSTER
@@ -22,7 +22,6 @@ from ..protocol.entry_points import CLUSTER
 if TYPE_CHECKING:
     from ..cluster.cells.run import CellRun
     from ..cluster.cluster import Cluster
-    from ..output.run_view import FollowedCell
 
 __all__ = [
     "attach",

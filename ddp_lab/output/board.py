@@ -13,7 +13,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..formatting import label_of
 from .display import BlockDisplay, KernelDisplay, kernel_shell, write_line
@@ -32,8 +32,8 @@ _LONGEST_LINE = 20_000
 _LAST_LINES, _LAST_WIDTH = 100, 300  # of a board's end
 
 
-class Board(Protocol):
-    """Takes the ranks' output messages and shows them when told to."""
+class Board:
+    """Takes the ranks' output messages and shows them when told to; one that does no more shows nothing."""
 
     def feed(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """Takes one message: its rank, IOPub type and content. Shows nothing yet."""
@@ -44,6 +44,7 @@ class Board(Protocol):
         Returns:
             Seconds that the next call should be later.
         """
+        return 0.0
 
     def know(self, where: str) -> None:
         """Takes the words that say where everything is, for what this board leaves out."""
@@ -71,24 +72,11 @@ def default_board(ranks: Sequence[int], quiet: bool = False) -> Board:
     return LineBoard() if shell is None else OutputBoard(KernelDisplay(shell))
 
 
-class SilentBoard:
+class SilentBoard(Board):
     """Shows nothing."""
 
-    def feed(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """See `Board`."""
 
-    def refresh(self, final: bool = False) -> float:
-        """See `Board`."""
-        return 0.0
-
-    def know(self, where: str) -> None:
-        """See `Board`."""
-
-    def announce(self, ranks: Iterable[int], text: str, stays: bool = False) -> None:
-        """See `Board`."""
-
-
-class LineBoard:
+class LineBoard(Board):
     """Lines as they come, each with `[rank 0]` before it: for terminals and logs.
 
     Args:
@@ -116,9 +104,6 @@ class LineBoard:
             for text in str(content["data"].get("text/plain", "")).splitlines():
                 self._take(rank, "stdout", text)
 
-    def know(self, where: str) -> None:
-        """See `Board`; this one leaves nothing out."""
-
     def refresh(self, final: bool = False) -> float:
         """See `Board`."""
         if final:
@@ -139,7 +124,7 @@ class LineBoard:
         self._ready.append((stream, f"[rank {rank}] {text}"))
 
 
-class OutputBoard:
+class OutputBoard(Board):
     """Text and displays of several ranks below one notebook cell, live.
 
     Text goes to updatable plain-text displays, a rich output (figure, table) to a display of its own with its mime

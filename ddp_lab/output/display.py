@@ -1,4 +1,4 @@
-"""Where a board's blocks are shown: updatable displays of a Jupyter kernel, or the lines of a terminal."""
+"""Where output is shown: updatable displays of a Jupyter kernel, the lines of a terminal, views of cells that run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-__all__ = ["BlockDisplay", "KernelDisplay", "kernel_shell", "write_line"]
+__all__ = ["BlockDisplay", "FollowedCell", "KernelDisplay", "RunView", "kernel_shell", "write_line"]
 
 
 class BlockDisplay(Protocol):
@@ -59,3 +59,32 @@ def write_line(stream: str, text: str) -> None:
     out = sys.stderr if stream == "stderr" else sys.stdout
     out.write(text + "\n")
     out.flush()
+
+
+class FollowedCell(Protocol):
+    """What is shown of a cell that runs or has run: see `ddp_lab.cluster.cells.run.CellRun`."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def headline(self) -> str: ...
+    @property
+    def report(self) -> str: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def waits_for(self) -> tuple[str, ...]: ...
+    def last_lines(self) -> str: ...
+    def interrupt(self) -> None: ...
+
+
+class RunView(Protocol):
+    """Shows how far a cell is that nobody waits for."""
+
+    def show(self, run: FollowedCell) -> None:
+        """Shows the run's state, from before it is sent to its end; each time on the thread that follows the cell."""
+
+    def show_again(self) -> None:
+        """Shows the last state once more, for front ends that missed what came between two cells."""

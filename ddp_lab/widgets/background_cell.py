@@ -11,8 +11,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ..output.display import KernelDisplay, kernel_shell
-from ..output.run_view import FollowedCell
+from ..output.display import FollowedCell, KernelDisplay, kernel_shell
 from ..output.terminal import plain
 from ..timeline.timeline import Timeline
 from . import bundle
@@ -27,7 +26,7 @@ _ENDED = ("done", "failed", "interrupted", "not run")
 
 
 class BackgroundCell(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
-    """A line above the outputs of a cell that nobody waits for: see `ddp_lab.output.run_view.RunView`.
+    """A line above the outputs of a cell that nobody waits for: see `ddp_lab.output.display.RunView`.
 
     A page that was opened or reloaded while the cell ran gets nothing of what the cell prints: there the widget shows
     the end of the text, too. A saved notebook keeps the line as it was last; see [Note: two outputs].

@@ -20,9 +20,8 @@ from ...control.records import CellText
 from ...errors import CellError, ClusterError, RankFailure
 from ...formatting import duration, enumeration, label_of
 from ...output.board import Board, OutputBoard, default_board
-from ...output.display import write_line
+from ...output.display import RunView, write_line
 from ...output.logs import CellOutputs
-from ...output.run_view import RunView
 from ...output.throttle import in_turns
 from ...protocol.entry_points import CALL, RankFunction
 from ..processes.process_watch import ProcessWatch
