@@ -140,14 +140,6 @@ def measure(
         return fresh_ranks.run(_set, *call, ranks=ranks, threads=threads, device=device)
 
     measured, others = noise.of_sets(sets, start)
-    judge = partial(noise.figure, others=others, tolerance=tolerance)
-    cells: list[dict[str, Any]] = []
-    left: list[dict[str, Any]] = []
-    for i, (workload, mode) in enumerate(asked):
-        about = {"workload": workload, "mode": mode}
-        of_cell, of_classes = _judged([one[i] for one in measured], judge)
-        cells += [about | one for one in of_cell]
-        left += [about | one for one in of_classes]
     found = {
         "torch": torch.__version__,
         "ranks": ranks,
@@ -158,12 +150,25 @@ def measure(
         "seconds": seconds,
         "builds": builds,
         "others": others,
-        "cells": cells,
-        "exposed": left,
+        **_by_workload(asked, measured, partial(noise.figure, others=others, tolerance=tolerance)),
     }
     if recording:
         found["recording"] = recording_cost.measure(workloads, ranks=ranks, threads=threads)
     return found
+
+
+def _by_workload(
+    asked: Sequence[tuple[str, str]], measured: Sequence[Sequence[list[_Contest]]], judge: noise.Judge
+) -> dict[str, list[dict[str, Any]]]:
+    """``cells``, and what is left ``exposed``; each says its workload and mode."""
+    cells: list[dict[str, Any]] = []
+    left: list[dict[str, Any]] = []
+    for i, (workload, mode) in enumerate(asked):
+        about = {"workload": workload, "mode": mode}
+        of_cell, of_classes = _judged([one[i] for one in measured], judge)
+        cells += [about | one for one in of_cell]
+        left += [about | one for one in of_classes]
+    return {"cells": cells, "exposed": left}
 
 
 def _judged(sets: Sequence[list[_Contest]], judge: noise.Judge) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

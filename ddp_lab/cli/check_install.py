@@ -173,8 +173,8 @@ def jupyterlab() -> Check:
     if missing:
         remedy = (
             "live views stay blank: `pip install --force-reinstall jupyterlab_widgets anywidget` into the server's "
+            "environment, and look at `jupyter labextension list`."
         )
-        remedy += "environment, and look at `jupyter labextension list`."
         return Check("JupyterLab", FAILED, f"{asked['version']}; its server does not see {', '.join(missing)}", remedy)
     return Check("JupyterLab", OK, f"{asked['version']}; its server sees {', '.join(_WIDGETS)}")
 
@@ -275,9 +275,8 @@ def _gradient(name: str, ranks: int, backend: str) -> Check:
     return Check(name, OK, f"{found}, whose events arrived")
 
 
-CHECKS: tuple[Callable[[], Check | None], ...] = (
-    *(python, packages, torch, extension, jupyterlab, tools, shared_memory, loopback, open_files, cluster, gpu_cluster),
-)
+_HERE = (python, packages, torch, extension, jupyterlab, tools, shared_memory, loopback, open_files)
+CHECKS: tuple[Callable[[], Check | None], ...] = (*_HERE, cluster, gpu_cluster)
 
 
 def _ask(code: str) -> tuple[Any, str]:

@@ -38,23 +38,21 @@ class Job:
 
     Args:
         folder: for the sockets; only this user may open it.
+
+    Attributes:
+        wire: the channel to the ranks.
     """
 
     takes_cells = False
 
     def __init__(self, folder: Path) -> None:
         self.timeline = Timeline()
-        self._wire = Wire(str(folder))
-        self._wire.on_batch(self.timeline.extend)
-        self._wire.on_description(self.timeline.describe)
+        self.wire = Wire(str(folder))
+        self.wire.on_batch(self.timeline.extend)
+        self.wire.on_description(self.timeline.describe)
         invitation = folder / _INVITATION
         invitation.touch(mode=0o600)
-        invitation.write_text(json.dumps(self._wire.endpoint()))
-
-    @property
-    def wire(self) -> Wire:
-        """The channel to the ranks."""
-        return self._wire
+        invitation.write_text(json.dumps(self.wire.endpoint()))
 
     def busy_ranks(self) -> set[int]:
         """None that runs a cell: a program runs."""
