@@ -22,7 +22,7 @@ from ..errors import ClusterError
 from ..formatting import parse_ranks
 from ..protocol.entry_points import CLUSTER
 
-__all__ = ["load", "unload"]
+__all__ = ["ask", "load", "unload"]
 
 _COMPLETE_SECONDS, _INSPECT_SECONDS = 0.3, 1.0
 _WORD = re.compile(r"\w*")
@@ -66,7 +66,7 @@ def _matcher(context: CompletionContext) -> dict[str, Any]:
     if cell is None or context.cursor_line < 1 or path is None or not path.group():
         return {"completions": []}
     text = path.group()
-    answer = _ask(cell["options"], "complete", _COMPLETE_SECONDS, text=text) or {}
+    answer = ask(cell["options"], "complete", _COMPLETE_SECONDS, text=text) or {}
     found = [(name, kind) for name, kind in answer.get("matches", [])]
     begun = text.rpartition(".")[2].strip()
     completions = [SimpleCompletion(name, type=kind) for name, kind in found]
@@ -81,7 +81,7 @@ def _inspect(code: str, cursor: int, detail: int) -> dict[str, Any] | None:
         return None
     text = _name_at(code[cell.end() :], cursor - cell.end())
     rank = _first_rank(cell["options"])
-    answer = _ask(cell["options"], "help", _INSPECT_SECONDS, text=text, source=detail > 0) if text else None
+    answer = ask(cell["options"], "help", _INSPECT_SECONDS, text=text, source=detail > 0) if text else None
     if answer is None or "sections" not in answer:
         return None
     data = {"text/plain": _as_text(answer["sections"], rank)} if answer["sections"] else {}
@@ -113,7 +113,7 @@ def _first_rank(options: str) -> int:
         return 0
 
 
-def _ask(options: str, op: str, seconds: float, **request: Any) -> dict[str, Any] | None:
+def ask(options: str, op: str, seconds: float, **request: Any) -> dict[str, Any] | None:
     """What the first of the ranks answers on which a cell with these options would run.
 
     None if there is no cluster, or no answer in time.
