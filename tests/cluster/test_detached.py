@@ -265,7 +265,7 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         return "".join(capsys.readouterr())
 
     later = "`%cluster attach mine` finds it again, for 60 s after the last client has gone"
-    asked: dict[str, Any] = {"n": 1, "name": "mine", "backend": "gloo", "detached": {"lease_seconds": 60}}
+    asked: dict[str, Any] = {"n": 1, "name": "mine", "backend": "gloo", "detach": True, "lease_seconds": 60}
     lab = commands.start(**asked)
     try:
         assert f"it outlives this notebook: {later}" in said()
@@ -277,7 +277,7 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
         lab.run(code, wait=False, label="long", board=SilentBoard())
         leftovers.wait_until(lambda: lab.status()[0].state == "running", 30, "the cell")
-        commands.detach()
+        commands.on_current("leave", commands.detach)
         assert f"left mine: {later}" in said()
         commands.list_clusters()
         assert re.search(r"mine +1 of 1 ranks +nobody +\d+ s left", said())
@@ -291,7 +291,7 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         assert [one.attached for one in Lab.detached() if one.name == "mine"] == [None], "it is left, not ended"
         lab = commands.attach("mine")
         said()
-        commands.stop()
+        commands.on_current("stop", commands.stop)
         assert said() == "cluster stopped\n"
     finally:
         lab.stop()

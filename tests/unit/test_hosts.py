@@ -164,5 +164,6 @@ def test_a_command_that_is_not_there() -> None:
 def test_magic_line() -> None:
     """`%cluster start --hosts a:4,b:4` is understood."""
     line = "start --hosts a:4,b:4 --engines slurm --python /p --address 10.0.0.1"
-    options = magics._PARSERS["cluster"].parse_line(line)
+    options = magics._MAGICS["cluster"][1].parse_line(line)
+    assert options is not None
     assert (options.hosts, options.engines, options.python, options.address) == ("a:4,b:4", "slurm", "/p", "10.0.0.1")
