@@ -82,7 +82,7 @@ def cell_label(cell: Cell, idle: Collection[int]) -> tuple[str, str]:
 
 
 def cell_rows(assignment: dict[str, Any]) -> list[list[Any]]:
-    """Returns the cells as `model_map.js` takes them.
+    """Returns the cells as `buckets.js` takes them.
 
     Returns:
         Rows of name, path, parameter, bucket, depth, begin and end by bytes, begin and end with equal parameters.

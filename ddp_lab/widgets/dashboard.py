@@ -17,7 +17,7 @@ from ..views.model_map import cell_rows
 from ..views.paint.scene_svg import empty_svg, framed
 from ..views.step_frames import StepFrames
 from . import bundle
-from .cluster_panel.rank_rows import rank_rows
+from .cluster_panel.rows import rank_rows
 from .controls.collectives import CollectiveStage, no_ranks
 from .controls.controls import Controls
 from .controls.inspection import Comparison

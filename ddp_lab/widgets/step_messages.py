@@ -1,6 +1,6 @@
 """What the dashboard sends to the browser: one JSON header and one binary buffer for any number of steps.
 
-The buffer is float32 and holds, step after step, the blocks of `BLOCKS`, which `bundle` hands to `decode.js`. All
+The buffer is float32 and holds, step after step, the blocks of `BLOCKS`, which `bundle` hands to `store.js`. All
 numbers of a step are in it: the browser draws them, and computes none anew.
 """
 

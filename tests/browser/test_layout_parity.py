@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _RUN = """async ({sources, header, body, sizes}) => {
   const load = (text) => import(URL.createObjectURL(new Blob([text], {type: "text/javascript"})));
-  const {decodeSteps} = await load(sources.decode);
+  const {decodeSteps} = await load(sources.store);
   const {layOut} = await load(sources.lanes);
   const [record] = decodeSteps(header, new DataView(Uint8Array.from(atob(body), (c) => c.charCodeAt(0)).buffer));
   return sizes.map((size) => {
@@ -36,9 +36,9 @@ LEFT, RIGHT = 76, 14
 
 
 def _laid_out(page: Page, frame: StepFrame, *sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    """What lanes.js makes of a step that decode.js has read."""
+    """What lanes.js makes of a step that store.js has read."""
     header, body = encode_steps([frame])
-    sources = {name: bundle.module_text(f"steps/{name}.js") for name in ("decode", "lanes")}
+    sources = {name: bundle.module_text(f"steps/{name}.js") for name in ("store", "lanes")}
     sizes = tuple({"axis": "common", "window": None, **size} for size in sizes)
     arguments = {"sources": sources, "header": header, "body": base64.b64encode(body).decode(), "sizes": sizes}
     return page.evaluate(_RUN, arguments)
@@ -68,7 +68,7 @@ _FRAMES = {
 
 @pytest.mark.parametrize("name", _FRAMES)
 def test_the_canvas_has_the_bars_of_the_scene(page: Page, name: str) -> None:
-    """decode.js and lanes.js place every bar of every bucket where the picture that is saved has it."""
+    """store.js and lanes.js place every bar of every bucket where the picture that is saved has it."""
     frame = _FRAMES[name]()
     (got,) = _laid_out(page, frame, {"width": 20_000, "height": 300})
     lanes = frame.shape[1] + 1

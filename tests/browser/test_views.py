@@ -491,7 +491,7 @@ def _deep() -> dict[str, Any]:
 @pytest.mark.parametrize("name", _ASSIGNMENTS)
 @pytest.mark.parametrize("equal", [False, True])
 def test_the_map_is_laid_out_as_the_svg(page: Page, name: str, equal: bool) -> None:
-    """model_map.js shows the cells of model_map.py, and of a module alone those inside it, over the whole width."""
+    """buckets.js shows the cells of model_map.py, and of a module alone those inside it, over the whole width."""
     assignment = _ASSIGNMENTS[name]()
     cells, depth = map_cells(assignment, equal=equal)
     module = next(one for one in reversed(cells) if one.parameter < 0)
@@ -500,7 +500,7 @@ def test_the_map_is_laid_out_as_the_svg(page: Page, name: str, equal: bool) -> N
       return JSON.stringify([mapCells(assignment, {equal}), mapCells(assignment, {equal, root})]);
     }"""
     told = {"cells": cell_rows(assignment)}
-    whole, alone = json.loads(page.evaluate(run, [bundle.module_text("charts/model_map.js"), told, equal, module.path]))
+    whole, alone = json.loads(page.evaluate(run, [bundle.module_text("views/buckets.js"), told, equal, module.path]))
     assert whole["depth"] == depth
     assert [one["path"] for one in whole["cells"]] == [one.path for one in cells]
     for one, other in zip(whole["cells"], cells, strict=True):

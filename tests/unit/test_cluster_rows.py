@@ -16,8 +16,7 @@ from ddp_lab.control.records import RankRecord, RankVitals
 from ddp_lab.output.status_table import cells_of
 from ddp_lab.timeline.timeline import RankStatus
 from ddp_lab.widgets.cluster_panel.processes import ProcessUse, ProcessWatch
-from ddp_lab.widgets.cluster_panel.rank_rows import rank_rows
-from ddp_lab.widgets.cluster_panel.rows import SILENT_SECONDS, cluster_rows, row_texts
+from ddp_lab.widgets.cluster_panel.rows import SILENT_SECONDS, cluster_rows, rank_rows, row_texts
 from tests.leftovers import wait_until
 
 

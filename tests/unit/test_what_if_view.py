@@ -11,8 +11,7 @@ from ddp_lab.simulation.workload import Workload
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.paint.scene_svg import framed
 from ddp_lab.views.scenes import what_if_scene
-from ddp_lab.views.what_if_frame import frame_of, parts_ms
-from ddp_lab.widgets.controls.what_if import NOTHING, WhatIfStage
+from ddp_lab.widgets.controls.what_if import NOTHING, WhatIfStage, frame_of, parts_ms
 from tests.training_events import Training
 
 LINK = LinkModel(latency_ns=1e5, ns_per_byte=0.4)

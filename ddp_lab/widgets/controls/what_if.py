@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...formatting import step_range
 from ...simulation.calibration import anchored
 from ...simulation.link_model import LinkModel
 from ...simulation.settings import grid
-from ...simulation.simulator import Configuration, simulate
+from ...simulation.simulator import Configuration, Prediction, simulate
 from ...simulation.workload import Workload
 from ...timeline.what_if import fit_link
 from ...timeline.workloads import RecordedStep, recorded_step
-from ...views.what_if_frame import frame_of, parts_ms
+from ...views import step_frames as steps
 from ..step_messages import encode_steps
 from .what_if_trial import Trial
 
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
     from ...control.training import TrainingControl
     from ...timeline.timeline import Timeline
 
-__all__ = ["NOTHING", "WhatIfStage"]
+__all__ = ["NOTHING", "WhatIfStage", "frame_of", "parts_ms"]
 
 NOTHING = "What if: train some steps first; then the sliders predict them with other buckets, links and worlds."
 _NOTHING_RECORDED = "What if: no two steps in a row are recorded that the sliders could start from."
 _MEBIBYTE = 1024 * 1024
+_ORIGIN_NS = 10**9  # of a predicted step: 0 means "has not happened"
 _AGAIN_SECONDS = 2.0
 _WORLDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _FACTORS = tuple(2.0 ** (power / 2) for power in range(-12, 13))
@@ -256,3 +258,43 @@ def _limits(known: _Known) -> dict[str, Any]:
         "ranks": len(known.ranks),
         "measured": known.measured,
     }
+
+
+def frame_of(workload: Workload, predicted: Prediction, ranks: Sequence[int], reducer: int) -> steps.StepFrame:
+    """Returns the prediction as a complete step.
+
+    Args:
+        workload: what was replayed.
+        predicted: with the times of every bucket.
+        ranks: the rank of each row.
+        reducer: number of the model.
+    """
+    made = steps.StepFrame.empty(reducer, 0, 0, list(ranks), predicted.bytes.astype(np.int64))
+    made.bounds_ns[:, steps.BEGIN] = _ns(predicted.begin_ns)
+    made.bounds_ns[:, steps.FINALIZE] = _ns(predicted.computed_ns)
+    made.bounds_ns[:, steps.END] = _ns(predicted.end_ns)
+    made.outside_ns[:, steps.FORWARD_BEGIN] = _ns(predicted.begin_ns - workload.forward_ns)
+    made.outside_ns[:, steps.FORWARD_END] = made.bounds_ns[:, steps.BEGIN]
+    made.outside_ns[:, steps.PREVIOUS_END] = _ns(np.zeros(len(predicted.begin_ns)))
+    first = [predicted.gradients_ns[:, list(members)].min(axis=1) for members in predicted.buckets]
+    made.times_ns[:, :, steps.FIRST_READY] = _ns(np.stack(first, axis=1))
+    made.times_ns[:, :, steps.READY] = _ns(predicted.ready_ns)
+    made.times_ns[:, :, steps.LAUNCHED] = _ns(predicted.launched_ns)
+    made.times_ns[:, :, steps.REDUCED] = _ns(np.broadcast_to(predicted.reduced_ns, predicted.ready_ns.shape))
+    return made
+
+
+def _ns(times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    return np.asarray(np.rint(times), np.int64) + _ORIGIN_NS
+
+
+def parts_ms(predicted: Prediction | RecordedStep) -> dict[str, float]:
+    """Milliseconds by phase (`PHASES` of palette.py), and their sum as ``step``."""
+    parts = {
+        "other": predicted.other_ns,
+        "forward": predicted.forward_ns,
+        "alone": predicted.compute_ns - predicted.hidden_ns,
+        "hidden": predicted.hidden_ns,
+        "exposed": predicted.exposed_ns,
+    }
+    return {name: float(value) / 1e6 for name, value in parts.items()} | {"step": predicted.step_ns / 1e6}

@@ -1,8 +1,7 @@
 // A cell that runs in the background, or longer than this page: how far it is, a button that stops it, how it ended.
 
-import { hidePicture } from "./hide_picture.js";
-import { Life } from "./life.js";
-import { element, setText } from "../charts/dom.js";
+import { hidePicture, Life } from "./life.js";
+import { button, element, setText } from "../charts/dom.js";
 
 const STALE_S = 6; // a running cell tells of itself every second
 const ENDED = ["done", "failed", "interrupted", "not run"];

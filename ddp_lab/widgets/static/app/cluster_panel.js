@@ -2,8 +2,7 @@
 
 import { ClusterTable } from "./cluster_table.js";
 import { Asker, StatusLine } from "./control_status.js";
-import { hidePicture } from "./hide_picture.js";
-import { clockTime, disableDead, Life, LifeLine } from "./life.js";
+import { clockTime, disableDead, hidePicture, Life, LifeLine } from "./life.js";
 import { Presence } from "./presence.js";
 import { button, element, setText } from "../charts/dom.js";
 import { count } from "../charts/theme.js";

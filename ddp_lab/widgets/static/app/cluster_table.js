@@ -1,6 +1,6 @@
 // The table of the ranks: one row each, refreshed in place; times go on between two messages.
 
-import { button, element, makeTable, setRows, setText } from "../charts/dom.js";
+import { button, element, makeTable, scrolled, setRows, setText } from "../charts/dom.js";
 import { bytes } from "../charts/theme.js";
 
 const LATE_S = 2; // without a word from a rank

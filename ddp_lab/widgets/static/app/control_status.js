@@ -1,6 +1,6 @@
 // What all controls have in common: they ask the kernel, say what came of it, and say why they can't.
 
-import { element, setText } from "../charts/dom.js";
+import { choice, element, field, setOptions, setText } from "../charts/dom.js";
 
 const SILENCE_MS = 8000;
 

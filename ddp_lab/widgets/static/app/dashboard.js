@@ -1,20 +1,16 @@
 // The dashboard: takes messages into a store, and draws at most once an animation frame, only while it is in view.
 
-import { Alarm } from "./alarm.js";
-import { hidePicture } from "./hide_picture.js";
+import { Alarm, OverheadLine, PlayerBar } from "./bars.js";
 import { KernelFacts } from "./kernel_facts.js";
-import { disableDead, lastPicture, Life, LifeLine } from "./life.js";
-import { OverheadLine } from "./overhead.js";
+import { disableDead, hidePicture, lastPicture, Life, LifeLine } from "./life.js";
 import { Panels } from "./panels.js";
-import { PlayerBar } from "./player_bar.js";
 import { Presence } from "./presence.js";
 import { Tabs } from "./tabs.js";
 import { Toolbar } from "./toolbar.js";
 import { element, setText } from "../charts/dom.js";
 import { count } from "../charts/theme.js";
-import { takeMessage } from "../steps/incoming.js";
 import { MarkStore } from "../steps/marks.js";
-import { StepStore } from "../steps/store.js";
+import { StepStore, takeMessage } from "../steps/store.js";
 import { DetailView, RankTable } from "../views/detail.js";
 import { TimelineView } from "../views/timeline.js";
 

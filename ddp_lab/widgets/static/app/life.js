@@ -1,6 +1,6 @@
 // Whether what a widget shows is still the present: its kernel may have ended, or what it shows of it.
 
-import { element, setText } from "../charts/dom.js";
+import { button, element, setText } from "../charts/dom.js";
 
 const SILENT_MS = 4000; // without a word of a kernel that gives it twice a second
 const ASK_MS = 1200; // after which it is asked for one: that fails where nobody is left to ask
@@ -153,4 +153,15 @@ export function disableDead(nodes, state) {
       }
     }
   }
+}
+
+// Hides the saved picture of this dashboard as long as a live one is on the page (see saved_picture.py).
+export function hidePicture(token) {
+  const rule = element("style", { "data-ddp-lab": token }, `.ddp-lab-static-${token} { display: none !important; }`);
+  document.head.append(rule);
+  document.body.classList.add(`ddp-lab-live-${token}`);
+  return () => {
+    rule.remove();
+    if (!document.querySelector(`style[data-ddp-lab="${token}"]`)) document.body.classList.remove(`ddp-lab-live-${token}`);
+  };
 }

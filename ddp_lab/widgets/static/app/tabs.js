@@ -1,6 +1,6 @@
 // Tabs: one panel is on the page at a time; the arrow keys go from tab to tab.
 
-import { element } from "../charts/dom.js";
+import { button, element, setText } from "../charts/dom.js";
 
 export class Tabs {
   // names: of the tabs, in order; choose(name): the reader opens one

@@ -1,7 +1,7 @@
 // Step selector, follow-latest, model selector, time axis, zoom; and the legend.
 
 import { PARTS } from "../generated.js";
-import { element, setText } from "../charts/dom.js";
+import { button, checkbox, choice, element, field, legend, setOptions, setText } from "../charts/dom.js";
 import { MODES } from "../steps/many_steps.js";
 
 export class Toolbar {

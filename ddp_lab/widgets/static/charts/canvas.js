@@ -1,6 +1,6 @@
 // A canvas as wide as its container; what was drawn on it answers the pointer and the keyboard.
 
-import { element, spoken, Tip } from "./dom.js";
+import { element, onKey, spoken, Tip } from "./dom.js";
 import { readTheme } from "./theme.js";
 
 // Makes the canvas so large and returns a pen that draws in pixels of the page.

@@ -2,6 +2,7 @@
 // waits for whom.
 
 import { COLOURS } from "../generated.js";
+import { paintTiles } from "./scene.js";
 import { bucketColour } from "./theme.js";
 
 export const STATES = ["pending", "ready", "launched", "reduced"];

@@ -1,7 +1,7 @@
 // What the pointer and the keyboard do on the bucket timeline: drag pans, a drag on the axis (or with Shift) chooses a range of
 // time, the wheel zooms, a click opens a bucket.
 
-import { spoken } from "./dom.js";
+import { onKey, spoken } from "./dom.js";
 import { AXIS_HEIGHT, HEADER_HEIGHT, RIGHT_MARGIN } from "../steps/lanes.js";
 
 const CLICK = 3; // pixels that a click may move

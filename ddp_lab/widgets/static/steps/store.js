@@ -1,4 +1,26 @@
-// The steps that the browser holds: bounded, shared by every view of one dashboard.
+// What the kernel sends, and the steps that the browser holds of it: bounded, shared by every view of one dashboard.
+
+import { BLOCKS } from "../generated.js";
+
+// `view` is the DataView (or ArrayBuffer) that travelled; each record copies its part, so that one step kept does not
+// keep the whole message.
+export function decodeSteps(header, view) {
+  const buffer = view.buffer ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : view;
+  let offset = 0;
+  return header.steps.map((head) => {
+    const record = { ...head, rankCount: head.ranks.length };
+    const sizes = { R: record.rankCount, B: head.buckets, D: Number(head.device) };
+    const start = offset;
+    for (const [name, shape] of BLOCKS) {
+      const count = shape.match(/[RBD]|\d+/g).reduce((product, one) => product * (sizes[one] ?? Number(one)), 1);
+      record[name] = new Float32Array(buffer.slice(offset, offset + count * 4));
+      offset += count * 4;
+    }
+    if (!head.device) record.device = null;
+    record.size = offset - start + 512;
+    return record;
+  });
+}
 
 const MAX_STEPS = 500;
 const MAX_BYTES = 32 * 1024 * 1024;
@@ -81,4 +103,16 @@ export class StepStore {
     if (growing && (!complete || growing.step > complete.step)) return growing;
     return complete ?? this.get(reducer, this.steps(reducer).at(-1)) ?? null;
   }
+}
+
+const TAKE = {
+  steps: (store, content, buffers) => store.add(decodeSteps(content, buffers[0])),
+  reset: (store) => store.reset(),
+  "forget marks": (store) => store.marks.reset(),
+  marks: (store, content) => store.marks.add(content.marks),
+  gradients: (store, content) => store.take(content),
+};
+
+export function takeMessage(store, content, buffers) {
+  TAKE[content.type]?.(store, content, buffers);
 }

@@ -3,7 +3,7 @@
 import { asking } from "../app/life.js";
 import { holders, Stage } from "../charts/collective_picture.js";
 import { Player } from "../charts/collective_player.js";
-import { element, setText, spoken, Tip, Twin } from "../charts/dom.js";
+import { button, choice, element, field, onKey, section, setOptions, setText, spoken, Tip, Twin } from "../charts/dom.js";
 import { bytes, count, milliseconds } from "../charts/theme.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];

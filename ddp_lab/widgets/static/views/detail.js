@@ -3,7 +3,7 @@
 import { RANK_COLOURS } from "../generated.js";
 import { clockTime } from "../app/life.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
-import { element, fill, makeTable, setText } from "../charts/dom.js";
+import { button, element, fill, makeTable, setText } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 import { EDGE, EDGES, waitOf } from "../steps/lanes.js";

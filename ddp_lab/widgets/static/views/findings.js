@@ -1,6 +1,6 @@
 // Findings: what to change, in words, the largest gain first.
 
-import { element, setText } from "../charts/dom.js";
+import { button, element, section, setText } from "../charts/dom.js";
 
 // Calls and settings in a remedy, as code.
 const CODE = /([A-Za-z_][\w.]*\([^()]*\)|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+(?:=[\w.[\], ]*[\w\]])?)/;

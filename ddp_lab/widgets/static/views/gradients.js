@@ -3,7 +3,7 @@
 import { COLOURS, RANK_COLOURS } from "../generated.js";
 import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
-import { button, element, field, fill, makeTable, number, read, setText, Twin } from "../charts/dom.js";
+import { button, element, field, fill, legend, makeTable, number, read, scrolled, section, setText, Twin } from "../charts/dom.js";
 import { drawScene, robustTop } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 

@@ -2,7 +2,7 @@
 
 import { PHASES } from "../generated.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
-import { element, setText, Twin } from "../charts/dom.js";
+import { element, phaseLegend, section, setText, Twin } from "../charts/dom.js";
 import { drawScene, robustTop } from "../charts/scene.js";
 import { milliseconds } from "../charts/theme.js";
 import { binned, judged } from "../steps/many_steps.js";

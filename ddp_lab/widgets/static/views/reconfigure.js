@@ -1,7 +1,7 @@
 // Other buckets and comm hooks while training runs: what is asked for, and steps before and after it.
 
 import { Asker, NeedsCluster, StatusLine } from "../app/control_status.js";
-import { button, choice, element, field, number, read, setText } from "../charts/dom.js";
+import { button, choice, element, field, form, number, read, setText } from "../charts/dom.js";
 import { BeforeAfterChart } from "./before_after.js";
 
 const ORDERS = [["", "as it is"], ["ready", "as gradients became ready"], ["reversed", "reverse registration"], ["registration", "registration"]];

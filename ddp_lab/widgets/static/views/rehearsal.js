@@ -1,7 +1,7 @@
 // Rehearsal: faults on purpose, while training runs.
 
 import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
-import { button, choice, element, field, fill, makeTable, number, read, setOptions, setText } from "../charts/dom.js";
+import { button, choice, element, field, fill, form, makeTable, number, read, scrolled, section, setOptions, setText } from "../charts/dom.js";
 
 const KINDS = {
   SlowRank: { title: "slow rank", fields: ["delay"], about: "Each forward of the rank takes longer: a slower device, or slower input.", see: "All other ranks wait for it from the first bucket on; “Stragglers” names the rank, before its backward." },

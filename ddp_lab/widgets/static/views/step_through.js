@@ -2,7 +2,7 @@
 
 import { Asker, ModelChoice, NeedsCluster, StatusLine } from "../app/control_status.js";
 import { ChartCanvas } from "../charts/canvas.js";
-import { button, choice, element, field, setOptions, setText, Twin } from "../charts/dom.js";
+import { button, checkbox, choice, element, field, onKey, setOptions, setText, Twin } from "../charts/dom.js";
 import { machineLayout, paintMachine } from "../charts/state_machine.js";
 
 const POINTS = [

@@ -1,7 +1,7 @@
 // Stragglers: for which rank the others waited, in which bucket, how often; and where its own computation fell behind.
 
 import { ChartCanvas, median } from "../charts/canvas.js";
-import { element, fill, makeTable, setText, Twin } from "../charts/dom.js";
+import { element, fill, makeTable, section, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
 import { count, milliseconds } from "../charts/theme.js";
 import { judged } from "../steps/many_steps.js";

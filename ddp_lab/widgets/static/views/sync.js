@@ -3,7 +3,7 @@
 import { PARTS } from "../generated.js";
 import { asking } from "../app/life.js";
 import { ChartCanvas } from "../charts/canvas.js";
-import { element, setRows, setText, Twin } from "../charts/dom.js";
+import { button, element, makeTable, scrolled, section, setRows, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
 import { bytes, count, milliseconds, significant } from "../charts/theme.js";
 import { waitOf } from "../steps/lanes.js";

@@ -4,14 +4,14 @@ import { PHASES } from "../generated.js";
 import { asking } from "../app/life.js";
 import { makeLegend } from "../app/toolbar.js";
 import { ChartCanvas, sizeCanvas } from "../charts/canvas.js";
-import { element, fill, makeTable, setText, Twin } from "../charts/dom.js";
+import { button, element, fill, makeTable, phaseLegend, scrolled, section, setText, Twin } from "../charts/dom.js";
 import { drawScene } from "../charts/scene.js";
 import { count, makeFills, milliseconds, readTheme } from "../charts/theme.js";
 import { paint } from "../charts/timeline_paint.js";
-import { decodeSteps } from "../steps/decode.js";
 import { AXIS_HEIGHT, GROUP_GAP, HEADER_HEIGHT, layOut } from "../steps/lanes.js";
 import { joinNarrow } from "../steps/many_steps.js";
 import { MarkStore, wholeBegin } from "../steps/marks.js";
+import { decodeSteps } from "../steps/store.js";
 import { WhatIfSliders } from "./what_if_sliders.js";
 
 const ROWS = { recorded: "recorded", same: "simulated as recorded", predicted: "what if" };

@@ -1,6 +1,6 @@
 // The sliders of the what-if view: each starts where the recording is, and says so.
 
-import { element, setText } from "../charts/dom.js";
+import { button, checkbox, element, setText } from "../charts/dom.js";
 import { significant } from "../charts/theme.js";
 
 const NAMES = { world: "world size", bandwidth: "bandwidth", latency: "latency", cap: "bucket cap" };

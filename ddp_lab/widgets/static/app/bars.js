@@ -1,0 +1,140 @@
+// The lines around the views: what must not be missed above them, a replay's controls, and below them what all this costs.
+
+import { asking } from "./life.js";
+import { button, choice, element, setOptions, setText } from "../charts/dom.js";
+import { significant } from "../charts/theme.js";
+import { duration } from "../views/step_through.js";
+
+export class Alarm {
+  // actions: {send(command)}
+  constructor(actions) {
+    this.faults = new Line("⚠", "Rehearsal", "alert", button("End all", "all faults end before the next forward", () => actions.send({ type: "fault", id: "", do: "end" })));
+    this.pauses = new Line("", "Paused", "group", button("Continue", "no breakpoints: train at full speed", () => actions.send({ type: "step", id: "", do: "continue", reducer: null })));
+    this.node = element("div", { class: "ddp-alarms" }, this.faults.node, this.pauses.node);
+  }
+
+  // stepping, rehearsal: of the kernel; live: whether the controls have a cluster
+  draw(live, stepping, rehearsal) {
+    const faults = live ? (rehearsal?.faults ?? []) : [];
+    const several = faults.length > 1 ? `${faults.length} faults on purpose` : "a fault on purpose";
+    this.faults.draw(faults.length ? `${several}: ${faults.slice(0, 3).map((one) => `rank ${one.rank}: ${one.text}`).join("; ")}${faults.length > 3 ? "; …" : ""}.` : "");
+    const paused = live ? (stepping?.ranks ?? []).filter((one) => one.kind === "paused") : [];
+    this.pauses.draw(paused.length ? `training waits. ${pauseWords(paused, Date.now() / 1000)}.` : "");
+  }
+}
+
+// Ranks that pause at the same point in one phrase: "ranks 0–2 pause: bucket 0 is ready, not yet launched (2 s)".
+function pauseWords(paused, now) {
+  const groups = new Map();
+  for (const one of paused) groups.set(one.text, [...(groups.get(one.text) ?? []), one]);
+  const phrases = [...groups].map(([text, ranks]) => `${rankNames(ranks.map((one) => one.rank))} ${ranks.length > 1 ? text.replace(/^pauses/, "pause") : text} (${duration(now - Math.min(...ranks.map((one) => one.since)))})`);
+  return `${phrases.slice(0, 3).join("; ")}${phrases.length > 3 ? `; and ${phrases.length - 3} more` : ""}`;
+}
+
+// [0, 1, 2, 5] -> "ranks 0–2, 5"
+export function rankNames(ranks) {
+  const runs = [];
+  for (const rank of ranks) {
+    const last = runs.at(-1);
+    if (last && rank === last[1] + 1) last[1] = rank;
+    else runs.push([rank, rank]);
+  }
+  return `${ranks.length === 1 ? "rank" : "ranks"} ${runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ")}`;
+}
+
+class Line {
+  constructor(sign, title, role, action) {
+    this.text = element("span");
+    this.node = element("div", { class: "ddp-alarm", role, "aria-label": title, hidden: true }, element("span", { class: sign ? "ddp-sign" : "ddp-sign ddp-pause-sign", "aria-hidden": "true" }, sign), element("strong", {}, `${title}:`), this.text, asking("ranks", action));
+  }
+
+  draw(text) {
+    this.node.hidden = !text;
+    setText(this.text, text);
+  }
+}
+
+const SPEEDS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5];
+
+export class PlayerBar {
+  // send(command): to the kernel
+  constructor(send) {
+    this.send = (asked) => send({ type: "player", ...asked });
+    this.button = button("", null, () => this.send({ playing: !this.state.playing }), { class: "ddp-button ddp-primary ddp-play" });
+    this.range = element("input", { type: "range", min: "0", max: "1000", value: "0", class: "ddp-range", "aria-label": "moment of the recording" });
+    this.range.addEventListener("input", () => {
+      this.held = true; // the reader moves it: what the kernel says of it waits
+      this.write(this.chosen);
+    });
+    // Not "change" alone: there is none if the reader moves it away and back.
+    for (const end of ["change", "pointerup", "pointercancel", "blur"]) this.range.addEventListener(end, () => this.release());
+    this.time = element("span", { class: "ddp-muted ddp-played" });
+    this.speeds = SPEEDS; // and whatever else it has been set to
+    this.speed = choice("speed of the replay", [], () => this.send({ speed: Number(this.speed.value) }));
+    const speed = element("label", { class: "ddp-field", title: "1: as fast as it was" }, "speed ", this.speed);
+    const steps = element("span", { class: "ddp-field ddp-steps" }, this.button, this.range, this.time);
+    this.node = element("div", { class: "ddp-toolbar ddp-player", role: "toolbar", "aria-label": "replay", hidden: true }, asking("kernel", steps, speed));
+  }
+
+  release() {
+    if (!this.held) return;
+    this.held = false;
+    this.send({ position: this.chosen });
+  }
+
+  get chosen() {
+    return (Number(this.range.value) / 1000) * this.state.seconds;
+  }
+
+  write(position) {
+    setText(this.time, `${position.toFixed(2)} of ${this.state.seconds.toFixed(2)} s`);
+    this.range.setAttribute("aria-valuetext", this.time.textContent);
+  }
+
+  // state: {playing, position, seconds, speed}; empty where nothing is replayed
+  draw(state) {
+    this.node.hidden = !state?.seconds;
+    if (this.node.hidden) return;
+    this.state = state;
+    const over = state.position >= state.seconds;
+    setText(this.button, state.playing ? "❚❚ Pause" : over ? "↻ Again" : "▶ Play");
+    if (!this.speeds.includes(state.speed)) this.speeds = [...this.speeds, state.speed].sort((a, b) => a - b);
+    setOptions(this.speed, this.speeds.map((one) => [one, `${one} ×`]));
+    if (this.speed.value !== String(state.speed)) this.speed.value = String(state.speed);
+    if (this.held) return;
+    this.range.value = String(Math.round((1000 * state.position) / state.seconds));
+    this.write(state.position);
+  }
+}
+
+const WINDOW_MS = 10000;
+
+export class OverheadLine {
+  constructor() {
+    this.node = element("p", { class: "ddp-overhead ddp-muted", title: "Recording: events that a rank records in a step, times the measured cost of one, over the step. Kernel: processor time of this dashboard's thread. Page: time that this page spends drawing it." });
+    this.samples = [];
+  }
+
+  // found: of the kernel: {events, ns, step, kernel, kept}; busy: milliseconds that the page has spent drawing so far
+  draw(found, busy) {
+    const now = performance.now();
+    this.samples.push([now, busy]);
+    while (this.samples.length > 2 && now - this.samples[0][0] > WINDOW_MS) this.samples.shift();
+    const [from, before] = this.samples[0];
+    const page = now - from > 1000 ? (busy - before) / (now - from) : NaN;
+    const shares = [share("kernel", found?.kernel), share("page", page)].filter(Boolean);
+    setText(this.node, `Overhead: ${recording(found)}${shares.length ? `; this view takes ${shares.join(" and ")}` : ""}.${found?.kept ? ` ${found.kept}` : ""}`);
+  }
+}
+
+function recording(found) {
+  if (!found?.events) return "recording: its events are counted as steps come";
+  const events = `recording ${Math.round(found.events).toLocaleString("en")} events a step and rank`;
+  if (!found.ns) return `${events} (the cost of one was not measured here)`;
+  const cost = `${events} × ${found.ns.toFixed(0)} ns`;
+  return found.step > 0 ? `${cost} = ${Number(((found.events * found.ns) / (found.step * 1e4)).toPrecision(2))} % of the step (${significant(found.step)} ms)` : cost;
+}
+
+function share(name, value) {
+  return value === undefined || value === null || Number.isNaN(value) ? null : `${(100 * value).toFixed(1)} % of a core in the ${name}`;
+}
