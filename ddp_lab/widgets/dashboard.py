@@ -22,8 +22,7 @@ from .controls.collectives import CollectiveStage, no_ranks
 from .controls.controls import Controls
 from .controls.inspection import Comparison
 from .controls.what_if import WhatIfStage
-from .display import CellEnds, nothing_yet, publish
-from .life import life_of, name_of, successor_of
+from .life import CellEnds, life_of, name_of, nothing_yet, publish, successor_of
 from .live_widget import LiveWidget
 from .overhead import Overhead
 from .saved_picture import SavedPicture

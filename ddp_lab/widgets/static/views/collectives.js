@@ -1,8 +1,7 @@
 // Collectives: who holds which part, and how it travels from rank to rank; recorded on the real ranks, played here.
 
 import { asking } from "../app/life.js";
-import { holders, Stage } from "../charts/collective_picture.js";
-import { Player } from "../charts/collective_player.js";
+import { holders, Player, Stage } from "../charts/collective.js";
 import { button, choice, element, field, onKey, section, setOptions, setText, spoken, Tip, Twin } from "../charts/dom.js";
 import { bytes, count, milliseconds } from "../charts/theme.js";
 
