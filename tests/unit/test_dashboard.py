@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,6 +110,19 @@ def test_a_rank_that_does_not_answer_holds_nobody_up(make: Made) -> None:
         assert not over.is_set()
     finally:
         answer.set()
+
+
+def test_each_file_of_the_page_imports_what_it_calls() -> None:
+    """Joined, all files see each other's names: a missing import would only be noticed by whoever reads one alone."""
+    texts = {path: bundle._read(path) for path in bundle.modules_of("app/dashboard.js") if path != "generated.js"}
+    exported = [name for text in texts.values() for name in bundle._EXPORT.findall(text)]
+    for path, text in texts.items():
+        code = re.sub(r"//.*$", "", bundle._IMPORT.sub("", text), flags=re.MULTILINE)
+        known = " ".join(one.group() for one in bundle._IMPORT.finditer(text))
+        for name in exported:
+            own = rf"(function|class|const|let) (\[[^\]=]*)?{name}\b|^  {name}\(.*\) {{$"
+            if re.search(rf"(?<![\w.$]){name}\(", code) and not re.search(own, code, re.MULTILINE):
+                assert re.search(rf"\b{name}\b", known), (path, name)
 
 
 def test_a_message_holds_every_block(make: Made) -> None:
