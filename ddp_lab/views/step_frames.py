@@ -62,22 +62,6 @@ class StepFrame:
     device_ns: Int64
     abandoned: bool = False
 
-    @classmethod
-    def empty(cls, reducer: int, step: int, generation: int, ranks: list[int], bucket_bytes: Int64) -> StepFrame:
-        """Returns a step of which no event has arrived."""
-        shape = (len(ranks), len(bucket_bytes))
-        return cls(
-            reducer,
-            step,
-            generation,
-            list(ranks),
-            bucket_bytes,
-            np.zeros((shape[0], 3), np.int64),
-            np.zeros((shape[0], 3), np.int64),
-            np.zeros((*shape, 4), np.int64),
-            np.zeros((*shape, 2), np.int64),
-        )
-
     @property
     def shape(self) -> tuple[int, int]:
         """Number of ranks and of buckets."""

@@ -25,7 +25,7 @@ from ...simulation.simulator import Configuration, Prediction, simulate
 from ...simulation.workload import Workload
 from ...timeline.what_if import fit_link
 from ...timeline.workloads import RecordedStep, recorded_step
-from ...views import step_frames as steps
+from ...views.step_frames import StepFrame
 from ..step_messages import encode_steps
 from .what_if_trial import Trial
 
@@ -260,7 +260,7 @@ def _limits(known: _Known) -> dict[str, Any]:
     }
 
 
-def frame_of(workload: Workload, predicted: Prediction, ranks: Sequence[int], reducer: int) -> steps.StepFrame:
+def frame_of(workload: Workload, predicted: Prediction, ranks: Sequence[int], reducer: int) -> StepFrame:
     """Returns the prediction as a complete step.
 
     Args:
@@ -269,23 +269,25 @@ def frame_of(workload: Workload, predicted: Prediction, ranks: Sequence[int], re
         ranks: the rank of each row.
         reducer: number of the model.
     """
-    made = steps.StepFrame.empty(reducer, 0, 0, list(ranks), predicted.bytes.astype(np.int64))
-    made.bounds_ns[:, steps.BEGIN] = _ns(predicted.begin_ns)
-    made.bounds_ns[:, steps.FINALIZE] = _ns(predicted.computed_ns)
-    made.bounds_ns[:, steps.END] = _ns(predicted.end_ns)
-    made.outside_ns[:, steps.FORWARD_BEGIN] = _ns(predicted.begin_ns - workload.forward_ns)
-    made.outside_ns[:, steps.FORWARD_END] = made.bounds_ns[:, steps.BEGIN]
-    made.outside_ns[:, steps.PREVIOUS_END] = _ns(np.zeros(len(predicted.begin_ns)))
     first = [predicted.gradients_ns[:, list(members)].min(axis=1) for members in predicted.buckets]
-    made.times_ns[:, :, steps.FIRST_READY] = _ns(np.stack(first, axis=1))
-    made.times_ns[:, :, steps.READY] = _ns(predicted.ready_ns)
-    made.times_ns[:, :, steps.LAUNCHED] = _ns(predicted.launched_ns)
-    made.times_ns[:, :, steps.REDUCED] = _ns(np.broadcast_to(predicted.reduced_ns, predicted.ready_ns.shape))
-    return made
+    reduced = np.broadcast_to(predicted.reduced_ns, predicted.ready_ns.shape)
+    begin = predicted.begin_ns
+    return StepFrame(
+        reducer,
+        step=0,
+        generation=0,
+        ranks=list(ranks),
+        bucket_bytes=predicted.bytes.astype(np.int64),
+        bounds_ns=_ns(begin, predicted.computed_ns, predicted.end_ns),
+        outside_ns=_ns(begin - workload.forward_ns, begin, np.zeros(len(begin))),
+        times_ns=_ns(np.stack(first, axis=1), predicted.ready_ns, predicted.launched_ns, reduced),
+        device_ns=np.zeros((*predicted.ready_ns.shape, 2), np.int64),
+    )
 
 
-def _ns(times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    return np.asarray(np.rint(times), np.int64) + _ORIGIN_NS
+def _ns(*columns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Times side by side, as a frame has them."""
+    return np.asarray(np.rint(np.stack(columns, axis=-1)), np.int64) + _ORIGIN_NS
 
 
 def parts_ms(predicted: Prediction | RecordedStep) -> dict[str, float]:
