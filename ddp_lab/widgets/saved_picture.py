@@ -28,11 +28,6 @@ class SavedPicture:
         self._token = token
         self._handles: list[Any] = []
 
-    @property
-    def shown(self) -> bool:
-        """Whether it was displayed."""
-        return bool(self._handles)
-
     def display(self, picture: str, summary: str) -> None:
         """Displays it below what was displayed last."""
         make: Any = IPython.display.DisplayHandle

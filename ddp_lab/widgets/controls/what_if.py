@@ -166,7 +166,6 @@ class WhatIfStage:
         known = self._known
         if known is None:
             return {"state": "empty", "text": self._why}
-        began = time.perf_counter()
         asked = self._asked
         link = _link_of(known, asked)
         workload = known.workload.without(known.straggler) if asked.get("without") else known.workload
@@ -187,10 +186,8 @@ class WhatIfStage:
             "cap": cap,
             "world": world or known.workload.world_size,
             "gbit": 8 * link.bandwidth_gb_s if math.isfinite(link.bandwidth_gb_s) else None,
-            "latency_us": link.latency_ns / 1e3,
             "header": header,
             "body": body,
-            "ms": 1e3 * (time.perf_counter() - began),
         }
 
 

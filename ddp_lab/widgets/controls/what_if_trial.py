@@ -98,7 +98,7 @@ class Trial:
     def _score(
         self, setting: Setting, times: list[tuple[float, float]], predicted_ms: float, present_ms: float
     ) -> None:
-        present, measured = np.median(np.array(times), axis=0).tolist()
+        measured = float(np.median([tried for _, tried in times]))
         ratio = float(np.median([tried / own for own, tried in times]))
         with self._lock:
             score = {
@@ -106,8 +106,6 @@ class Trial:
                 "predicted": predicted_ms,
                 "measured": measured,
                 "error": 100 * (predicted_ms / measured - 1),
-                "presentPredicted": present_ms,
-                "presentMeasured": present,
                 "gainPredicted": 100 * (1 - predicted_ms / present_ms),
                 "gainMeasured": 100 * (1 - ratio),
             }
