@@ -213,7 +213,7 @@ def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
     holder = """
         lab = Cluster.find('train')
         print('attached')
-        input()
+        time.sleep(600)
         """
     with client(holder) as process:
         assert process.stdout is not None

@@ -289,7 +289,7 @@ def test_models_that_differ_between_ranks_are_refused_on_all_ranks(ranks: Ranks,
     assert all(found == messages[0] for found in messages)
     first = messages[0]
     assert all(text.startswith("DDP expects same model across all ranks, but ") for text in first.values())
-    others = "rank 1" if size == 2 else "ranks 1, 2, 3"
+    others = "rank 1" if size == 2 else "ranks 1–3"
     assert "parameter '0.weight' of shape [4, 4], float32, trained" in first["shapes"]
     assert "rank 1: parameter '0.weight' of shape [5, 4]" in first["shapes"]
     assert "parameter 'left.weight'" in first["order"]

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ddp_lab.control.records import RankRecord, RankVitals
+from ddp_lab.diagnostics.flights import in_flight_words
 from ddp_lab.output.status_table import cells_of
 from ddp_lab.timeline.timeline import RankStatus
 from ddp_lab.widgets.cluster_panel.processes import ProcessUse, ProcessWatch
@@ -95,7 +96,8 @@ def test_steps_of_a_former_process_do_not_count() -> None:
 def test_what_is_in_flight() -> None:
     """Launched collectives that have not ended have a column as long as there are any."""
     oldest = {"name": "all_reduce", "number": 18, "bytes": 4 << 20, "seconds": 3.2, "bucket": ""}
-    made = row(RankVitals.of(record(), {"in_flight": {"count": 2, "oldest": oldest}}, 0.1))
+    words = in_flight_words({"count": 2, "oldest": oldest})
+    made = row(RankVitals.of(record(in_flight=words), {}, 0.1))
     titles, (texts,) = row_texts([made])
     assert texts[titles.index("in flight")] == "2, oldest all_reduce #18 of 4 MiB for 3.2 s"
     assert "in flight" not in row_texts([row(RankVitals.of(record(), {}, 0.1))])[0]
