@@ -52,19 +52,24 @@ class Refresher:
         self._interval = 1 / rate
         self._wake = threading.Event()
         self._stopped = threading.Event()
+        self._turn = threading.Lock()  # guards what follows
+        self._asked = False  # to start, since the round began
         self._thread: threading.Thread | None = None
 
     @property
     def running(self) -> bool:
         """Whether the thread is alive."""
-        return self._thread is not None and self._thread.is_alive()
+        with self._turn:
+            return self._thread is not None
 
     def start(self) -> None:
-        """Starts the thread if it does not run."""
-        if not self.running:
+        """Starts the thread if it does not run; one that stops itself in this round goes on for another."""
+        with self._turn:
+            self._asked = True
             self._stopped.clear()
-            self._thread = threading.Thread(target=self._run, name="ddp_lab dashboard", daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ddp_lab dashboard", daemon=True)
+                self._thread.start()
 
     def wake(self) -> None:
         """Calls the action soon, also when it was idle."""
@@ -72,16 +77,29 @@ class Refresher:
 
     def stop(self, timeout: float = 2.0) -> None:
         """Ends the thread and waits for it (unless it is the caller)."""
-        self._stopped.set()
+        with self._turn:
+            thread = self._thread
+            own = thread is threading.current_thread()
+            if not (own and self._asked):
+                self._stopped.set()
         self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+        if thread is not None and not own:
+            thread.join(timeout)
+
+    def _ends(self, anyway: bool = False) -> bool:
+        """On the thread: whether it ends now."""
+        with self._turn:
+            self._asked = False
+            if anyway or self._stopped.is_set():
+                self._thread = None
+            return self._thread is None
 
     def _run(self) -> None:
         calm, due = 0.0, time.monotonic()
-        while not self._stopped.is_set():
+        while not self._ends():
             action = self._action()
             if action is None:
+                self._ends(anyway=True)
                 return
             try:
                 busy = action()
@@ -90,6 +108,7 @@ class Refresher:
                 failed = self._failed()
                 if failed is not None:
                     failed(error)
+                self._ends(anyway=True)
                 return
             del action
             calm = 0.0 if busy else calm + self._interval

@@ -357,6 +357,28 @@ def test_a_forgotten_owner_ends_the_thread() -> None:
     wait_until(lambda: not refresher.running, 10, "the end of the thread")
 
 
+def test_a_thread_that_is_about_to_stop_goes_on_when_it_is_asked_to() -> None:
+    """A message that comes in the round in which the thread stops itself is not left lying until the next one."""
+    rounds = threading.Semaphore(0)
+
+    class Owner:
+        def act(self) -> bool:
+            rounds.release()
+            asked.wait(0.001)
+            refresher.stop()
+            return True
+
+        def failed(self, error: BaseException) -> None:
+            raise error
+
+    owner, asked = Owner(), threading.Event()
+    refresher = Refresher(owner.act, owner.failed, 1000)
+    for _ in range(100):
+        refresher.start()
+        assert rounds.acquire(timeout=10)
+    wait_until(lambda: not refresher.running, 10, "the end of the thread")
+
+
 def test_the_workaround_is_guarded() -> None:
     """Without the private method that it replaces, nothing is done."""
 
