@@ -75,7 +75,7 @@ def _help(command):
         if name == "ddp-lab":
             main.main([*rest, "--help"])
         else:
-            magics._PARSERS[name.lstrip("%")].parse_line(" ".join([*rest, "--help"]))
+            magics._MAGICS[name.lstrip("%")][1].parse_line(" ".join([*rest, "--help"]))
     return printed.getvalue().strip()
 
 
