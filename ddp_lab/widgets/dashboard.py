@@ -22,7 +22,7 @@ from .controls.collectives import CollectiveStage, no_ranks
 from .controls.controls import Controls
 from .controls.inspection import Comparison
 from .controls.what_if import WhatIfStage
-from .life import CellEnds, life_of, name_of, nothing_yet, publish, successor_of
+from .life import REPLACED, CellEnds, life_of, name_of, nothing_yet, publish, successor_of
 from .live_widget import LiveWidget
 from .overhead import Overhead
 from .saved_picture import SavedPicture
@@ -322,10 +322,12 @@ class Dashboard(LiveWidget):
                 self._comparison.update(self._frames)
             self._show({"inspection": self._comparison.shown, **self._controls.traits(), **self._what_if.traits()})
             if not self._frozen:
+                if self._cell_ends.gone:
+                    self._show({"life": REPLACED})
+                    self._refresher.stop()
+                    return busy
                 busy = self._update(now) or busy
                 self._give_word(now, busy)
-                if self._cell_ends.gone and not self._pages.any:
-                    self._refresher.stop()  # until a page shows it
                 return busy
             self._show(self._slow.update())
             if not busy and not self._feed.unsent:

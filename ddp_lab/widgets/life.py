@@ -33,6 +33,15 @@ def successor_of(cluster: Any) -> Ranks | None:
     return None if cluster is None else cast("Ranks | None", cluster.successor())
 
 
+REPLACED = {
+    "what": "The cell that showed this has run again",
+    "remedy": "Display the dashboard once more to follow.",
+    "ended": False,
+    "adopt": "",
+}
+"""What a view says, wherever it is still seen, that follows no more."""
+
+
 def life_of(cluster: Any, lost: Mapping[int, str]) -> dict[str, Any]:
     """Returns ``what`` has ended, the ``remedy``, whether all ranks have ``ended``, and what ``adopt`` is called.
 

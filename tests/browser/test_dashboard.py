@@ -228,17 +228,19 @@ def test_a_dashboard_whose_output_was_replaced_does_nothing_more(notebook: Open)
         "while made[0]._refresher.running: time.sleep(0.05)\n"
         "saved = [one._saved_version for one in made]\nfeed(2)\n"
         "print(json.dumps([one._refresher.running for one in made]))",
-        "print(json.dumps([one._saved_version > version for one, version in zip(made, saved)]))",
+        "newer = [one._saved_version > version for one, version in zip(made, saved)]\n"
+        "print(json.dumps([*newer, made[0].life['what']]))",
         "made[0]",
         "feed(1)",
         "first, second = made\n"
         "running = [one._refresher.running for one in made]\n"
-        "print(json.dumps([*running, first._saved_version >= second._saved_version]))",
+        "print(json.dumps([*running, first._saved_version >= second._saved_version, first.life]))",
     )
     for cell in (2, 2, 3, 4, 5, 6, 7):
         opened.run_cell(cell)
     said = [printed(opened.save().cells[cell]) for cell in (3, 4, 7)]
-    assert said == [[False, True], [False, True], [True, True, True]]
+    replaced = "The cell that showed this has run again"
+    assert said == [[False, True], [False, True, replaced], [True, True, True, {}]]
 
 
 def test_many_ranks_and_buckets_scroll(notebook: Open) -> None:
