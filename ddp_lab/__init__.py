@@ -37,9 +37,11 @@ _PUBLIC = {
 }
 _MODULES = {"faults": "faults", "recording": "recording", "rehearsal": "parallel.live.rehearsal"}
 
-__all__ = [*_PUBLIC, *_MODULES, "__version__", "load_ipython_extension", "unload_ipython_extension"]
+_NAMES = [*_PUBLIC, *_MODULES, "__version__", "load_ipython_extension", "unload_ipython_extension"]
+if not TYPE_CHECKING:  # type checkers understand a list of literals alone, and the names below without one
+    __all__ = _NAMES
 
-if TYPE_CHECKING:  # what type checkers read in place of `__all__`
+if TYPE_CHECKING:
     from . import faults as faults
     from . import recording as recording
     from .cluster.attached import attach as attach
@@ -75,7 +77,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_NAMES)
 
 
 def load_ipython_extension(shell: Any) -> None:

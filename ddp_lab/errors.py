@@ -7,8 +7,7 @@
     └── ScheduleError        a bucket was asked for a transition that its state does not allow
 
 A user's mistake in an argument is a plain `ValueError` or `TypeError`. Where this machine does not allow the best way,
-and another one is taken, a `FallbackWarning` says so. Messages from elsewhere that are none end nothing: `Dropped`
-counts them.
+and another one is taken, a `FallbackWarning` says so.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ __all__ = [
     "CellError",
     "ClusterError",
     "DdpLabError",
-    "Dropped",
     "ExtensionError",
     "FallbackWarning",
     "RankFailure",
@@ -92,19 +90,3 @@ class CellError(DdpLabError):
 
     def _render_traceback_(self) -> list[str]:
         return (self.report or f"{type(self).__name__}: {self}").splitlines()
-
-
-class Dropped:
-    """Counts the messages that one thread drops: a flood of them must not become a flood of lines in a log.
-
-    Attributes:
-        count: how many.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def one_more(self) -> bool:
-        """Counts one; returns whether it is to be logged: the first, the tenth, the hundredth, ..."""
-        self.count += 1
-        return str(self.count).strip("0") == "1"

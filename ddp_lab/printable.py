@@ -34,3 +34,19 @@ def printable_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable_json(key): printable_json(one) for key, one in value.items()}
     return value
+
+
+class Dropped:
+    """Counts the messages that one thread drops: a flood of them must not become a flood of lines in a log.
+
+    Attributes:
+        count: how many.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def one_more(self) -> bool:
+        """Counts one; returns whether it is to be logged: the first, the tenth, the hundredth, ..."""
+        self.count += 1
+        return str(self.count).strip("0") == "1"

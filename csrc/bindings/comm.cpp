@@ -122,7 +122,7 @@ void bind_comm(py::module_& module) {
   module.def(
       "shared_memory_timeout",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { return shared_memory::timeout_of(*backend); },
-      "Of such a backend; None of another.", py::arg("backend"));
+      "Of such a backend; None of another.", py::arg("backend").none(false));
   module.def(
       "set_timeout",
       [](const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout) {
@@ -132,7 +132,7 @@ void bind_comm(py::module_& module) {
   module.def(
       "shared_memory_broken",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { return shared_memory::is_broken(*backend); },
-      "Whether it is such a backend and of no use any more.", py::arg("backend"));
+      "Whether it is such a backend and of no use any more.", py::arg("backend").none(false));
   module.def("make_gloo_endable", &make_gloo_endable, "From now on works of Gloo can be ended.");
   module.def(
       "count_gloo_works", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return count_gloo_works(*group); },

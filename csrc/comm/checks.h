@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace ddp_lab {
@@ -70,6 +72,7 @@ inline std::vector<at::Tensor> list_of_root(const std::vector<std::vector<at::Te
     TORCH_CHECK_VALUE(lists.empty(), what, ": requires empty ", side, " on non-root, rank ", rank);
     return {};
   }
+  TORCH_CHECK_VALUE(lists.size() == 1, what, " takes one list of ", side, "s on rank ", rank, ", not ", lists.size());
   check_same(only_list(lists, size, side, what), like, what);
   return lists[0];
 }

@@ -201,6 +201,7 @@ class Backend final : public c10d::Backend {
     const at::Tensor input = only(inputs, what).contiguous();
     const Tensors to = only_list(outputs, size_, "output", what);
     check_same(to, input, what);
+    count_of(input.numel(), what);  // before memory is taken
     const at::Tensor flat = room_for(input, input.numel() * size_);
     return give(c10d::OpType::ALLGATHER, "mpi:all_gather", inputs, to, options.timeout, gather_into(flat, input, what),
                 [flat, to](const Statuses&) { copy_out(flat, to); });
@@ -221,8 +222,8 @@ class Backend final : public c10d::Backend {
     const char* const what = "mpi: gather";
     const at::Tensor input = only(inputs, what).contiguous();
     const Tensors to = list_of_root(outputs, input, options.rootRank, rank_, size_, "output", what);
-    const at::Tensor flat = room_for(input, to.empty() ? 0 : input.numel() * size_);
     const int count = count_of(input.numel(), what);
+    const at::Tensor flat = room_for(input, to.empty() ? 0 : input.numel() * size_);
     return give(
         c10d::OpType::GATHER, "mpi:gather", inputs, to, options.timeout,
         [input, flat, count, root = static_cast<int>(options.rootRank), comm = lane_->communicator] {

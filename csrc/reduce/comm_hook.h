@@ -23,8 +23,9 @@ using FuturePointer = c10::intrusive_ptr<c10::ivalue::Future>;
 // of the user's has it, each gradient in it is row-major, whatever its parameter's strides are: `gradients()` are views
 // of the buffer that any code can take for matrices (PowerSGD does, by `view`). Torch leaves channels-last gradients as
 // they are and cuts them out as if they were row-major, and cuts complex ones at wrong offsets. The strides come back
-// with the result (comm_hook.cpp). A sparse bucket's buffer is the gradient itself.
+// with the result (reduction.cpp). A sparse bucket's buffer is the gradient itself.
 // A hook may keep its GradBucket for longer than the reducer keeps the Bucket.
+
 // What a comm hook is given: torch's class, with gradients that are right for every parameter.
 class GradBucket : public c10d::GradBucket {
  public:

@@ -128,18 +128,19 @@ inline std::string second_while_joined(const Where& where) {
          on_rank(where) + ", is one more. Call backward() once, on the sum of the losses, or run it under no_sync().";
 }
 
-// finalize_backward() without require_manual_backward_finalization; with nothing in flight; before `missing` (indices)
-// of `names` have a gradient.
+// finalize_backward() without require_manual_backward_finalization.
 inline std::string not_manual() {
   return "finalize_backward() called but manual backward finalization is not required: a backward waits for its "
          "gradients itself. Set require_manual_backward_finalization = True before the forward to end it by hand.";
 }
 
+// finalize_backward() with nothing in flight.
 inline std::string nothing_to_end(const Where& where) {
   return "finalize_backward() called but no gradient reduction requires finalization before " + on_rank(where) +
          ": call it once after each backward whose forward was outside no_sync().";
 }
 
+// finalize_backward() before `missing` (indices) of `names` have a gradient.
 inline std::string ended_early(const Where& where, const std::vector<std::string>& names,
                                const std::vector<std::size_t>& missing) {
   return "finalize_backward() called before all DDP buckets were ready, in " + on_rank(where) +

@@ -36,7 +36,7 @@ class Reduction {
   void begin() noexcept { divisor_ = 0; }
   int divisor();
   // Starts the collective of bucket `index` of `count`. Without a hook gradients must have been divided already, but
-  // for those that are reduced in place.
+  // for those that are reduced in place; a hook averages itself.
   Launched start(const Bucket& bucket, std::size_t index, std::size_t count);
   // Blocks until it is over; returns the tensor that holds the averaged gradients, of the bucket's dtype. Throws what
   // it failed with, or c10::Error if the result does not fit: it names the hook, the bucket and its parameters.

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Line", "Replay", "Steps", "fit"]
+__all__ = ["Line", "Replay", "Steps", "fit_line"]
 
 _Times = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
@@ -106,7 +106,7 @@ class Line:
         return self.start_ns + self.ns_per_byte * size
 
 
-def fit(sizes: Sequence[float], times: Sequence[float]) -> Line:
+def fit_line(sizes: Sequence[float], times: Sequence[float]) -> Line:
     """The line through (bytes, ns) of each bucket; both of its numbers are at least 0."""
     x, y = np.asarray(sizes, np.float64), np.asarray(times, np.float64)
     if not len(x) or x.max() <= 0:
@@ -140,7 +140,9 @@ class Replay:
         self.service = (reduced - np.maximum(launched, before)).astype(np.float64)
         """Own time of each collective in ns, shape ``[steps, buckets]``."""
         self.bytes = [sum(self.sizes[i] for i in one) for one in self.buckets]
-        self.line = fit(self.bytes, list(np.median(self.service, axis=0)) if len(steps) else [0.0] * len(self.bytes))
+        self.line = fit_line(
+            self.bytes, list(np.median(self.service, axis=0)) if len(steps) else [0.0] * len(self.bytes)
+        )
         last = np.maximum(reduced[:, -1], steps.finalize.max(axis=0)) if self.buckets else steps.finalize.max(axis=0)
         self.tail = np.maximum(steps.end.max(axis=0) - last, 0)
         """What each step did after its last bucket was reduced (ns): writing gradients back."""

@@ -248,8 +248,11 @@ def _excess(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     ordered = np.sort(values, axis=0)  # NaN comes last
     others = np.isfinite(values).sum(axis=0) - 1
     low, high, last = np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2, len(values) - 1
-    at = (np.minimum(one, last)[None] for one in (low, low + 1, high, high + 1))
-    planes = [np.take_along_axis(ordered, one, 0)[0] for one in at]
+    places = [np.minimum(one, last) for one in (low, low + 1, high, high + 1)]
+    if np.isnan(ordered[-1]).any():
+        planes = [np.take_along_axis(ordered, one[None], 0)[0] for one in places]
+    else:  # nothing is missing, as a rule: the same planes everywhere
+        planes = [ordered[int(one.flat[0])] if one.size else ordered[0] for one in places]
     # Without a rank's own value, those from it on move up by one.
     below = np.where(values <= planes[0], planes[1], planes[0])
     above = np.where(values <= planes[2], planes[3], planes[2])

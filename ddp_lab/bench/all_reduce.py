@@ -152,7 +152,7 @@ def measure(
 
 def _figures(blocks: Sequence[_Blocks], compared: Sequence[str], judge: noise.Judge) -> dict[str, Any]:
     us = {side: [[1e6 * seconds for seconds in one[side]] for one in blocks] for side in blocks[0]}
-    medians = {side: [statistics.median(one) for one in of_sets] for side, of_sets in us.items()}
+    medians = {side: [statistics.median(one) for one in each] for side, each in us.items()}
     return {
         "sides": {side: judge(medians[side]) | {"blocks": us[side]} for side in us},
         "ratios": {

@@ -124,7 +124,7 @@ def _begun(train: Callable[[], Any]) -> Future[Any]:
     def run() -> None:
         try:
             training.set_result(train())
-        except Exception as error:  # noqa: BLE001 - a thread's top: raised by who waits for it
+        except BaseException as error:  # noqa: BLE001 - a thread's top: raised by who waits for it
             training.set_exception(error)
 
     threading.Thread(target=run, name="ddp_lab-bench", daemon=True).start()

@@ -271,7 +271,7 @@ def _gradient(name: str, ranks: int, backend: str) -> Check:
         return Check(name, FAILED, f"{found}, but no event arrived", "Look for a firewall on the interface lo.")
     fell_back = dict.fromkeys(str(one.message) for one in warned if issubclass(one.category, FallbackWarning))
     if fell_back:
-        return Check(name, WARNING, f"{found}; but {'; '.join(fell_back)}", "It works all the same.")
+        return Check(name, WARNING, f"{found}; but {'; '.join(fell_back)}", "It works, as a rule more slowly.")
     return Check(name, OK, f"{found}, whose events arrived")
 
 

@@ -88,24 +88,21 @@ def _pieces(head: bytes, data: Sequence[bytes]) -> list[journal.Piece]:
 class Attached:
     """A job that is followed while it runs: what `attach` returns. A context manager.
 
-    Args:
-        news: what the journals hold beyond what was read.
-        let_go: called when nothing more is asked.
-
     Attributes:
         timeline: what its ranks have recorded, from the beginning; grows until `close`.
     """
 
-    def __init__(self, news: Callable[[_Have], list[journal.Piece]], let_go: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, news: Callable[[_Have], list[journal.Piece]], let_go: Callable[[], None] | None = None) -> None:
+        # What the journals hold beyond what was read; what is called when nothing more is asked.
         self.timeline = Timeline()
-        self._news, self._let_go = news, let_go
+        self._news, self._let_go = news, let_go or (lambda: None)
         self._files: dict[str, tuple[int, Decoder]] = {}  # name -> life
         self._error: Exception | None = None
         self._closing = threading.Event()
         try:
             self._take(news({}))  # an error of the connection is raised here
         except BaseException:
-            let_go()
+            self._let_go()
             raise
         self._thread = threading.Thread(target=self._follow, name="ddp_lab-attached", daemon=True)
         self._thread.start()

@@ -130,7 +130,17 @@ class Cluster:
         if watch_seconds is not None and watch_seconds <= 0:
             raise ValueError(f"watch_seconds={watch_seconds}: give a time in seconds, or None for never")
         starting = Starting(engines, python, address, host_seconds)
-        config = ClusterConfig.of(n, backend, devices, env, hosts, starting, detach, name, lease_seconds)
+        config = ClusterConfig.of(
+            n,
+            backend=backend,
+            devices=devices,
+            env=env,
+            hosts=hosts,
+            starting=starting,
+            detach=detach,
+            name=name,
+            lease_seconds=lease_seconds,
+        )
         self._set_up(config, name)
         self.watch_seconds: float | None = watch_seconds
 

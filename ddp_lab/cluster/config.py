@@ -40,6 +40,7 @@ class ClusterConfig:
     def of(
         cls,
         n: int | None,
+        *,
         backend: str,
         devices: Sequence[int] | None,
         env: Mapping[str, str] | None,
@@ -69,6 +70,7 @@ class ClusterConfig:
             if (starting.engines, starting.python, starting.address) != ("ssh", None, None):
                 raise ValueError("engines=, python= and address= say how ranks run on other hosts: give hosts= as well")
             return cls(place(n, devices, environment, backend), backend, None, detach, lease_seconds)
+        starting.check()
         settings = HostSettings(parse_hosts(hosts, n), devices, environment, backend, starting)
         return cls(provisional(settings.hosts), backend, settings, detach, lease_seconds)
 

@@ -364,7 +364,7 @@ class Membership:
         return self._wire.request(living, op, seconds)
 
     def _call(self, new: Iterable[int], progress: Progress) -> None:
-        """Calls `bootstrap.join` on new ranks and `rejoin` on the others, with what `prepare` said."""
+        """Calls `ddp_lab.engine.rank.join` on new ranks and `rejoin` on the others, with what `prepare` said."""
         processes, answers = self._processes, self._processes.prepared
         devices = processes.placement.devices
         found = {group["name"]: group for rank in sorted(answers) for group in answers[rank]["groups"]}

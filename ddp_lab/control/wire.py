@@ -23,7 +23,8 @@ from typing import Any
 
 import zmq
 
-from ..errors import ClusterError, Dropped
+from ..errors import ClusterError
+from ..printable import Dropped
 from ..protocol import descriptions, events
 from .interrupts import held_back
 from .wire_sockets import WireSockets
@@ -302,7 +303,7 @@ class Wire:
             for handler in self._on_batch:
                 handler(batch)
             return
-        rank, message = descriptions.parse(frames)
+        rank, message = descriptions.message_of(frames)
         self._heard[rank] = time.monotonic()
         kind = message["type"]
         if kind == "describe":
@@ -332,7 +333,7 @@ class Wire:
 
     def _handle_control(self, frames: list[memoryview]) -> None:
         now_ns = time.monotonic_ns()
-        rank, message = descriptions.parse(frames)
+        rank, message = descriptions.message_of(frames)
         peer = bytes(frames[0])
         self._heard[rank] = time.monotonic()
         if message["type"] == "hello":

@@ -1,4 +1,6 @@
-"""What to say of ranks whose collectives differ, or of which one is ahead, whether anybody waits or not."""
+"""What to say of ranks whose collectives differ, or of which one is ahead, whether anybody waits or not; and which
+lesson explains a diagnosis.
+"""
 
 from __future__ import annotations
 

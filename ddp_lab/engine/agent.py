@@ -284,8 +284,9 @@ class Agent:
         ``in_flight`` (see `flights.in_flight`).
         """
         reply, label, seconds = self._ping(request), None, None
-        if self._began is not None and reply["cell"] == self._began[0]:
-            _, began_ns, label = self._began
+        began = self._began  # a cell may begin meanwhile
+        if began is not None and reply["cell"] == began[0]:
+            _, began_ns, label = began
             seconds = (time.monotonic_ns() - began_ns) / 1e9
         gpu = self.gpu.read() if self.gpu is not None else None
         return {**reply, "label": label, "seconds": seconds, "in_flight": flights.in_flight(), "gpu": gpu}

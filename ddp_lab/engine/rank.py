@@ -87,7 +87,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
         spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``host_index``, ``backend``, ``address``
             and ``port`` (of the rendezvous), ``users_port``, ``interface`` (by which the host reaches the others),
             ``device``, ``endpoint`` (of the client's wire), ``detached`` (whether another client may come later), and
-            ``groups`` and ``group_count`` of ranks that were there before.
+            ``groups``, ``group_count`` and ``broken`` of ranks that were there before.
 
     Returns:
         ``device`` and ``backend`` in words; ``warnings``: what the default group has to do without.
@@ -118,7 +118,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
     )
     _rank.agent.gpu = Gpu.of(device)
     _rank.agent.joined()
-    threading.Thread(target=_format_a_traceback, name="ddp_lab-warm-up", daemon=True).start()
+    threading.Thread(target=_warm_up_tracebacks, name="ddp_lab-warm-up", daemon=True).start()
     return {"device": _device_name(device), "backend": _backend(), "warnings": told}
 
 
@@ -168,7 +168,7 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"rebuilt": rebuilt, "lost": lost, "backend": _backend(), "warnings": told}
 
 
-def _format_a_traceback() -> None:
+def _warm_up_tracebacks() -> None:
     """Pays the price of the first traceback through `torch.distributed` before somebody waits for it.
 
     It takes 0.15 s, in which torch's source is parsed; a rank that waited for one that failed would keep its peers'
@@ -300,7 +300,7 @@ def _seal(device: Any) -> list[str]:
     Returns:
         What is to be said, if the kernel refuses it.
     """
-    why = registry.seal_store() if device.type == "cpu" else ""
+    why = (registry.seal_store() if device.type == "cpu" else "") or registry.unsealed()
     said = (
         "other users of this machine can connect to the ports of torch's store and of Gloo: a filter is refused there"
     )

@@ -27,7 +27,7 @@ from typing import Any
 import zmq
 
 from .. import recording
-from ..errors import Dropped
+from ..printable import Dropped
 from ..protocol import events
 
 INTERVAL = 0.02  # seconds between two drains while events come; a drain and a send take 0.1 ms of a core
@@ -286,6 +286,7 @@ class Telemetry:
         self.error = error
         _log.error("telemetry of rank %d: %s", self.rank, error, exc_info=error)
         with self._lock, contextlib.suppress(zmq.ZMQError):
+            self._data = self._data or self._connect_data()
             if self._data is None:
                 return
             text = f"its telemetry ended: {type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import functools
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -22,14 +22,13 @@ from . import brief_errors, commands, completion, syntax
 __all__ = ["load", "unload"]
 
 _PARTS = (brief_errors, completion)
+_Handler = Callable[[Any, argparse.Namespace, str], Any]
 
 
 def load(shell: Any) -> None:
     """Registers the magics with an IPython shell."""
     for name, (kind, parser, run) in _MAGICS.items():
-        magic = functools.partial(_run, shell, parser, run)
-        magic.__doc__ = parser.format_help()
-        shell.register_magic_function(magic, kind, name)
+        shell.register_magic_function(_magic(shell, parser, run), kind, name)
     for part in _PARTS:
         part.load(shell)
 
@@ -43,13 +42,18 @@ def unload(shell: Any) -> None:
         shell.magics_manager.magics[kind].pop(name, None)
 
 
-def _run(shell: Any, parser: _Parser, run: Any, line: str, cell: str = "") -> Any:
-    """Runs a magic with what its line says."""
-    options = parser.parse_line(line)
-    if options is None:
-        return None
-    with _brief_errors():
-        return run(shell, options, cell)
+def _magic(shell: Any, parser: _Parser, run: _Handler) -> Callable[..., Any]:
+    """Makes a magic, which runs with what its line says; `%cluster?` shows its help and this file."""
+
+    def magic(line: str, cell: str = "") -> Any:
+        options = parser.parse_line(line)
+        if options is None:
+            return None
+        with _brief_errors():
+            return run(shell, options, cell)
+
+    magic.__doc__ = parser.format_help()
+    return magic
 
 
 def _cluster(shell: Any, options: argparse.Namespace, cell: str) -> None:
@@ -137,7 +141,7 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Says how it is used, too: there is no room for more."""
+        """Raises a `UsageError` that also says how it is used."""
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
         raise UsageError(f"{self.prog}: {message}\nusage: {usage}")
 

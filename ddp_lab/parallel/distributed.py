@@ -148,7 +148,7 @@ class DistributedDataParallel(TorchDDP):
         # See [Note: a subclass that runs none of torch's reducer]
         torch.nn.Module.__init__(self)
         self.logger = None
-        in_python = compiling.is_without_reducer()
+        in_python = compiling.python_reducer_is_chosen()
         arguments.check(
             delay_all_reduce_named_params, param_to_hook_all_reduce, bucket_cap_mb_list, in_python=in_python
         )

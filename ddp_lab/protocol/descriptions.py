@@ -175,7 +175,7 @@ _MESSAGES: dict[str, dict[str, _Check]] = {
 }
 
 
-def parse(frames: list[Any]) -> tuple[int, dict[str, Any]]:
+def message_of(frames: list[Any]) -> tuple[int, dict[str, Any]]:
     """The rank that a message of the wire comes from, and the message; its last frame is JSON.
 
     Raises:

@@ -49,8 +49,10 @@ class EventStore:
         return list(self._thinned)
 
     def _thin(self, rank: int, events: npt.NDArray[np.void]) -> None:
+        if not self._max_thinned:
+            return
         kept_events = self._of_kept_steps(events)
-        if not self._max_thinned or not len(kept_events):
+        if not len(kept_events):
             return
         self._thinned.append((rank, kept_events))
         self._thinned_events += len(kept_events)

@@ -36,11 +36,12 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
         timeline: where the events are.
         view: ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"`` or
             ``"gradients"``.
-        options: ``reducer`` (which model; None for the most recently active) and ``last_steps``; for the timeline see
-            `timeline_figure`.
+        options: ``reducer`` (which model; None for the most recently active) and ``last_steps`` (100, for the overlap
+            and the gradients 200); for the timeline and the buckets see `timeline_figure` and `buckets_figure`.
 
     Raises:
         ValueError: there is no such view, or nothing to show.
+        TypeError: the view has no such option.
     """
     if view == "timeline":
         return timeline_figure(timeline, **options)
@@ -48,6 +49,8 @@ def figure(timeline: Timeline, view: str = "timeline", **options: Any) -> go.Fig
         return buckets_figure(timeline, **options)
     if view not in SCENES:
         raise ValueError(f"view={view!r}: choose from timeline, {', '.join(SCENES)}, buckets")
+    if not options.keys() <= {"reducer", "last_steps"}:
+        raise TypeError(f"the view {view!r} takes reducer and last_steps, not {', '.join(options)}")
     return _scene_figure(view, timeline, **options)
 
 

@@ -73,7 +73,12 @@ def map_cells(assignment: dict[str, Any], *, equal: bool = False) -> tuple[list[
 
 
 def cell_label(cell: Cell, idle: Collection[int]) -> tuple[str, str]:
-    """Returns what is written into a cell, and where its parameters travel; `idle`: parameters without a gradient."""
+    """Returns what is written into a cell (of a module: its name alone), and where its parameters travel.
+
+    Args:
+        cell: of the map.
+        idle: parameters without a gradient.
+    """
     without = cell.parameter in idle
     name = f"layer {cell.name}" if cell.name.isdigit() else cell.name
     where = "several buckets" if cell.bucket < 0 else f"bucket {cell.bucket}"

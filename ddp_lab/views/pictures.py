@@ -165,7 +165,7 @@ def rehearsal_svg(timeline: Timeline, active: Sequence[dict[str, Any]]) -> str:
 
 
 def collective_svg(shown: ShownCollective | None) -> str:
-    """Returns what each rank held after each step, one small picture a step."""
+    """Returns what each rank held after each step as a self-contained SVG, one small picture a step."""
     if shown is None:
         return empty_svg(NO_COLLECTIVE)
     ranks = shown.ranks

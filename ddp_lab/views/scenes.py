@@ -202,7 +202,7 @@ def what_if_words(answer: Mapping[str, Any]) -> str:
 
 def _findings_of(timeline: Timeline, reducer: int | None, last_steps: int | None) -> Scene:
     facts = timeline.judgement(reducer, last_steps or 100)
-    found = findings.findings(facts) if facts is not None else []
+    found = findings.findings(facts)
     return findings_scene(found, findings.headline(facts, found))
 
 

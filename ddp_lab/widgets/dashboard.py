@@ -157,6 +157,7 @@ class Dashboard(LiveWidget):
         self._cell_ends = CellEnds(self._after_cell)
         self._attach(timeline, **means)
         self._know_commands()
+        self._listen()
         self._tick()
         self._refresher.start()
 
@@ -231,6 +232,7 @@ class Dashboard(LiveWidget):
         publish(*self._live())
         self._picture.display(self.svg(), self._words())
         self._cell_ends.begin()
+        self._controls.go_on()
         self._refresher.start()
 
     def _after_cell(self) -> None:
@@ -324,6 +326,7 @@ class Dashboard(LiveWidget):
             if not self._frozen:
                 if self._cell_ends.gone:
                     self._show({"life": REPLACED})
+                    self._controls.rest()
                     self._refresher.stop()
                     return busy
                 busy = self._update(now) or busy
@@ -364,7 +367,7 @@ class Dashboard(LiveWidget):
             self._active_at = now
         if self._active_at is None:
             return
-        if now - self._active_at > _CALM_SECONDS:
+        if now - self._active_at > max(_CALM_SECONDS, 2e-3 * (self.overhead.get("step") or 0.0)):  # two steps, in ms
             self._active_at = None
             self._show({"overhead": {**self.overhead, "kernel": None}})
             self.send({"type": "word", "last": True})

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from ..control.ranks import Ranks
     from ..timeline.timeline import Timeline
 
-__all__ = ["CellEnds", "life_of", "name_of", "nothing_yet", "publish", "successor_of"]
+__all__ = ["REPLACED", "CellEnds", "life_of", "name_of", "nothing_yet", "publish", "successor_of"]
+
+REPLACED = {
+    "what": "The cell that showed this has run again",
+    "remedy": "Display the dashboard once more to follow.",
+    "ended": False,
+    "adopt": "",
+}
+"""What a view says, wherever it is still seen, that follows no more."""
 
 _NOTHING = "No step recorded yet: train with ddp_lab.DistributedDataParallel in a %%distributed cell."
 _NOTHING_WITHOUT_RANKS = "No step recorded yet: train with ddp_lab.DistributedDataParallel."
@@ -31,15 +39,6 @@ def name_of(cluster: Any) -> str:
 def successor_of(cluster: Any) -> Ranks | None:
     """The cluster of this notebook that took the place of one that does not run; None if there is none."""
     return None if cluster is None else cast("Ranks | None", cluster.successor())
-
-
-REPLACED = {
-    "what": "The cell that showed this has run again",
-    "remedy": "Display the dashboard once more to follow.",
-    "ended": False,
-    "adopt": "",
-}
-"""What a view says, wherever it is still seen, that follows no more."""
 
 
 def life_of(cluster: Any, lost: Mapping[int, str]) -> dict[str, Any]:

@@ -68,8 +68,9 @@ class Refresher:
             self._asked = True
             self._stopped.clear()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ddp_lab dashboard", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="ddp_lab dashboard", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def wake(self) -> None:
         """Calls the action soon, also when it was idle."""
@@ -86,29 +87,35 @@ class Refresher:
         if thread is not None and not own:
             thread.join(timeout)
 
-    def _ends(self, anyway: bool = False) -> bool:
-        """On the thread: whether it ends now."""
+    def _goes_on(self) -> bool:
+        """On the thread, before each round."""
         with self._turn:
             self._asked = False
-            if anyway or self._stopped.is_set():
+            if self._stopped.is_set():
                 self._thread = None
-            return self._thread is None
+            return self._thread is not None
 
     def _run(self) -> None:
+        try:
+            self._rounds()
+        finally:
+            with self._turn:
+                if self._thread is threading.current_thread():  # else a successor has begun
+                    self._thread = None
+
+    def _rounds(self) -> None:
         calm, due = 0.0, time.monotonic()
-        while not self._ends():
+        while self._goes_on():
             action = self._action()
             if action is None:
-                self._ends(anyway=True)
                 return
             try:
                 busy = action()
             except Exception as error:  # noqa: BLE001 - a thread's top: stored and shown by `failed`
-                _log.exception("the dashboard stopped refreshing")
+                _log.exception("a view stopped refreshing")
                 failed = self._failed()
                 if failed is not None:
                     failed(error)
-                self._ends(anyway=True)
                 return
             del action
             calm = 0.0 if busy else calm + self._interval
@@ -192,6 +199,9 @@ class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         super().__init__(token=uuid.uuid4().hex[:12], **traits)
         receive_while_busy(self)
         self._refresher = Refresher(tick, self._fail, rate)
+
+    def _listen(self) -> None:
+        """From now on messages are taken: the widget is whole. They come before it is displayed, on other threads."""
         self.on_msg(self._receive)
 
     def _receive(self, widget: Any, content: Command, buffers: Any) -> None:

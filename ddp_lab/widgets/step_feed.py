@@ -18,7 +18,8 @@ from .step_messages import encode_steps
 __all__ = ["StepFeed"]
 
 _MESSAGE_BYTES = 128 << 10
-_KEPT_BYTES = 256 << 10
+_KEPT_BYTES = 256 << 10  # in a saved notebook, of all models together
+_KEPT_MODELS = 4
 _KEPT_MARKS = 20_000
 _MOST_GROWING = 1_000
 # A step that takes longer than the first is sent before its end, again and again: this far apart, or a twentieth of the
@@ -107,18 +108,18 @@ class StepFeed:
         self._send({"type": "forget marks"})
 
     def newest(self) -> dict[str, Any]:
-        """Returns the last steps of the last models as one message, for a page that has no kernel to ask."""
+        """Returns the last steps of the models that trained last, for a page that has no kernel to ask: one message."""
         chosen: list[StepFrame] = []
-        size = 0
-        for reducer in reversed(self.frames.reducers()):
-            if size > _KEPT_BYTES:
-                break
+        known = set(self.frames.reducers())
+        models = [one.reducer for one in reversed(self._timeline.reducers()) if one.reducer in known][:_KEPT_MODELS]
+        for reducer in models:
+            size = 0
             for step in reversed(self.frames.steps(reducer)):
                 frame = self.frames.frame(reducer, step)
                 if frame is None:
                     continue
                 size += frame.times_ns.nbytes
-                if size > _KEPT_BYTES and chosen:
+                if size > _KEPT_BYTES / len(models) and size > frame.times_ns.nbytes:
                     break
                 chosen.append(frame)
         if not chosen:

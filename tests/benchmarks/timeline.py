@@ -147,7 +147,7 @@ def _table(found: dict[str, Any]) -> str:
     lines = [
         f"{found['events']:,} events: {found['ranks']} ranks, {found['buckets']} buckets, {found['parameters']} "
         f"parameters, {found['steps']} steps; {found['megabytes']:.0f} MB, "
-        f"{found['megabytes_after']:.0f} MB with what was digested; a batch of one step is appended in "
+        f"{found['megabytes_after']:.0f} MB after these questions; a batch of one step is appended in "
         f"{found['append_us']:.0f} µs",
         f"{'question':24}{'first':>10}{'median':>10}{'worst':>10}{'CPU':>10}  (ms; one more step arrives before each)",
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets import bundle
 from ddp_lab.widgets.dashboard import Dashboard
+from ddp_lab.widgets.live_widget import LiveWidget
 from tests.benchmarks.browser import until
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-_TRAITS = tuple(Dashboard.class_own_traits(sync=True))
-_BOOT = """async ({source, style, traits, theme}) => {
+_TRAITS = (*LiveWidget.class_own_traits(sync=True), *Dashboard.class_own_traits(sync=True))
+_BOOT = """async ({source, style, traits, theme, kernel}) => {
   document.head.insertAdjacentHTML("beforeend", `<style>${style} body { margin: 8px } ${theme}</style>`);
   const listeners = new Map();
   const emit = (name, ...args) => { for (const one of listeners.get(name) ?? []) one(...args) };
@@ -25,8 +26,10 @@ _BOOT = """async ({source, style, traits, theme}) => {
     get(name) { return this.data[name] },
     on(name, f) { listeners.set(name, (listeners.get(name) ?? new Set()).add(f)) },
     off(name, f) { listeners.get(name)?.delete(f) },
+    widget_manager: {kernel},
     sent: [],
-    send(content) { this.sent.push(window.toKernel(content)) },
+    said: [],
+    send(content) { this.said.push(content); this.sent.push(window.toKernel(content)) },
   };
   window.emit = emit;
   window.fromKernel = (changed, messages) => {
@@ -59,9 +62,11 @@ class _Recorded(Dashboard):
 
 
 class BarePage:
-    """A page that shows a dashboard of a timeline."""
+    """A page that shows a dashboard of a timeline; `kernel`: what it knows of its kernel, as JupyterLab's pages do."""
 
-    def __init__(self, page: Page, timeline: Timeline, *, theme: str = "", **options: Any) -> None:
+    def __init__(
+        self, page: Page, timeline: Timeline, *, theme: str = "", kernel: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         self.page = page
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -73,6 +78,7 @@ class BarePage:
             "source": bundle.module_text("app/dashboard.js"),
             "style": bundle.style_text("dashboard"),
             "theme": theme,
+            "kernel": kernel,
         }
         page.evaluate(_BOOT, {**source, "traits": self._changed()})
 

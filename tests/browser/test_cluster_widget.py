@@ -31,7 +31,12 @@ except ddp_lab.CellError as error:
     print(json.dumps([failure.name for failure in error.failures.values()]))
 '''
 PIDS = "print(json.dumps(lab.pids()))"
-HIDDEN = "thread = lab.panel()._refresher._thread\nthread.join(20)\nprint(json.dumps(thread.is_alive()))"
+HIDDEN = """
+import time
+follows, end = lab.panel()._refresher, time.monotonic() + 20
+while follows.running and time.monotonic() < end: time.sleep(0.05)
+print(json.dumps(follows.running))
+"""
 SLIDERS = """
 lab.run('import ipywidgets; slider = ipywidgets.IntSlider(description=f"of rank {rank}", value=rank); slider')
 """

@@ -178,16 +178,10 @@ class User:
             return False
 
     def _settle(self) -> None:
-        """Waits until the page says what is so: it follows within moments. Where it says that it hears nothing of the
-        kernel, it is loaded again, as a user does."""
+        """Waits until the page says what is so: it follows within moments."""
         try:
             until(lambda: not self._false(), 90, "a true page")
         except TimeoutError:
-            if self.notebook.page.get_by_text(re.compile(r"No (news|answer) from the kernel")).count():
-                print(f"the page says that the kernel is silent ({self._false()}): loaded again", flush=True)
-                self._do("reload")
-                until(lambda: not self._false(), 90, "a true page")
-                return
             picture(self.notebook, "false")
             pytest.fail(f"after {', '.join(self.said[-6:])}: {self._false()}")
 

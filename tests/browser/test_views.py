@@ -386,6 +386,52 @@ def test_a_kernel_that_is_gone(browser: Browser) -> None:
         context.close()
 
 
+def test_a_kernel_that_does_not_answer(browser: Browser) -> None:
+    """A page whose greeting is not answered says so after ten seconds, and has nobody to ask; an answer ends that."""
+    context = browser.new_context(viewport={"width": 1240, "height": 900})
+    page = context.new_page()
+    page.clock.install()
+    made = BarePage(page, training_of(steps=3), request_inspection=lambda *_: None)
+    line = page.locator(".ddp-life")
+    try:
+        page.clock.run_for(8_000)
+        assert not line.is_visible()
+        page.clock.run_for(4_000)
+        until(line.is_visible, 60, "the words")
+        assert line.inner_text().startswith("No answer from the kernel: it is busy, or this page has lost it")
+        made.pump()
+        made.until(lambda: page.clock.run_for(1_500) or not line.is_visible(), "the kernel's answer")
+    finally:
+        made.close()
+        context.close()
+
+
+def test_a_page_that_knows_its_kernel_speaks_only_while_there_is_news(browser: Browser) -> None:
+    """JupyterLab tells how a kernel is: without news the page is silent, with the next step it speaks again."""
+    context = browser.new_context(viewport={"width": 1240, "height": 900})
+    page = context.new_page()
+    page.clock.install()
+    timeline = training_of(steps=3)
+    made = BarePage(page, timeline, kernel={"status": "idle", "isDisposed": False})
+    here = "() => window.model.said.filter((one) => one.type === 'here').length"
+    try:
+        made.until(page.locator(".ddp-ranks tbody tr").count, "a step")
+        page.evaluate("() => window.fromKernel({}, [[{type: 'word', last: true}, []]])")
+        page.clock.run_for(20_000)
+        silent = page.evaluate(here)
+        page.clock.run_for(60_000)
+        assert page.evaluate(here) == silent
+        page.evaluate("() => window.fromKernel({}, [[{type: 'marks', marks: []}, []]])")
+        page.clock.run_for(3_000)
+        assert page.evaluate(here) > silent
+        page.evaluate("() => { window.model.widget_manager.kernel.status = 'dead' }")
+        page.clock.run_for(1_500)
+        until(lambda: page.locator(".ddp-life").inner_text().startswith("The kernel has ended"), 60, "its end")
+    finally:
+        made.close()
+        context.close()
+
+
 def test_small_rates_fit(browser: Browser) -> None:
     """Of buckets of 1 KiB the bandwidths are told in MB/s or kB/s, are right, and nothing of them is cut off."""
     timeline, training = Timeline(), Training(bucket_bytes=1024)

@@ -14,8 +14,8 @@ from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.changes import last_change
 from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.widgets.controls.buckets import BucketControl, change_back, compared, described
+from ddp_lab.widgets.controls.control import FaultControl, fault_rows
 from ddp_lab.widgets.controls.controls import Controls
-from ddp_lab.widgets.controls.parts import FaultControl, fault_rows
 from ddp_lab.widgets.controls.stepping import StepControl, machine, standings
 from ddp_lab.widgets.dashboard import Dashboard
 from tests.training_events import Training

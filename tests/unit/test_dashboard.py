@@ -112,16 +112,18 @@ def test_a_rank_that_does_not_answer_holds_nobody_up(make: Made) -> None:
         answer.set()
 
 
-def test_each_file_of_the_page_imports_what_it_calls() -> None:
+@pytest.mark.parametrize("entry", ["app/dashboard.js", "app/cluster_panel.js", "app/background_cell.js"])
+def test_each_file_of_the_page_imports_what_it_uses(entry: str) -> None:
     """Joined, all files see each other's names: a missing import would only be noticed by whoever reads one alone."""
-    texts = {path: bundle._read(path) for path in bundle.modules_of("app/dashboard.js") if path != "generated.js"}
-    exported = [name for text in texts.values() for name in bundle._EXPORT.findall(text)]
+    texts = {path: bundle._read(path) for path in bundle.modules_of(entry)}
+    exported = {name for text in texts.values() for name in bundle._EXPORT.findall(text)}
     for path, text in texts.items():
         code = re.sub(r"//.*$", "", bundle._IMPORT.sub("", text), flags=re.MULTILINE)
         known = " ".join(one.group() for one in bundle._IMPORT.finditer(text))
         for name in exported:
+            used = rf"(?<![\w.$]){name}\b(?!:)" if name.isupper() else rf"(?<![\w.$]){name}\("
             own = rf"(function|class|const|let) (\[[^\]=]*)?{name}\b|^  {name}\(.*\) {{$"
-            if re.search(rf"(?<![\w.$]){name}\(", code) and not re.search(own, code, re.MULTILINE):
+            if re.search(used, code) and not re.search(own, code, re.MULTILINE):
                 assert re.search(rf"\b{name}\b", known), (path, name)
 
 
@@ -212,6 +214,21 @@ def test_stopped_it_keeps_its_steps(make: Made) -> None:
     assert [head["step"] for head in dashboard.kept["header"]["steps"]] == [0]
     assert not dashboard._refresher.running
     assert 1 not in _steps_sent(dashboard)
+
+
+def test_the_models_that_trained_last_are_kept(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook keeps steps of the four models that trained last, whatever their numbers, and the same of each."""
+    timeline, training = Timeline(), Training()
+    for order, training.reducer in enumerate((0, 1, 2, 3, 4, 5, 1)):
+        for step in range(3):
+            training.feed(timeline, step + 3 * (order > 5), 10**12 + (4 * order + step) * 10**9)
+    dashboard: Any = make(timeline)
+    size = dashboard._frames.latest().times_ns.nbytes
+    monkeypatch.setattr("ddp_lab.widgets.step_feed._KEPT_BYTES", 4 * 2 * size)
+    heads = dashboard._feed.newest()["header"]["steps"]
+    assert [(head["reducer"], head["step"]) for head in heads] == [
+        (3, 1), (3, 2), (4, 1), (4, 2), (5, 1), (5, 2), (1, 4), (1, 5)
+    ]  # fmt: skip
 
 
 def test_compares_gradients_on_request(make: Made) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_lab.analysis.findings.facts import Finding
-from ddp_lab.analysis.steps import fit
+from ddp_lab.analysis.steps import fit_line
 from ddp_lab.bucketing import assign_buckets
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.timeline import Timeline
@@ -313,11 +313,11 @@ def test_files_without_options() -> None:
 
 def test_the_line_through_collectives() -> None:
     """The line is exact for exact points, never negative, and says when its split had to be assumed."""
-    exact = fit([1e6, 2e6, 4e6], [1.5e6, 2.5e6, 4.5e6])
+    exact = fit_line([1e6, 2e6, 4e6], [1.5e6, 2.5e6, 4.5e6])
     assert (exact.start_ns, exact.ns_per_byte, exact.assumed) == (pytest.approx(0.5e6), pytest.approx(1.0), False)
-    falling, below = fit([1e6, 4e6], [5e6, 1e6]), fit([1e6, 2e6], [1e5, 2e6])
+    falling, below = fit_line([1e6, 4e6], [5e6, 1e6]), fit_line([1e6, 2e6], [1e5, 2e6])
     assert min(falling.start_ns, falling.ns_per_byte, below.start_ns, below.ns_per_byte) >= 0
-    alike = fit([1e6, 1e6], [1e6, 3e6])
+    alike = fit_line([1e6, 1e6], [1e6, 3e6])
     assert alike.assumed
     assert alike.time_ns(1e6) == pytest.approx(2e6)
 

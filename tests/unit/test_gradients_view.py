@@ -12,7 +12,7 @@ from ddp_lab.timeline.timeline import Timeline
 from ddp_lab.views.gradients import gradient_facts
 from ddp_lab.views.paint.scene_svg import framed
 from ddp_lab.views.scenes import gradients_scene
-from ddp_lab.widgets.controls.parts import WatchControl
+from ddp_lab.widgets.controls.control import WatchControl
 from ddp_lab.widgets.slow_facts import SlowFacts
 from tests.training_events import Training
 

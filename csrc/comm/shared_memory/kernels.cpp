@@ -143,6 +143,8 @@ void reduce_bools(std::byte* into, const Sources& sources, std::size_t elements,
   reduce_numbers<std::uint8_t>(into, sources, elements, any ? Op::BOR : Op::BAND);
 }
 
+// `reduce_numbers` takes what is none of the others for the last of its kind.
+constexpr std::array kKnownOps{Op::SUM, Op::AVG, Op::PRODUCT, Op::MIN, Op::MAX, Op::BAND, Op::BOR, Op::BXOR};
 constexpr std::array<at::ScalarType, 12> kReduced{at::kFloat,        at::kDouble,        at::kHalf, at::kBFloat16,
                                                   at::kComplexFloat, at::kComplexDouble, at::kByte, at::kChar,
                                                   at::kShort,        at::kInt,           at::kLong, at::kBool};
@@ -152,7 +154,7 @@ constexpr std::array<at::ScalarType, 12> kReduced{at::kFloat,        at::kDouble
 void check_reducible(at::ScalarType dtype, Op op) {
   TORCH_CHECK_VALUE(std::find(kReduced.begin(), kReduced.end(), dtype) != kReduced.end(),
                     "shm can't reduce tensors of ", dtype, ": convert them, to float32 say");
-  TORCH_CHECK_VALUE(op != Op::PREMUL_SUM && op != Op::UNUSED,
+  TORCH_CHECK_VALUE(std::find(kKnownOps.begin(), kKnownOps.end(), op) != kKnownOps.end(),
                     "shm has no such reduction: choose SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
   const bool integer = at::isIntegralType(dtype, /*includeBool=*/true);
   const bool bitwise = op == Op::BAND || op == Op::BOR || op == Op::BXOR;

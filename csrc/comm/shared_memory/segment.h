@@ -55,6 +55,7 @@ class Segment {
   void close_descriptor();
 
  private:
+  // Owns it: it is closed if what follows fails.
   explicit Segment(int descriptor) : descriptor_(descriptor) {}
   void map(std::size_t bytes, Access access = Access::kWrite);
 

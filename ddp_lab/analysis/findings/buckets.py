@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -33,7 +34,15 @@ def _percent(facts: Facts, buckets: Sequence[Sequence[int]]) -> float:
 
 
 def _grouped(facts: Facts, order: Sequence[int], caps: Sequence[float]) -> list[list[int]]:
-    return assign_buckets(facts.sizes, facts.keys, [int(cap) for cap in caps], order)
+    made = _assigned(tuple(facts.sizes), tuple(facts.keys), tuple(int(cap) for cap in caps), tuple(order))
+    return [list(bucket) for bucket in made]
+
+
+@lru_cache(maxsize=128)  # a live view asks for much the same again and again
+def _assigned(
+    sizes: tuple[int, ...], keys: tuple[tuple[str, str], ...], caps: tuple[int, ...], order: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(bucket) for bucket in assign_buckets(sizes, keys, caps, order))
 
 
 def _mebibytes(cap: float) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ...formatting import ms, names, size
-from ..steps import fit
+from ..steps import fit_line
 from .facts import Facts, Finding
 
 __all__ = ["ALWAYS", "communication", "copies", "search_of_unused", "small_tensors", "unused_parameters"]
@@ -126,7 +126,7 @@ def _handling(facts: Facts) -> tuple[float, float]:
             times.append(float(np.median(took)))
     if len(sizes) < 2 or facts.steps.on_device:
         return 0.0, 0.0
-    line = fit(sizes, times)
+    line = fit_line(sizes, times)
     return (0.0, 0.0) if line.assumed else (line.start_ns, line.ns_per_byte)
 
 

@@ -98,18 +98,18 @@ class Watch:
         self.others = min(1.0, max(0.0, (worked - (own - self._own)) / passed))
 
 
-def of_sets(count: int, start: Callable[[int], Any]) -> tuple[list[Any], list[float | None]]:
+def of_sets(sets: int, start: Callable[[int], Any]) -> tuple[list[Any], list[float | None]]:
     """Runs sets of processes one after the other.
 
     Args:
-        count: how many.
-        start: runs the set of a number.
+        sets: how many.
+        start: runs the set of a number; it waits for every process that it begins, as `Watch` asks.
 
     Returns:
         What each returned, and what other programs took beside it.
     """
     found, others = [], []
-    for number in range(count):
+    for number in range(sets):
         with Watch() as watch:
             found.append(start(number))
         others.append(watch.others)

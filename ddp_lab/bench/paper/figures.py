@@ -205,9 +205,13 @@ def measure(
     asked = Settings(tuple(models), tuple(backends), seconds, parameters, backwards)
     world = ranks or (_most_ranks() if figure == 9 else 2)
     link = {"mbit": mbit, "delay_ms": delay_ms} if figure == 12 and mbit > 0 else {"mbit": None, "delay_ms": None}
-    with shaped(world, link["mbit"], delay_ms) as enter:
-        how: dict[str, Any] = {"ranks": world, "threads": threads, "prepare": enter}
-        raws, others = noise.of_sets(sets, lambda n: fresh_ranks.run(_seeded, figure, asked, 1000 * n, **how))
+
+    def start(number: int) -> Any:
+        with shaped(world, link["mbit"], delay_ms) as enter:  # ended with the set: see `noise.of_sets`
+            call = (_seeded, figure, asked, 1000 * number)
+            return fresh_ranks.run(*call, ranks=world, threads=threads, prepare=enter)
+
+    raws, others = noise.of_sets(sets, start)
     found = result(figure, raws, asked, ranks=world, others=others, tolerance=tolerance)
     return found | link | {"torch": torch.__version__, "threads": threads}
 

@@ -172,6 +172,11 @@ class Keeper:
                     f"{who} is attached to cluster {name!r} since {_clock(answer['since'])}: one client at a time. "
                     f"`%cluster attach {name} --take-over` (or take_over=True) sends it away"
                 )
+            if "events" not in answer:
+                raise ClusterError(
+                    f"cluster {name!r} was started by another version of ddp_lab: find it with that version, or let "
+                    "its lease run out"
+                )
             return cls(name, connection, path.parent, answer)
         except BaseException:
             connection.close()

@@ -45,9 +45,6 @@ class Starting:
         python: the Python there; None for the path of this one.
         address: this machine's address that the hosts reach; None finds it.
         host_seconds: after so many seconds without an answer a host is lost.
-
-    Raises:
-        ValueError: one of them makes no sense.
     """
 
     engines: str | Sequence[str] = "ssh"
@@ -55,7 +52,12 @@ class Starting:
     address: str | None = None
     host_seconds: float = 30.0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Where ranks run on other hosts.
+
+        Raises:
+            ValueError: one of them makes no sense.
+        """
         check_engines(self.engines)
         if self.host_seconds <= 0:
             raise ValueError(

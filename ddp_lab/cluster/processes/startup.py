@@ -168,6 +168,7 @@ class Processes:
                 self._ended_s.append(now)
                 if self.client is not None:
                     gone = {engine for rank, engine in self.engine_of_rank.items() if rank in self.fork_server.exits}
+                    # ipyparallel's own: engine id -> the uuid by which the controller knows it
                     known = {one: self.client._engines[one] for one in self.client.ids if one not in gone}
                     self.controller.remember(known)
                 self.controller.start_again()

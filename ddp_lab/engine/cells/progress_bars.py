@@ -40,7 +40,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def then_use_text(module: ModuleType) -> None:
                 execute(module)
-                _use_text(module)
+                if module.__name__ == _MODULE:  # a loader may be that of other modules, too
+                    _use_text(module)
 
             loader.exec_module = then_use_text
         return spec

@@ -97,6 +97,7 @@ _left_behind: set[Any] = set()  # groups with threads that are still in a collec
 _lock = threading.Lock()
 _original: Callable[..., Any] | None = None
 _store_port: int | None = None
+_unsealed = ""  # why a group's port could not be sealed
 
 
 def install() -> None:
@@ -109,7 +110,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Stops registering and forgets every group."""
+    """Stops registering and forgets every group: for tests, whose processes are ranks again and again."""
     global _original
     if _original is not None:
         c10d._new_process_group_helper = _original
@@ -156,6 +157,11 @@ def seal_store() -> str:
         Why it could not be done; empty: it is, or the store is another rank's.
     """
     return sockets.seal(_store_port) if _store_port is not None else ""
+
+
+def unsealed() -> str:
+    """Why a group's port could not be sealed; empty: all are."""
+    return _unsealed
 
 
 def free() -> int:
@@ -228,6 +234,7 @@ def sequences() -> dict[str, int]:
 
 
 def _registering(*args: Any, **kwargs: Any) -> Any:
+    global _unsealed
     assert _original is not None
     before, made_ns = {inode for _, inode in sockets.all_sockets()}, time.time_ns()
     group, store = _original(*args, **kwargs)
@@ -252,7 +259,7 @@ def _registering(*args: Any, **kwargs: Any) -> Any:
         )
         _records.append(record)
     if set(record.backends) <= _CONNECTED_AT_ONCE and not os.environ.get(_LAZY):
-        sockets.close_beside(record.sockets)
+        _unsealed = sockets.close_beside(record.sockets) or _unsealed
     return group, store
 
 

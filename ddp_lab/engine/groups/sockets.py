@@ -57,17 +57,22 @@ def connection_ports(one: Socket) -> tuple[int, ...]:
     return ()
 
 
-def close_beside(connections: Iterable[Socket]) -> None:
+def close_beside(connections: Iterable[Socket]) -> str:
     """Lets nobody connect any more to the loop that serves these connections: Gloo's, nobody else's of this process.
 
     See [Note: a sealed port]. Who came before stays: Gloo does not serve a connection that it does not expect.
+
+    Returns:
+        Why it could not be done; empty: it is.
     """
+    why = ""
     descriptors, beside = {descriptor for descriptor, _ in connections}, set[int]()
     for _, watched in _watched():
         beside |= watched.keys() - descriptors if watched.keys() & descriptors else set()
     for one in all_sockets(sorted(beside)):
         if _listening_port(one) is not None:
-            _drop_all(one)
+            why = _drop_all(one) or why
+    return why
 
 
 def bytes_moved(connections: Iterable[Socket]) -> int:

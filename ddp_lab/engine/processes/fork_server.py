@@ -11,7 +11,7 @@ The end of its input ends every rank.
 
 Events: `stage` (what it does now), `ready`, `forked` (rank, pid), `exited` (rank, pid, code; minus the signal's number
 if one ended it), `failed` (traceback), `answer` (id), `pong`. It holds no CUDA context, no sockets and runs no tensor
-operation, so that a forked rank starts clean. Its ranks can't outlive it, nor it its parent: see `watch`.
+operation, so that a forked rank starts clean. Its ranks can't outlive it, nor it its parent: see `parent_watch`.
 """
 
 from __future__ import annotations

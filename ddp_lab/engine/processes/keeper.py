@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import Dropped
+from ...printable import Dropped
 from ...protocol import registry
 
 _SEND_SECONDS = 2.0

@@ -77,7 +77,7 @@ def agree(entries: list[Entry], group: dist.ProcessGroup, device: torch.device, 
         digest = int.from_bytes(hashlib.sha256(text).digest()[:8], "little", signed=True)
         own = [counter, process_groups.own_rank(group), digest, len(text)]
         mine = torch.tensor(own, dtype=torch.int64, device=device)
-        table = process_groups.rows(mine, group)
+        table = process_groups.gather_numbers(mine, group)
         process_groups.learn_ranks(group, [row[1] for row in table])
         if len({tuple(row[2:]) for row in table}) > 1:
             gathered = _gather(text, [row[3] for row in table], group, device)

@@ -38,12 +38,12 @@ __all__ = [
     "broadcast_coalesced",
     "broadcast_text",
     "finish",
+    "gather_numbers",
     "global_ranks",
     "learn_ranks",
     "maximum",
     "needed_store_of",
     "own_rank",
-    "rows",
     "set_timeout",
     "store_of",
     "timeout_of",
@@ -133,7 +133,7 @@ def all_gather(mine: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tenso
     return rows
 
 
-def rows(mine: torch.Tensor, group: dist.ProcessGroup) -> list[list[Any]]:
+def gather_numbers(mine: torch.Tensor, group: dist.ProcessGroup) -> list[list[Any]]:
     """Every rank's numbers, by rank in the group."""
     return [row.tolist() for row in all_gather(mine, group)]
 

@@ -1,4 +1,4 @@
-"""Under torch.compile: the module is compiled, our forward around it is not, as with torch's own class.
+"""What torch.compile asks of us: frames that it leaves alone, and its mode without a C++ reducer.
 
 [Note: what torch.compile sees]
 torch.compile leaves the file of torch's class alone by its name, and so compiles the wrapped module as a graph of its
@@ -13,7 +13,7 @@ autograd sees it, and inductor fuses the collectives of many gradients (into buc
 when the model is wrapped. The C++ reducer is there for questions about the model, but has no hooks: it records and
 averages nothing, buckets are never rebuilt, and unused parameters just bring no gradient. Buffers are not broadcast
 after the construction. A comm hook is called as ``hook(state, (gradient, parameter))``. All of this is as in torch.
-So is it that torch.compile looks into a call of the model: `forward` is the one below, not the class's, which it is
+So is it that torch.compile looks into a call of the model: `_forward` is the one below, not the class's, which it is
 told to leave alone ([Note: what torch.compile sees]).
 """
 
@@ -29,7 +29,7 @@ from torch._C._dynamo import eval_frame
 
 from ..core.synchronizer import GradientSynchronizer
 
-__all__ = ["install_python_reducer", "is_loaded", "is_without_reducer", "skip_frames"]
+__all__ = ["install_python_reducer", "is_loaded", "python_reducer_is_chosen", "skip_frames"]
 
 
 def is_loaded() -> bool:
@@ -59,7 +59,7 @@ def skip_frames(cls: type, callers: Collection[str]) -> None:
     cls.forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
-def is_without_reducer() -> bool:
+def python_reducer_is_chosen() -> bool:
     """Whether models are to be built for the Python reducer now. Asks torch._dynamo only if that was imported."""
     config = sys.modules.get("torch._dynamo.config")
     return config is not None and config.optimize_ddp == "python_reducer"

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 
 from ... import recording
 from ...analysis.check_reports import BucketCheck, HookProblem, HookReport, TrainingCheck
+from ...formatting import label_of
 from ..core import comm_hooks, process_groups
 from ..distributed import DistributedDataParallel
 from . import training, verdict
@@ -142,8 +143,8 @@ class _Check:
         ):
             bad = [rank for rank, answer in enumerate(answers) if answer[which]]
             if bad:
-                who, why = ", ".join(map(str, bad)), answers[bad[0]][which]
-                what = f"Rank {who}: register_comm_hook() refuses it: {why}"
+                who, why = label_of(bad).capitalize(), answers[bad[0]][which]
+                what = f"{who}: register_comm_hook() refuses it: {why}"
                 self._problems.append(HookProblem("refused", what, remedy))
         return not any(answer[0] for answer in answers)
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from ... import native
 from ...analysis.check_reports import HookProblem, TrainingCheck
+from ...formatting import label_of
 from ..distributed import DistributedDataParallel
 from ..monitoring.drift import digest_of
 from . import trial
@@ -129,8 +130,8 @@ def judge(
     broken = [(rank, *one["broken"]) for rank, one in enumerate(answers) if one["broken"]]
     if broken:
         causes = [one for one in broken if one[1] == "fails in training"] or broken
-        ranks = ", ".join(str(rank) for rank, *_ in causes)
-        return None, [problem(causes[0][1], f"Rank {ranks}: {causes[0][2]}.")]
+        ranks = label_of(rank for rank, *_ in causes).capitalize()
+        return None, [problem(causes[0][1], f"{ranks}: {causes[0][2]}.")]
     losses, plain = (
         tuple(sum(step) / len(answers) for step in zip(*(one["losses"][which] for one in answers), strict=True))
         for which in (0, 1)

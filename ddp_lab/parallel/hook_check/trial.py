@@ -111,7 +111,7 @@ class Trial:
     Attributes:
         hook, state: what is tried; the state is used up.
         case, rank, device: what the buckets hold, and where.
-        seconds: how long one bucket may take.
+        seconds: how long the buckets of one round may take together.
         values: the hook's results of each bucket by round: flat, on the CPU.
         spans: (encode, communicate, decode, copy) in ns, of each bucket and round.
         collectives: what the rank entered meanwhile, as `take_collectives` has it.

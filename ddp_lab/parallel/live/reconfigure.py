@@ -38,6 +38,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...formatting import label_of
 from ...protocol.commands import Change
 from ..core import process_groups
 from ..core.synchronizer import GradientSynchronizer
@@ -105,7 +106,12 @@ class Turn:
 
 
 class Pending:
-    """A change that this rank has been told of, and its turn."""
+    """A change that this rank has been told of, and its turn.
+
+    Args:
+        change: what is asked for.
+        turn: when it is carried out.
+    """
 
     def __init__(self, change: Change, turn: Turn) -> None:
         self.turn = turn
@@ -156,12 +162,12 @@ def decide_together(sync: GradientSynchronizer, change: Change) -> Decision:
 def _check_alike(sync: GradientSynchronizer, change: Change) -> None:
     digest = hashlib.sha256(change.text().encode()).digest()[:8]
     mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], dtype=torch.int64, device=sync.device)
-    rows = process_groups.rows(mine, sync.group)
-    different = [str(rank) for rank, row in enumerate(rows) if row != rows[0]]
+    rows = process_groups.gather_numbers(mine, sync.group)
+    different = [rank for rank, row in enumerate(rows) if row != rows[0]]
     if different:
         raise RuntimeError(
-            f"reconfigure() was called with other arguments on rank {', '.join(different)} of the model's group than "
-            "on its rank 0: nothing was changed"
+            f"reconfigure() was called with other arguments on {label_of(different)} of the model's group than on its "
+            "rank 0: nothing was changed"
         )
 
 

@@ -70,7 +70,7 @@ def _compare(
     structure = json.dumps([[name, list(t.shape), str(t.dtype)] for name, t in named.items()]).encode()
     sums = torch.tensor([_C.checksum(t) - _SIGNED for t in named.values()], dtype=torch.int64)
     own = torch.tensor([_hash(structure), _hash(sums.numpy().tobytes()), len(sums)], dtype=torch.int64)
-    heads = process_groups.rows(own.to(device), group)
+    heads = process_groups.gather_numbers(own.to(device), group)
     if len({(head[0], head[2]) for head in heads}) > 1:
         raise RuntimeError(
             f"the ranks have different parameters or buffers: {[head[2] for head in heads]} of them, by rank"
@@ -78,7 +78,7 @@ def _compare(
     differing: list[str] = []
     table: list[list[int]] = []
     if len({head[1] for head in heads}) > 1:
-        table = process_groups.rows(sums.to(device), group)
+        table = process_groups.gather_numbers(sums.to(device), group)
         differing = [name for i, name in enumerate(named) if len({row[i] for row in table}) > 1]
     pending = [name for name in differing if sync is not None and _is_pending(sync, name)]
     kept = [name for name in differing if name not in pending]

@@ -113,7 +113,7 @@ class GradientWatch:
         before, after, parameter, position, is_nan, count, host_ns = found
         mine = [float(position), float(parameter), float(is_nan), float(count), *before, *after]
         own = torch.tensor(mine, dtype=torch.float64, device=sync.device)
-        rows = process_groups.rows(own, sync.group)
+        rows = process_groups.gather_numbers(own, sync.group)
         nonfinite = _first(rows, sync)
         spent = (host_ns + time.monotonic_ns() - begin) / 1e9
         self.last = GradientNorms(

@@ -89,8 +89,10 @@ class _Events:
 
     def rows(self, template: str, *columns: npt.NDArray[Any] | list[str]) -> None:
         """Writes a template for each row of the columns, which take the places of its ``%``."""
-        lists = (one if isinstance(one, list) else one.tolist() for one in columns)
-        self.texts(map(template.__mod__, zip(*lists, strict=True)))
+        for first in range(0, len(columns[0]), _AT_ONCE):
+            pieces = (one[first : first + _AT_ONCE] for one in columns)
+            lists = (one if isinstance(one, list) else one.tolist() for one in pieces)
+            self.texts(map(template.__mod__, zip(*lists, strict=True)))
 
     def slices(
         self, name: str, process: npt.NDArray[Any], thread: npt.NDArray[Any], begin: npt.NDArray[Any],
@@ -102,21 +104,31 @@ class _Events:
             name: of all of them.
             process, thread: their track.
             begin, end: ns.
-            arguments: what a click shows: integers, or ms as floats, left out where they are NaN: JSON has none.
+            arguments: what a click shows: integers first, then ms as floats; those that are NaN are left out, as
+                JSON has none.
         """
         shown = np.flatnonzero((begin > 0) & (end >= begin))
-        process, thread, begin, end = (one[shown] for one in (process, thread, begin, end))
-        self.tracks.update(zip(*np.unique([process, thread], axis=1).tolist(), strict=True))
+        tracks = np.unique([process[shown], thread[shown]], axis=1)
+        self.tracks.update(zip(*tracks.tolist(), strict=True))
+        for first in range(0, len(shown), _AT_ONCE):
+            some = shown[first : first + _AT_ONCE]
+            told = {key: values[some] for key, values in arguments.items()}
+            self._slices(name, process[some], thread[some], begin[some], end[some], told)
+
+    def _slices(
+        self, name: str, process: npt.NDArray[Any], thread: npt.NDArray[Any], begin: npt.NDArray[Any],
+        end: npt.NDArray[Any], arguments: _Columns,
+    ) -> None:  # fmt: skip
         told: list[npt.NDArray[Any] | list[str]] = []
         words: list[str] = []
         for key, values in arguments.items():
             comma = "," if words else ""
             if values.dtype.kind == "f":
                 words.append("%s")
-                told.append([f'{comma}"{key}":{ms:.6f}' if ms == ms else "" for ms in values[shown].tolist()])
+                told.append([f'{comma}"{key}":{ms:.6f}' if ms == ms else "" for ms in values.tolist()])
             else:
                 words.append(f'{comma}"{key}":%d')
-                told.append(values[shown])
+                told.append(values)
         title = json.dumps(name).replace("%", "%%")
         template = f'{{"name":{title},"ph":"X","pid":%d,"tid":%d,"ts":%.3f,"dur":%.3f,"args":{{{"".join(words)}}}}}'
         self.rows(template, process, thread, begin / 1e3, (end - begin) / 1e3, *told)

@@ -177,9 +177,8 @@ def gradient_columns(
     for one in views:
         for generation in np.unique(one.generation).tolist():
             if (one.reducer, generation) in bucket_of:
-                part = _of_view(one, bucket_of[one.reducer, generation], generation)
-                shown = part["completes"] if completing else slice(None)
-                parts.append({name: column[shown] for name, column in part.items()})
+                of_view = _completing if completing else _of_view
+                parts.append(of_view(one, bucket_of[one.reducer, generation], generation))
     return {name: np.concatenate([part[name] for part in parts]) for name in GRADIENT_COLUMNS}
 
 
@@ -206,4 +205,33 @@ def _of_view(one: TableView, buckets: _Int64, generation: int) -> Columns:
         "begin_ns": begins[row, place],
         "end_ns": ends[row, place],
         "completes": completes,
+    }
+
+
+def _completing(one: TableView, buckets: _Int64, generation: int) -> Columns:
+    """What `_of_view` says of the gradients that were the last of their bucket, in any order: without a row for each
+    of the others, of which there may be hundreds of times as many.
+    """
+    rows = np.flatnonzero((one.generation == generation) & (one.steps[:, _BEGIN] > 0))
+    known = min(one.gradients.shape[1], len(buckets))
+    times = one.gradients[rows, :known]
+    ordered = np.sort(times, axis=1)
+    parts: list[tuple[_Int64, ...]] = []
+    for bucket in np.unique(buckets[:known]).tolist():
+        members = np.flatnonzero(buckets[:known] == bucket)
+        last = members[times[:, members].argmax(axis=1)]
+        end = times[np.arange(len(rows)), last]
+        before = (ordered < end[:, None]).sum(axis=1) - 1
+        begin = np.where(before >= 0, np.take_along_axis(ordered, np.maximum(before, 0)[:, None], 1)[:, 0], 0)
+        begin = np.where(begin > 0, begin, one.steps[rows, _BEGIN])
+        held = end > 0
+        parts.append((one.step[rows][held], np.full(int(held.sum()), bucket), last[held], begin[held], end[held]))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] or [np.empty(0, np.int64)] * 5
+    told = dict(zip(("step", "bucket", "parameter", "begin_ns", "end_ns"), columns, strict=True))
+    count = len(told["step"])
+    return {
+        "rank": np.full(count, one.rank),
+        "reducer": np.full(count, one.reducer),
+        "completes": np.ones(count, bool),
+        **told,
     }

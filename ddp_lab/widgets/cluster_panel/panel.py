@@ -51,6 +51,7 @@ class ClusterPanel(LiveWidget):
         super().__init__(self._tick, _RATE, "look")
         self._commands.on("cluster", self._actions.obey)
         self._saved = SavedTable(self.token)
+        self._listen()
 
     # ---- for the user -----------------------------------------------------------------------------------
 

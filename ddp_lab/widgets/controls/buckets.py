@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...analysis.comparison import before_after
 from ...errors import DdpLabError
 from ...timeline.changes import BucketChange, last_change
-from .parts import Control
+from .control import Control
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl

@@ -18,7 +18,7 @@ from ...errors import DdpLabError
 from ...views.pictures import rehearsal_svg, step_svg
 from ..live_widget import Refresher
 from .buckets import BucketControl, Comparing
-from .parts import Control, FaultControl, WatchControl
+from .control import Control, FaultControl, WatchControl
 from .stepping import StepControl
 
 if TYPE_CHECKING:
@@ -118,6 +118,16 @@ class Controls:
             fault = self._parts.get("fault")
             return rehearsal_svg(self._timeline, fault.shown["faults"] if fault is not None else ())
         return None
+
+    def rest(self) -> None:
+        """Nobody is shown what the ranks do: they are left alone until somebody asks or looks, or until `go_on`."""
+        if self._asked.empty():
+            self._refresher.stop(timeout=0)
+
+    def go_on(self) -> None:
+        """Ends a rest."""
+        if self._cluster is not None and not self._frozen:
+            self._refresher.start()
 
     def stop(self) -> None:
         """Asks the ranks no more; breakpoints and faults stay as they are."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...control.records import StepState
 from ...formatting import counted, enumeration
-from .parts import Control
+from .control import Control
 
 if TYPE_CHECKING:
     from ...control.training import TrainingControl

@@ -49,7 +49,7 @@ export class ClusterTable {
     this.node = scrolled("ranks", this.table.node, "ddp-cluster-ranks");
   }
 
-  // rows: of cluster_rows.py; elapsed: seconds since they came; stale: too long ago to know how the ranks are now
+  // rows: of cluster_panel/rows.py; elapsed: seconds since they came; stale: too long ago to know how the ranks are now
   draw(rows, elapsed, stale) {
     const gpus = rows.some((row) => row.gpuTotal !== null || row.gpu !== null);
     this.table.node.classList.toggle("ddp-no-gpu", !gpus);

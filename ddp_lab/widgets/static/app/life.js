@@ -2,7 +2,7 @@
 
 import { button, element, setText } from "../charts/dom.js";
 
-const SILENT_MS = 4000; // without a word of a kernel that gives it twice a second
+const SILENT_MS = 4000; // without a word of a kernel that gives it twice a second while something happens
 const ASK_MS = 1200; // after which it is asked for one: that fails where nobody is left to ask
 const SAY_MS = 5000; // a page that shows the widget says so as often
 const ANSWER_MS = 10000; // after which a greeting that was not answered is told
@@ -74,9 +74,9 @@ export class Life {
 
   everySecond() {
     if (this.kernel?.isDisposed || this.kernel?.status === "dead") this.close("ended");
-    // Each message keeps a kernel that nobody uses from being ended.
-    if (this.kernel && !this.promised) return;
     const now = performance.now();
+    // Each message keeps a kernel that nobody uses from being ended: none is sent where there is no news.
+    if (this.kernel && !this.promised && now - this.heardAt > SAY_MS) return;
     if (now - this.saidAt < SAY_MS && now - this.heardAt < ASK_MS) return;
     this.saidAt = now;
     this.send(this.here);

@@ -36,10 +36,15 @@ export class ChartCanvas {
     if (this.canvas.getAttribute("aria-label") !== text) this.canvas.setAttribute("aria-label", text);
   }
 
-  // Empties the canvas; null while it has no width (its tab is closed).
+  // Whether something can be seen there: not while its tab is closed.
+  get hasRoom() {
+    return this.node.clientWidth >= 40;
+  }
+
+  // Empties the canvas; null while it has no room.
   begin(height) {
+    if (!this.hasRoom) return null;
     const width = Math.floor(this.node.clientWidth);
-    if (width < 40) return null;
     const pen = sizeCanvas(this.canvas, width, height);
     pen.clearRect(0, 0, width, height);
     this.theme ??= readTheme(this.node);

@@ -1,16 +1,18 @@
 // Paints scenes: what a view shows, in data units. Here its marks get pixels and colours, and become regions for the
 // pointer and the keyboard. A role is a name of a colour of the page (readTheme), or else of the palette.
 //
-// Upright: {steps: [{key, name, chosen, lines(), act()}], label, panels: [panel]}, steps equally far from each other; a panel:
+// Upright: {steps: [{key, name, chosen, lines(), act()}], label, head: pixels above the first panel, panels: [panel]}, steps
+// equally far from each other; a panel:
 // {label, height, top, low: of a logarithmic scale, text(value), marks}.
-// Lying: {lanes: [{name, note, strong, key, lines()}], height: of a lane, left, right, label, top, keys, marks}.
+// Lying: {lanes: [{name, note, strong, key, lines()}], height: of a lane, left, right, label, top, keys: [{name, shape, role}] of
+// the dots, marks}; a lane with lines() is a region as a whole.
 // Grids of cells: {grids: [{title, heading, rows: names, columns, value(row, column), name(column), axis, unit, lines, act}], height}.
 //
 // Marks, `values` having one for each step or lane and null or NaN for a gap:
 //   {bars: values, role}             each on top of those before it; lying ones with lines(lane), at their end text(lane)
 //   {line: values, role, width, dash}
 //   {band: [values, values]}
-//   {rule: step, role, text}
+//   {rule: place among the steps, role, text}
 //   {dots: values, lane, role, shape, size, rows: whether each lies lower than the one after it}
 //   {span: [begin, end], lane}, {tick: value, lane}
 
@@ -18,6 +20,7 @@ import { COLOURS } from "../generated.js";
 
 const LEFT = 58; // of upright panels: the numbers stand there
 const RIGHT = 14;
+export const SIDES = LEFT + RIGHT; // what an upright scene's columns leave free
 const [PANEL_GAP, AXIS] = [26, 34];
 const WIDEST = 40; // column of a step
 const CELLS_LEFT = 62;
@@ -48,17 +51,18 @@ export function write(pen, theme, text, x, y, align = "left", role = "muted", fo
   pen.fillText(text, x, y);
 }
 
-// Draws a scene on a ChartCanvas, if that is seen.
-export function drawScene(chart, scene) {
+// Draws what `make()` returns on a ChartCanvas, if that is seen.
+export function drawScene(chart, make) {
+  if (!chart.hasRoom) return;
+  const scene = make();
   const [height, paint] = scene.steps ? upright(scene) : scene.lanes ? lying(scene) : cells(scene);
-  const drawing = chart.begin(height);
-  if (drawing) chart.finish(paint(drawing));
+  chart.finish(paint(chart.begin(height)));
 }
 
 // ---- upright ----------------------------------------------------------------------------------------------
 
-function upright({ steps, panels, label }) {
-  let bottom = panels.some(({ marks }) => marks.some((one) => one.rule !== undefined)) ? 0 : 10 - PANEL_GAP;
+function upright({ steps, panels, label, head = 10 }) {
+  let bottom = head - PANEL_GAP;
   const placed = panels.map((panel) => {
     const top = bottom + PANEL_GAP;
     bottom = top + panel.height;
@@ -85,7 +89,7 @@ function upright({ steps, panels, label }) {
 
 // From a value to a pixel.
 function level({ top, low, height }, place) {
-  if (low === undefined) return (value) => place + height * (1 - Math.min(value, top) / top);
+  if (low === undefined) return (value) => place + height * (1 - Math.max(0, Math.min(value, top)) / top);
   const [from, to] = [Math.log10(low), Math.log10(top)];
   return (value) => place + height * (1 - (Math.log10(Math.max(value, low)) - from) / (to - from));
 }
@@ -307,10 +311,12 @@ function paintCell(pen, theme, value, share, { x, y, width, height }, gap) {
 // ---- tiles ------------------------------------------------------------------------------------------------
 
 // Paints boxes that lie where they are told, in pixels, and returns them as regions: {key, x, y, width, height, colour: {fill,
-// ink}, share: of its width that is filled, alpha, edge: how strong its line is, hatched, chosen, here: colour of an outline,
+// ink}, gap: to its right and below, share: of its width that is filled, alpha, edge: how strong its line is, hatched, chosen, here: colour of an outline,
 // texts: of which the first that fits is written, font, centred, lines(), act()}.
 export function paintTiles({ pen, theme }, tiles) {
-  for (const one of tiles) {
+  for (const tile of tiles) {
+    const [right, below] = tile.gap ?? [0, 0];
+    const one = { ...tile, width: Math.max(tile.width - right, 1), height: tile.height - below };
     const { x, y, width, height, colour, share = 1 } = one;
     pen.globalAlpha = one.alpha ?? 1;
     if (share < 1) fillBox(pen, theme.panel, x, y, width, height);

@@ -1,6 +1,6 @@
 // Colours as the page has them, patterns and number formats.
 
-import { COLOURS, PARTS } from "../generated.js";
+import { COLOURS, PARTS, RAMP, RAMP_ON_DARK } from "../generated.js";
 
 export function readTheme(root) {
   const style = getComputedStyle(root);

@@ -65,7 +65,7 @@ export class BucketsView {
       const name = layerName(cell.name);
       return [
         {
-          ...tile(cell.bucket, x, cell.depth * ROW, wide, (module ? 1 : Math.min(cell.rows, rows - cell.depth)) * ROW - 1, assignment, theme),
+          ...tile(cell.bucket, x, cell.depth * ROW, wide, (module ? 1 : Math.min(cell.rows, rows - cell.depth)) * ROW, 1, assignment, theme),
           key: `cell ${cell.path}`,
           alpha: module && cell.bucket >= 0 ? 0.75 : 1,
           edge: 0.35,
@@ -89,7 +89,7 @@ export class BucketsView {
       const wide = (one.bytes / total) * (width - 2);
       x += wide;
       return {
-        ...tile(one.bucket, x - wide, top, wide, STRIP, assignment, theme),
+        ...tile(one.bucket, x - wide, top, wide, STRIP, 0, assignment, theme),
         key: `bucket ${one.bucket}`,
         texts: [`bucket ${one.bucket} · ${bytes(one.bytes)}`, `b${one.bucket}`],
         chosen: one.bucket === selected,
@@ -116,9 +116,9 @@ export function mapCells({ cells }, { root = "", equal = false } = {}) {
   return { cells: made, depth };
 }
 
-function tile(bucket, x, y, wide, height, assignment, theme) {
+function tile(bucket, x, y, width, height, below, assignment, theme) {
   const colour = bucket < 0 ? { fill: theme.panel, ink: theme.ink } : bucketColour(bucket, assignment.buckets.length, theme.dark);
-  return { x, y, width: Math.max(wide - (wide > 4 ? 1 : 0), 1), height, colour };
+  return { x, y, width, height, gap: [width > 4 ? 1 : 0, below], colour };
 }
 
 // Modules of a Sequential are called by numbers.

@@ -71,7 +71,7 @@ export class DetailView {
     if (shown !== this.dotsPlace.hasChildNodes()) this.dotsPlace.replaceChildren(...(shown ? [this.dotsTitle, this.dots.node] : []));
     if (!shown) return;
     setText(this.dotsTitle, `When each gradient was ready, step ${gradients.step}`);
-    drawScene(this.dots, dots(gradients, info.parameters.map((one) => one.name)));
+    drawScene(this.dots, () => dots(gradients, info.parameters.map((one) => one.name)));
   }
 }
 

@@ -76,7 +76,7 @@ export class GradientsView {
     const shown = (steps.findLast((one) => one.step <= step) ?? steps.at(-1)).step;
     this.drawLegend(ranks);
     this.chart.label(`Gradients. ${this.summary.textContent}`);
-    drawScene(this.chart, this.scene(steps, ranks, shown));
+    drawScene(this.chart, () => this.scene(steps, ranks, shown));
     this.twin.draw(() => steps.toReversed().slice(0, 100).map(row));
     const found = buckets[shown];
     setText(this.heading, found ? `Step ${shown}, by bucket: how far each rank's norm is from the ranks' mean, in percent. ${spread(found)}` : `Step ${shown}: its buckets are no longer held here; Timeline.gradients() has them.`);
@@ -97,6 +97,7 @@ export class GradientsView {
     const bad = steps.flatMap((one, index) => (one.bad ? [{ rule: index, role: "bad", text: one.bad.kind }] : []));
     const noise = steps.map((one) => one.noise);
     return {
+      head: 26, // for what was not finite
       label: `step (${count(steps.length, "watched step")}); noise: scale in batches of a rank, over 20 watched steps`,
       steps: steps.map((one) => ({ key: `watched ${one.step}`, name: String(one.step), chosen: one.step === shown, lines: () => stepLines(one, ranks), act: () => this.actions.choose(one.step) })),
       panels: [
@@ -111,7 +112,7 @@ export class GradientsView {
     const means = found.after.map((_, bucket) => mean(found.before.map((norms) => norms[bucket])));
     const value = (rowOf, bucket) => Math.abs(100 * ((found.before[rowOf][bucket] ?? means[bucket]) / means[bucket] - 1)) || 0;
     const lines = (rowOf, bucket) => [`${names[rowOf]} · bucket ${bucket}`, ["norm before averaging", show(found.before[rowOf][bucket])], ["ranks' mean", show(means[bucket])], ["norm of the average", show(found.after[bucket])]];
-    drawScene(this.waits, { height: 160, grids: [{ title: "norm", rows: names, columns: found.after.length, value, name: String, axis: "bucket", unit: "% from the mean", lines }] });
+    drawScene(this.waits, () => ({ height: 160, grids: [{ title: "norm", rows: names, columns: found.after.length, value, name: String, axis: "bucket", unit: "% from the mean", lines }] }));
   }
 
   drawLegend(ranks) {

@@ -3,7 +3,7 @@
 import { PHASES } from "../generated.js";
 import { ChartCanvas, median } from "../charts/canvas.js";
 import { element, phaseLegend, section, setText, Twin } from "../charts/dom.js";
-import { drawScene, robustTop } from "../charts/scene.js";
+import { drawScene, robustTop, SIDES } from "../charts/scene.js";
 import { milliseconds } from "../charts/theme.js";
 import { binned, judged } from "../steps/many_steps.js";
 
@@ -30,11 +30,11 @@ export class OverlapView {
     this.twin.draw(() => rows.slice(-100).reverse().map((row) => [
       String(row.step), milliseconds(row.total), ...PHASES.map(({ key }) => milliseconds(row[key])), percent(efficiency(row)),
     ]));
-    if (rows.length) drawScene(this.chart, this.scene(rows, shown));
+    if (rows.length) drawScene(this.chart, () => this.scene(rows, shown));
   }
 
   scene(rows, shown) {
-    const bins = binned(rows, this.chart.node.clientWidth / 4, ["total", ...PHASES.map((one) => one.key)]);
+    const bins = binned(rows, (this.chart.node.clientWidth - SIDES) / 4, ["total", ...PHASES.map((one) => one.key)]);
     const joined = bins[0].last - bins[0].first + 1;
     return {
       label: joined > 1 ? `step (each column: the median of ${joined})` : "step",

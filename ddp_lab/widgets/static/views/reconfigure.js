@@ -81,7 +81,7 @@ function setPlaceholder(input, text) {
 
 const SIDES = ["before", "after"];
 
-export class BeforeAfterChart {
+class BeforeAfterChart {
   // actions: {redraw(), say(text)}
   constructor(actions) {
     this.verdict = element("p", { class: "ddp-sentence ddp-verdict-line", role: "status" });
@@ -98,7 +98,7 @@ export class BeforeAfterChart {
     this.verdict.dataset.verdict = found.verdict ?? "";
     this.twin.draw(() => found.sides.map((side, index) => [SIDES[index], String(side.buckets), side.caps, side.hook, String(side.step), String(side.ms.length), milliseconds(median(side.ms))]));
     this.chart.label(`${sentence(found)} Dots are steps, bars their medians.`);
-    drawScene(this.chart, scene(found));
+    drawScene(this.chart, () => scene(found));
   }
 }
 

@@ -48,7 +48,7 @@ export class StragglersView {
     if (!found) return;
     const totals = found.ranks.map((_, row) => found.steps.reduce((sum, { byRank }) => sum + byRank[row], 0) / found.steps.length);
     this.twin.draw(() => found.ranks.map((rank, row) => [String(rank), (100 * found.share[row]).toFixed(0), milliseconds(found.late[row]), milliseconds(totals[row])]));
-    if (found.ranks.length > 1) drawScene(this.chart, this.scene(found));
+    if (found.ranks.length > 1) drawScene(this.chart, () => this.scene(found));
   }
 
   scene(found) {

@@ -82,7 +82,7 @@ export class SyncView {
     const value = (row, bucket) => waitOf(record, row, bucket) || 0;
     const lines = (row, bucket, last, ms) => [`${names[row]} · bucket ${bucket}${last > bucket ? `–${last}` : ""}`, ["waited for the last rank", `${milliseconds(ms)} ms`]];
     const grid = { title: "wait", rows: names, columns: record.buckets, value, name: String, axis: "bucket", unit: "ms", lines, act: (_, bucket) => this.actions.select(bucket) };
-    drawScene(this.waits, { height: 160, grids: [grid] });
+    drawScene(this.waits, () => ({ height: 160, grids: [grid] }));
     const buckets = [...Array(record.buckets).keys()];
     this.twin.draw(() => names.map((name, row) => [name, buckets.map((bucket) => milliseconds(value(row, bucket))).join("  "), milliseconds(buckets.reduce((sum, bucket) => sum + value(row, bucket), 0))]));
   }

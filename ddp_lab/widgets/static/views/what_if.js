@@ -64,9 +64,7 @@ export class WhatIfView {
     const ready = answer?.state === "ready";
     this.empty.hidden = ready;
     this.content.hidden = !ready;
-    if (!ready) {
-      return setText(this.empty, gone ? `${gone}: nothing had been predicted until then.` : (answer?.text ?? ""));
-    }
+    if (!ready) return setText(this.empty, gone ? `${gone}: nothing had been predicted until then.` : (answer?.text ?? ""));
     this.answer = answer;
     this.sliders.draw(answer.limits, means?.link);
     this.take(answer);
@@ -106,7 +104,7 @@ export class WhatIfView {
     const names = Object.values(ROWS);
     const whole = (lane) => `${milliseconds(rows[lane].step)} ms`;
     this.chart.label(`${this.summary.textContent}`);
-    drawScene(this.chart, {
+    drawScene(this.chart, () => ({
       lanes: names.map((name, lane) => ({ name, strong: lane === names.length - 1 })),
       height: 28,
       left: 152,
@@ -119,7 +117,7 @@ export class WhatIfView {
         lines: (lane) => [names[lane], [name, `${milliseconds(rows[lane][key])} ms`], ["step", whole(lane)]],
         text: index === PHASES.length - 1 && whole,
       })),
-    });
+    }));
   }
 
   // Both steps on the same axis of time, from the begin of the backward.

@@ -1,4 +1,4 @@
-"""What controls have in common, and two of them: faults on purpose, and watched gradients."""
+"""What controls have in common; of those, faults on purpose and watched gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _CHECK_SECONDS = 3.0
 
 
 class Control:
-    """What the browser asks of the ranks in one respect, and what it shows of it. One thread at a time.
+    """What the browser asks of the ranks in one respect, and what it shows of it. `Controls`' thread calls it.
 
     Attributes:
-        shown: what the browser shows, with ``said`` and ``error`` in words.
+        shown: what the browser shows, replaced as a whole: any thread reads it. Most have ``said`` and ``error``, in
+            words.
         active: whether the ranks have to be looked at often.
         view: which view shows it: only while that is seen are the ranks asked; None: always.
         of_model: whether there is something to ask only as soon as there is a model.
@@ -94,7 +95,11 @@ class FaultControl(Control):
         self.look(None)
 
     def look(self, reducer: int | None) -> None:
-        """Asks the ranks which faults they have."""
+        """Asks the ranks which faults they have, of whatever model.
+
+        Raises:
+            ClusterError: a rank does not answer, or the cluster does not run.
+        """
         self.shown = {**self.shown, "faults": fault_rows(self._training.faults())}
 
 
@@ -145,5 +150,9 @@ class WatchControl(Control):
         self.look(reducer)
 
     def look(self, reducer: int | None) -> None:
-        """Asks what is watched."""
+        """Asks what is watched.
+
+        Raises:
+            ClusterError, ValueError: there is no such model, a rank does not answer, or the cluster does not run.
+        """
         self.shown = {**self.shown, **self._training.looks(reducer)}
