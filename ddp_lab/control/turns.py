@@ -173,23 +173,24 @@ class LiveTurns(Turns):
         """
         first = self._switch(setting) + WARM_UP
         if self.count is None:
-            self.count = self._count_for(self._recorded(first, first + _STEPS[0]))
-        end = first + self.count
-        times = self._recorded(first, end)
+            self.count = self._count_for(self._recorded(first, _STEPS[0]))
+        times = self._recorded(first, self.count)
         self.steps += WARM_UP + self.count
         return times
 
-    def _recorded(self, first: int, end: int) -> npt.NDArray[np.float64]:
-        """The times of these steps, at least half of them, once they have ended on all ranks: one may tell later.
+    def _recorded(self, first: int, count: int) -> npt.NDArray[np.float64]:
+        """The times of `count` steps, at least half of them, once they have ended on all ranks: one may tell later.
+
+        They are the next from `first` on that are still known: fast steps are soon forgotten on a busy machine.
 
         Raises:
             TrainingEnded: they don't come, or too many were not recorded.
         """
-        self._wait_step(end)
+        self._wait_step(first + count)
         deadline = time.monotonic() + _LATE_SECONDS
-        while len(times := self._times(first, end)) < end - first and time.monotonic() < deadline:
+        while len(times := self._times(first, self._last_step + 1)[:count]) < count and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-        if len(times) < max(1, (end - first) // 2):
+        if len(times) < max(1, count // 2):
             raise TrainingEnded("The steps of a turn were not recorded.")
         return times
 

@@ -155,6 +155,26 @@ def test_training_that_stands_still(lab: Lab, tmp_path: Path) -> None:
     assert _settings(lab) == before
 
 
+class _KeptWaiting(tune_turns.LiveTurns):
+    """Comes back to each turn when its steps are long forgotten, as a thread of a busy machine may."""
+
+    def _wait_step(self, step: int) -> None:
+        super()._wait_step(step + 1_300)
+
+
+def test_steps_that_are_forgotten(lab: Lab, tmp_path: Path) -> None:
+    """A turn whose steps were forgotten before they were looked at has the next ones: they had the same setting."""
+    lab.run(MODEL)
+    path = tmp_path / "stop"
+    running = lab.run(LOOP.format(path=str(path)), wait=False, timeout=180)
+    try:
+        turns = _KeptWaiting(lab.training, lab.timeline.reducers()[-1].reducer, 4)
+        assert len(turns.take(turns.users)) == 4
+    finally:
+        path.touch()
+        running.wait()
+
+
 def test_turns_of_a_length_that_fits(lab: Lab) -> None:
     """Without a number of steps a turn has as many as fit, and a setting is had by a cell where nothing trains."""
     lab.run(MODEL)
