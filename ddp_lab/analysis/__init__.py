@@ -1,1 +1,3 @@
 """From times to statements: what happened in steps that were recorded. Pure functions on numpy arrays."""
+
+__all__ = ["check_reports", "clocks", "collectives", "comparison", "findings", "step_metrics", "steps", "stragglers"]

@@ -1,1 +1,3 @@
 """`ddp-lab`: the commands."""
+
+__all__ = ["main"]

@@ -29,7 +29,9 @@ __all__ = [
     "reduce_multigpu",
     "reduce_scatter_multigpu",
     "register",
+    "round_robin",
     "round_robin_process_group",
+    "shared_memory",
 ]
 
 

@@ -1,1 +1,3 @@
 """The IPython extension: %cluster, %%distributed, completion."""
+
+__all__: list[str] = []

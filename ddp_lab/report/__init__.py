@@ -1,1 +1,3 @@
 """A timeline as one HTML page."""
+
+__all__: list[str] = []

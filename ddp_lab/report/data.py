@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis import findings
-from ..analysis.findings.facts import Finding
+from ..analysis.findings import Finding
 from ..formatting import ms, names, size
 from ..timeline.tables import span_columns
 from ..timeline.tables.span_columns import Columns

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..analysis.findings.facts import Finding
+from ..analysis.findings import Finding
 from ..formatting import enumeration
 from ..timeline.summary import CHANGE
 from ..timeline.timeline import Timeline

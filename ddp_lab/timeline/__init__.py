@@ -1,1 +1,16 @@
 """The events of a training, as the notebook has them: live or recorded, as tables and in words."""
+
+__all__ = [
+    "changes",
+    "clocks",
+    "comparison",
+    "judged_steps",
+    "model",
+    "recorded",
+    "records",
+    "summary",
+    "tables",
+    "timeline",
+    "what_if",
+    "workloads",
+]

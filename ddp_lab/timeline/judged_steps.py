@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis import stragglers
-from ..analysis.findings import ranks
-from ..analysis.findings.facts import Facts
+from ..analysis.findings import Facts, ranks
 from ..analysis.steps import Steps
 from ..analysis.stragglers import ARRIVAL, EVERYWHERE, VARYING
 from .records import LatePlace

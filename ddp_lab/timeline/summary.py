@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..analysis.findings.facts import Finding
+from ..analysis.findings import Finding
 from ..analysis.findings.ranks import varying_rank
 from ..formatting import counted, enumeration, ms, names, size, step_range
 from .clocks import HostClock

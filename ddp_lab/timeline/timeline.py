@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis import findings
-from ..analysis.findings.facts import Facts, Finding
+from ..analysis.findings import Facts, Finding
 from ..files import replacing, write_text
 from ..protocol.journal import SUFFIX
 from ..simulation.workload import Workload

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..analysis import findings
-from ..analysis.findings.facts import Finding
+from ..analysis.findings import Finding
 from ..analysis.step_metrics import Breakdown
 from ..control.collectives import ShownCollective
 from ..formatting import rate

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..analysis import findings, step_metrics
-from ..analysis.findings.facts import Facts
+from ..analysis.findings import Facts
 from ..analysis.findings.ranks import varying_rank
 from ..formatting import counted, ms, step_range
 from ..timeline import judged_steps

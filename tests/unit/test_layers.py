@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import ddp_lab
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ddp_lab"
 TABLE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("## Packages")[1].split("C++, in")[0]
@@ -19,6 +21,7 @@ LIBRARIES = {
     "any": {"torch", "ipywidgets", "anywidget", "plotly", "pandas"},
 }
 MOST_FILES = 15
+OWN_NAMES = {"_version", "__version__", "_built_for"}
 
 
 def _modules() -> dict[str, ast.Module]:
@@ -35,18 +38,37 @@ MODULES = _modules()
 PACKAGES = {".".join(path.relative_to(ROOT).parts[:-1]) for path in PACKAGE.rglob("__init__.py")}
 
 
-def _imported(name: str) -> Iterator[str]:
-    """What a module imports anywhere, as dotted names: at its top, in functions, for the type checker."""
-    own = name.split(".") if name in PACKAGES else name.split(".")[:-1]
+def _named(name: str) -> Iterator[tuple[str, ...]]:
+    """What a module names in its imports from anywhere: at its top, in functions, for the type checker."""
+    own = _package(name)
     for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = own[: len(own) - node.level + 1] if node.level else []
-            base = [*base, *(node.module.split(".") if node.module else [])]
-            for alias in node.names:
-                full = ".".join([*base, alias.name])
-                yield full if full in MODULES else ".".join(base)
+            base = own[: len(own) - node.level + 1] if node.level else ()
+            yield from ((*base, *(node.module or "").split("."), alias.name) for alias in node.names if node.module)
+            yield from ((*base, alias.name) for alias in node.names if not node.module)
+
+
+def _imported(name: str) -> Iterator[str]:
+    """The modules behind these names, dotted."""
+    for path in _named(name):
+        full = ".".join(path)
+        yield full if full in MODULES or len(path) == 1 else ".".join(path[:-1])
+
+
+def _package(name: str) -> tuple[str, ...]:
+    parts = tuple(name.split("."))
+    return parts if name in PACKAGES else parts[:-1]
+
+
+def _face(package: str) -> set[str]:
+    """What `__all__` of a package lists: its public names and modules."""
+    for node in MODULES[package].body:
+        for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
+            if isinstance(target, ast.Name) and target.id == "__all__":
+                return set(ast.literal_eval(node.value))
+    raise AssertionError(f"{package} has no __all__")
 
 
 def _room(name: str) -> str:
@@ -88,6 +110,23 @@ def test_no_files_import_each_other() -> None:
         list(TopologicalSorter(needs).static_order())
     except CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_what_a_package_does_not_list_is_its_own() -> None:
+    """From outside of a package its `__all__` is all there is, and never a name with an underscore."""
+    faces = {name: _face(name) for name in PACKAGES - {"ddp_lab"}}
+    wrong = []
+    for name in MODULES:
+        own, lazy = _package(name), name == "ddp_lab"
+        named = {*_named(name), *(("ddp_lab", *path.split(".")) for path in ddp_lab._PUBLIC.values() if lazy)}
+        for path in named:
+            for depth in range(2, len(path)):
+                package, inner = ".".join(path[:depth]), path[:depth] == own[:depth]
+                if package in faces and not inner and path[depth] not in faces[package]:
+                    wrong.append(f"{name} reaches into {package}: {path[depth]}")
+            if path[0] == "ddp_lab" and path[:2] != own[:2] and path[-1].startswith("_") and path[-1] not in OWN_NAMES:
+                wrong.append(f"{name} imports {'.'.join(path)}")
+    assert sorted(wrong) == []
 
 
 def test_no_folder_has_too_many_files() -> None:

@@ -13,7 +13,7 @@ from ...formatting import counted, step_range
 from . import buckets, options, ranks
 from .facts import Facts, Finding
 
-__all__ = ["Facts", "Finding", "findings", "headline"]
+__all__ = ["Facts", "Finding", "findings", "headline", "ranks"]
 
 _LEAST_PERCENT = 0.5
 _Rule = Callable[[Facts], Iterable[Finding]]

@@ -1,1 +1,13 @@
 """Where ranks run and who starts them, here and on other hosts."""
+
+__all__ = [
+    "devices",
+    "host_commands",
+    "host_processes",
+    "hosts",
+    "keeper",
+    "launchers",
+    "process_watch",
+    "remote_launchers",
+    "startup",
+]

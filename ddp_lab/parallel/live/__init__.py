@@ -4,3 +4,5 @@ All of it hangs on `model._live`, which is None as long as nothing is asked for:
 Requests come from the thread that trains, or from the thread that answers the client; what they ask for happens in the
 next forward, on the thread that trains.
 """
+
+__all__ = ["breakpoints", "change", "fault_injection", "model", "rehearsal"]

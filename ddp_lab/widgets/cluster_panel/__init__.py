@@ -1,1 +1,3 @@
 """The panel of a cluster: its ranks, its processes, and what can be done with them."""
+
+__all__ = ["panel", "rows"]
