@@ -19,7 +19,7 @@ READY := $(VENV)/.ready-$(TAG)
 TEST_PACKAGES := $(VENV)/.test-packages-$(TAG)
 SOAK_PACKAGES := $(VENV)/.soak-packages-$(TAG)
 # Pure functions, the C++ programs under sanitizers, and a smoke of ranks and of cells.
-QUICK := tests/unit tests/core tests/ranks/test_gradients.py tests/cluster/test_cells.py --deselect tests/ranks/test_gradients.py::test_other_world_sizes
+QUICK := tests/unit tests/core tests/ranks/reducer/test_gradients.py tests/cluster/test_cells.py --deselect tests/ranks/reducer/test_gradients.py::test_other_world_sizes
 # The tests of two files run side by side: while those of one wait, the others compute.
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -11,7 +11,7 @@ import pytest
 from ddp_lab.protocol.events import Batch
 from ddp_lab.timeline.timeline import Timeline
 from tests.training_events import Training
-from tests.unit.test_gradients_view import watched
+from tests.unit.views.test_gradients_view import watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

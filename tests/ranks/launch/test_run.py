@@ -28,7 +28,7 @@ from ddp_lab.timeline.timeline import read_run
 from tests.disks import small_disk
 from tests.ranks.harness import ROOT
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parents[1] / "programs"
 SCRIPT = str(PROGRAMS / "train_anything.py")
 TWO = ["--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": ROOT, "ACCELERATE_USE_CPU": "true"}

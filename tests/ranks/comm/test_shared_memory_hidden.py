@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ddp_lab import native
 
-HIDDEN_RANK = Path(__file__).parent / "programs" / "hidden_rank.py"
+HIDDEN_RANK = Path(__file__).parents[1] / "programs" / "hidden_rank.py"
 NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-BROKEN_GROUPS = Path(__file__).parent / "programs" / "broken_groups.py"
+BROKEN_GROUPS = Path(__file__).parents[1] / "programs" / "broken_groups.py"
 TOLD = {
     "kill": "rank {} has ended",
     "stop": "rank {} has ended",

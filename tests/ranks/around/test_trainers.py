@@ -18,7 +18,7 @@ from tests.ranks.harness import ROOT
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parents[1] / "programs"
 TWO = ["--standalone", "--nproc-per-node", "2"]
 TORCHRUN = ["-m", "torch.distributed.run", *TWO]
 ENVIRONMENT = {

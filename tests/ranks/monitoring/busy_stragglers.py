@@ -1,4 +1,4 @@
-"""Stragglers where more ranks than cores compute: `python -m tests.ranks.busy_stragglers [--runs 50]`.
+"""Stragglers where more ranks than cores compute: `python -m tests.ranks.monitoring.busy_stragglers [--runs 50]`.
 
 Three ranks on two cores train a few seconds in each run. In half of the runs one rank sleeps 4 ms before its forward,
 in the others before the gradients of one layer. Is it named, and is advice on communication given in its place?

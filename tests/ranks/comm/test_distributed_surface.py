@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 import ddp_lab.comm
+from tests.ranks.comm.test_examples_distributed import outside
 from tests.ranks.conftest import Ranks
-from tests.ranks.test_examples_distributed import outside
 
 SHORT = timedelta(seconds=0.2)
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ import torch
 
 from ddp_lab.comm import Capabilities, capabilities, capability_trial, mpi
 from tests.leftovers import processes, wait_until
+from tests.ranks.comm.test_examples_distributed import outside
 from tests.ranks.conftest import Ranks
-from tests.ranks.test_examples_distributed import outside
 
 
 @pytest.fixture(scope="module")

@@ -368,7 +368,7 @@ def test_a_registered_group(ranks: Ranks) -> None:
 ALONE = """
 import torch, torch.distributed as dist
 from tests.ranks.python_groups import PythonGroup
-from tests.ranks.test_python_groups import PROGRAMS
+from tests.ranks.reducer.test_python_groups import PROGRAMS
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from tests.ranks.compare import assert_same
 from ddp_lab import DistributedDataParallel as Ours
@@ -386,7 +386,7 @@ for program in ("plain", "views", "unused", "no_sync", "own hook"):
 
 def test_without_a_default_group() -> None:
     """A process that never called init_process_group trains with a group of its own, as with torch's class."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", ALONE], cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "own hook"

@@ -9,8 +9,8 @@ import pytest
 from ddp_lab.timeline.records import LatePlace
 from tests.benchmarks import stragglers
 from tests.benchmarks.stragglers import Delay
-from tests.ranks import busy_stragglers
 from tests.ranks.conftest import Ranks
+from tests.ranks.monitoring import busy_stragglers
 
 EPISODES = [Delay(1, 4, 150.0), None, Delay(0, 11, 150.0)]  # longer than any other process keeps a rank waiting
 

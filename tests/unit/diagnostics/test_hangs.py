@@ -152,7 +152,7 @@ def test_each_diagnosis_has_a_lesson() -> None:
     kinds = set(re.findall(r'Diagnosis\(\s*"(\w+)"', inspect.getsource(hangs) + inspect.getsource(calls)))
     assert len(kinds) > 15
     assert {kind for kind in kinds if not hang_lesson(kind)} == {"idle", "working"}
-    notebook = (Path(__file__).resolve().parents[2] / HANGS).read_text(encoding="utf-8")
+    notebook = (Path(__file__).resolve().parents[3] / HANGS).read_text(encoding="utf-8")
     for kind in kinds - {"idle", "working"}:
         document, heading = hang_lesson(kind)[:-1].split(', "')
         assert document == HANGS

@@ -17,7 +17,7 @@ from tests.ranks.compare import assert_same, samples
 from tests.ranks.conftest import Ranks
 from tests.ranks.harness import ROOT
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def _install_on_rank(rank: int, size: int) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ddp_lab import native
 from ddp_lab.comm import mpi
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUILT = native.path_of("_mpi", torch.__version__) is not None
 
 with_mpi = pytest.mark.skipif(

@@ -19,7 +19,7 @@ from ddp_lab.timeline.timeline import Timeline, read_run
 from ddp_lab.views.paint import scene_svg
 from ddp_lab.views.scenes import overlap_scene
 from tests.training_events import Training
-from tests.unit.test_recorded_runs import write_journals
+from tests.unit.timeline.test_recorded_runs import write_journals
 
 
 def timeline_of(training: Training, steps: int = 20, **changes: object) -> Timeline:

@@ -3,8 +3,7 @@
 Where torch's are wrong (a second backward, a static graph after no_sync) only one process is compared with.
 
 Cases are drawn from seeds (graph_cases.py). A failing one is made smaller, and the failure ends with the command that
-runs it alone: ``DDP_LAB_CASE='{...}' make test PYTEST_ARGS=tests/ranks/test_random_graphs.py``. ``DDP_LAB_SEED=n``
-starts at another seed.
+runs it alone, with ``DDP_LAB_CASE``. ``DDP_LAB_SEED=n`` starts at another seed.
 """
 
 from __future__ import annotations
@@ -197,7 +196,7 @@ def _check(ranks: Ranks, cases: list[Case], folder: Path) -> None:
     pytest.fail(
         f"{text}\n\nThe case of seed {case['seed']} fails. Made smaller, it fails with\n\n"
         f"{again[1] if again else '(nothing: it fails sometimes)'}\n\n"
-        f"DDP_LAB_CASE='{json.dumps(small)}' make test PYTEST_ARGS=tests/ranks/test_random_graphs.py"
+        f"DDP_LAB_CASE='{json.dumps(small)}' make test PYTEST_ARGS=tests/ranks/reducer/test_random_graphs.py"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_lab.bench import tune
 from ddp_lab.cli import main
-from tests.ranks.test_run import ENVIRONMENT, PROGRAMS, SCRIPT, TWO
+from tests.ranks.launch.test_run import ENVIRONMENT, PROGRAMS, SCRIPT, TWO
 
 SLOW = str(PROGRAMS / "train_slow_hook.py")
 
