@@ -76,6 +76,10 @@ class _Known:
     def recorded_caps(self) -> list[float]:
         return [cap / _MEBIBYTE for cap in self.workload.caps]
 
+    def cap(self, asked: _Asked) -> float | None:
+        """The cap that is asked for, None: as recorded. The sliders may still have the range of another model."""
+        return None if asked.get("cap") is None else self.caps[min(int(asked["cap"]), len(self.caps) - 1)]
+
 
 class WhatIfStage:
     """What the sliders' view shows.
@@ -121,9 +125,9 @@ class WhatIfStage:
     def run(self, asked: _Asked) -> None:
         """Has the ranks train with what the sliders say."""
         known = self._known
-        if known is None or asked.get("cap") is None:
+        cap = known.cap(asked) if known is not None else None
+        if known is None or cap is None:
             return
-        cap = known.caps[int(asked["cap"])]
         predicted = simulate(known.workload, Configuration(cap), known.link).step_ns / 1e6
         present = simulate(known.workload, Configuration(known.recorded_caps or None), known.link).step_ns / 1e6
         self.trial.start(known.reducer, cap, predicted_ms=predicted, present_ms=present)
@@ -168,8 +172,10 @@ class WhatIfStage:
             return {"state": "empty", "text": self._why}
         asked = self._asked
         link = _link_of(known, asked)
-        workload = known.workload.without(known.straggler) if asked.get("without") else known.workload
-        cap = known.caps[int(asked["cap"])] if asked.get("cap") is not None else known.recorded_caps or None
+        others = asked.get("without") and known.workload.ranks > 1
+        workload = known.workload.without(known.straggler) if others else known.workload
+        tried = known.cap(asked)
+        cap = (known.recorded_caps or None) if tried is None else tried
         world = _WORLDS[int(asked["world"])] if asked.get("world") is not None else None
         predicted = simulate(workload, Configuration(cap, world_size=world), link)
         same = simulate(known.workload, Configuration(known.recorded_caps or None), known.link)

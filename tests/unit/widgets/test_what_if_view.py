@@ -68,6 +68,15 @@ def test_each_slider_changes_the_answer(timeline: Timeline) -> None:
     assert asked() == pytest.approx(recorded)
 
 
+def test_positions_of_another_model(timeline: Timeline) -> None:
+    """Sliders that stand where another model's range went on get the last of this one's, and an answer."""
+    stage = _stage(timeline)
+    stage.ask({"cap": 10_000, "without": True})
+    answer = stage.traits()["prediction"]
+    assert answer["state"] == "ready"
+    assert answer["cap"] == answer["limits"]["caps"][-1]
+
+
 def test_a_prediction_is_a_complete_step() -> None:
     """The frame has the prediction's times, on every rank, relative to the first backward's begin."""
     workload = Workload.made_up([1 << 20] * 4, forward_ns=2e7, backward_ns=4e7, other_ns=5e6)

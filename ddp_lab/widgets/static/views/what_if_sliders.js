@@ -61,6 +61,9 @@ export class WhatIfSliders {
   draw(limits, measurable) {
     this.measurable = measurable;
     this.limits = limits;
+    // The range of another model may be shorter.
+    if (this.chosen.cap !== null) this.chosen.cap = Math.min(this.chosen.cap, limits.caps.length - 1);
+    this.chosen.without &&= limits.ranks > 1;
     this.show();
   }
 
