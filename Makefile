@@ -33,7 +33,7 @@ CXX_FILES := $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build demo test quick soak looks matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
+.PHONY: build demo test quick soak looks picture matrix coverage lab check docs outputs site format bench-record browser hosts batch clean mpi wheel
 
 build: $(TORCH_IS_THERE)  ## set up .venv and compile the extensions
 	@$(MAKE) -s --no-print-directory -j 2 $(PACKAGES) $(COMPILED)
@@ -134,6 +134,9 @@ soak: build browser hosts mpi batch $(SOAK_PACKAGES)  ## what is too long for `m
 looks: build browser $(TEST_PACKAGES)  ## a picture of every view in every state, light and dark: build/looks/index.html
 	DDP_LAB_LOOKS=$(CURDIR)/build/looks $(BIN)/python -m pytest -q -m soak --timeout 3600 tests/browser/test_looks.py
 
+picture: build browser $(TEST_PACKAGES)  ## the moving picture of README, from a real training
+	$(BIN)/python -m tests.browser.moving_picture
+
 matrix:  ## the whole suite with several releases of torch, each in an environment of its own, and a table
 	@$(PYTHON) tests/matrix.py build/matrix $(MATRIX)
 
@@ -157,6 +160,7 @@ check: $(TEST_PACKAGES)  ## format, lint, types; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.plain_words
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 format: $(TEST_PACKAGES)

@@ -171,8 +171,10 @@ class User:
         JupyterLab gives them up for good if it draws the notebook before it has found the kernel: as on a machine with
         much more to do than it can. Then a user loads the page again.
         """
+        views = [self._cell("panel").locator(".ddp-cluster")]
+        views += [self._cell(name).locator(".ddp-ranks") for name in ("dashboard", "second")]
         try:
-            return until(lambda: self._cell("panel").locator(".ddp-cluster").count() > 0, 60, "a live panel")
+            return until(lambda: all(one.count() for one in views), 60, "live views")
         except TimeoutError:
             print("the live views did not come back: loaded again", flush=True)
             return False
