@@ -72,7 +72,7 @@ def test_the_answers(lesson: running.Notebook) -> None:
     """The lesson's table holds what findings() says of each run; the doctor names the rank that sleeps."""
     table = "".join(output.data.get("text/html", "") for output in running.cell(lesson, "findings").outputs)
     for words in (
-        "nothing that would gain much",
+        "nothing that would save much",
         "Rank 2 falls behind at the gradient of layer3.",
         "The buckets are too big",
         "Rank 1 comes late to its backward",

@@ -45,5 +45,5 @@ def test_training_goes_on_after_a_death(lesson: running.Notebook) -> None:
     assert "rank 1 was killed by SIGKILL" in killed
     assert "rank 0 │ the same process, with all variables" in after
     assert "rank 1 │ a new process, with no model" in after
-    assert after.count("goes on at step 7") == 1  # equal lines of both ranks are shown once
+    assert after.count("continues at step 7") == 1  # equal lines of both ranks are shown once
     assert after.count("step 20, weights [") == 1
