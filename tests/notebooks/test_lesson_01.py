@@ -9,7 +9,7 @@ from .judging import judge
 
 WRONG = {
     "1": {
-        "%%distributed\npart = sum(numbers[:100])": "together",
+        "%%distributed\npart = sum(numbers[:100])": "Together they are",
         "%%distributed\npart = sum(numbers) if rank == 0 else 0": "One rank does all the work",
         "%%distributed\npart = torch.tensor(sum(numbers) / world_size)": "is the whole sum, divided",
     },

@@ -21,13 +21,13 @@ WRONG = {
         _MEET + '    store.set(f"{name}/{rank}", "here")': "had not called meet()",
         _MEET
         + '    store.set(str(rank), "")\n    store.wait([str(i) for i in range(world_size)])': "part of your keys",
-        _MEET + '    store.wait([f"{name}/{world_size}"])': "waits for what nobody sets",
-        _MEET + "    dist.barrier()": "leave no key in the store",
+        _MEET + '    store.wait([f"{name}/{world_size}"])': "waits for a key that no rank sets",
+        _MEET + "    dist.barrier()": "leaves no key in the store",
     },
     "2": {
         _POSTBOX + _SUM + _REGISTER: "must return a Work",
         _POSTBOX + _MEAN + _RETURN + _REGISTER: "this is the mean",
-        _POSTBOX + _PRODUCT + _RETURN + _REGISTER: "and the sum is",
+        _POSTBOX + _PRODUCT + _RETURN + _REGISTER: "but the sum is",
         _POSTBOX + _BROKEN + _RETURN + _REGISTER: "DDP's gradients are",
     },
 }

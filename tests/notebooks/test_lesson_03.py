@@ -30,12 +30,12 @@ _WHOLE = """        arrived = torch.empty_like(tensor)
 """
 
 WRONG = {
-    "1": {_PASS_ON + "pass": "nothing has arrived", _PASS_ON + "incoming.copy_(outgoing)": "should have got"},
+    "1": {_PASS_ON + "pass": "nothing has arrived", _PASS_ON + "incoming.copy_(outgoing)": "should have received"},
     "2": {
-        _RING + _ADD.format("step - 1", "step"): "each has a finished part",
+        _RING + _ADD.format("step - 1", "step"): "each has one finished part",
         _RING + _ADD.format("1", "0") + _REPLACE: "Which part in which step?",
         _RING + _WHOLE: "3.0 times the buffer",
-        _RING + "        if rank:\n            pass_on(parts[0], parts[1])": "waits for a part that nobody passes on",
+        _RING + "        if rank:\n            pass_on(parts[0], parts[1])": "waits for a part that no rank passes on",
         _RING + "        pass_on(part[rank], tensor)": "with 2 ranks: NameError: name 'part' is not defined",
     },
 }

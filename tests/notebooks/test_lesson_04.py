@@ -24,7 +24,7 @@ WRONG = {
         + _REPLICATE
         + "    outputs = [replica(*piece) for replica, piece in zip(replicas, pieces)]\n"
         + _GATHER: "one after the other",
-        _BY_HAND + "    return model(x)": "put its four methods in the place of its forward",
+        _BY_HAND + "    return model(x)": "use its four methods instead of its forward",
         _BY_HAND + _SCATTER + "    replicas = [model.module] * 2\n" + _APPLY + _GATHER: "replicate it",
         _BY_HAND + _SCATTER + _REPLICATE + _APPLY + "    return outputs": "a list of 2",
         _BY_HAND + _SCATTER + "    pieces = [(x,), (x,)]\n" + _REPLICATE + _APPLY + _GATHER: "512 outputs for 256",
@@ -33,7 +33,7 @@ WRONG = {
     "2": {
         _COUNTING.format(
             "self.register_buffer('seen', torch.zeros(1))", "self.seen += len(x)", "self.seen"
-        ): "its part alone was counted",
+        ): "only its part was counted",
         _COUNTING.format("self.seen = []", "self.seen.append(1)", "sum(self.seen)"): "counted by exactly one replica",
     },
 }

@@ -22,7 +22,7 @@ WRONG = {
     "2": {
         "%%distributed\nweight = samples / total": "they add up to 1",
         "%%distributed\nweight = total / (world_size * samples)": "on the wrong side of 1",
-        "%%distributed\nweight = samples": "is not it",
+        "%%distributed\nweight = samples": "is not the weight",
     },
 }
 

@@ -25,12 +25,12 @@ WRONG = {
         _READY + "    for index, state in enumerate(states):\n        if state != 'pending': launch(index)": "twice",
         _READY
         + "    if all(state == 'ready' for state in states):\n"
-        + "        for index in range(len(states)):\n            launch(index)": "could be under way",
+        + "        for index in range(len(states)):\n            launch(index)": "could be in flight",
     },
     "3": {
         "late_rank, late_bucket = 1, 1": "because it waits",
         "late_rank, late_bucket = 0, 0": "still on time",
-        "late_rank, late_bucket = 0, 3": "late already",
+        "late_rank, late_bucket = 0, 3": "already late",
     },
 }
 

@@ -24,10 +24,10 @@ _FREEZE = "[head.requires_grad_(False) for head in (heads.digit, heads.odd)]"
 
 WRONG = {
     "1": {
-        _MAKE.format("", "wrap(heads)") + _LOSS + _BOTH: "take the heads in turns",
-        _MAKE.format("", "wrap(heads, static_graph=True)") + _LOSS + _IN_TURNS: "the heads take turns",
+        _MAKE.format("", "wrap(heads)") + _LOSS + _BOTH: "alternate between the heads",
+        _MAKE.format("", "wrap(heads, static_graph=True)") + _LOSS + _IN_TURNS: "the loss alternates between the heads",
         _MAKE.format(_FREEZE, "wrap(heads)"): "is frozen",
-        _MAKE.format("heads.double()", "wrap(heads)"): "another error now: mat1 and mat2 must have the same dtype",
+        _MAKE.format("heads.double()", "wrap(heads)"): "a different error now: mat1 and mat2 must have the same dtype",
         _ALONE + "def make_model():\n    return Alone(TwoHeads().to(device))": "is not the average",
     },
     "2": {

@@ -37,7 +37,7 @@ _WHOLE = ("last or i == 9", "(4 if i < 8 else 2)", "last or i == 9")
 
 WRONG = {
     "1": {
-        _ACCUMULATE.format(_SKIP.format("None", _FORWARD)): "no backward met",
+        _ACCUMULATE.format(_SKIP.format("None", _FORWARD)): "no backward synchronised",
         _ACCUMULATE.format(
             f"{_FORWARD}\n        with model.no_sync():\n            loss.backward()"
         ): "4 of 4 backwards",
@@ -46,10 +46,10 @@ WRONG = {
     },
     "2": {
         _EPOCH.format("last", "every", "last", _ZERO, "optimizer.step()"): "the ranks' parameters differ",
-        _EPOCH.format("last", "every", "last", _ZERO, "pass"): "changed nothing",
+        _EPOCH.format("last", "every", "last", _ZERO, "pass"): "have no effect",
         _EPOCH.format("last", "every", "last", _ZERO, "model.sync_gradients(); optimizer.step()"): "half as long",
         _EPOCH.format(*_WHOLE, "pass", "pass"): "not three steps",
-        _EPOCH.format("True", *_WHOLE[1:], _ZERO, "pass"): "10 backwards met",
+        _EPOCH.format("True", *_WHOLE[1:], _ZERO, "pass"): "10 backwards synchronised",
     },
 }
 

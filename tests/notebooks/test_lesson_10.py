@@ -21,16 +21,16 @@ _3 = 'run_5, run_6, parameter = "{}", "{}", "{}"'
 WRONG = {
     "1": {
         _1.format("a slow layer", "one bucket", 2, 3): "the name of a suspect each",
-        _1.format("late start", "one bucket", 2, 3): "begin their backward together",
+        _1.format("late start", "one bucket", 2, 3): "start their backward together",
         _1.format("slow rank", "one bucket", 2, 3): "loses time once",
-        _1.format("one bucket", "slow layer", 2, 3): "for whom did the others wait",
+        _1.format("one bucket", "slow layer", 2, 3): "which rank did the others wait for",
         _1.format("slow layer", "slow link", 2, 3): "run 2 isn't",
         _1.format("slow layer", "one bucket", 0, 3): "because it waits",
-        _1.format("slow layer", "one bucket", 2, 4): "not where it begins",
+        _1.format("slow layer", "one bucket", 2, 4): "not where it starts",
     },
     "2": {
         _2.format("late start", "", 1): "the name of a suspect each",
-        _2.format("slow layer", "slow link", 1): "late already when its backward begins",
+        _2.format("slow layer", "slow link", 1): "already late when its backward starts",
         _2.format("slow link", "late start", 1): "wait in them for the fourth",
         _2.format("late start", "tiny buckets", 1): "run 4 isn't",
         _2.format("late start", "slow link", 0): "not rank 0",
@@ -39,10 +39,10 @@ WRONG = {
         _3.format("", "", ""): "the name of a suspect each",
         _3.format("slow link", "tiny buckets", "old_head.weight"): "wait behind it",
         _3.format("one bucket", "tiny buckets", "old_head.weight"): "How large is bucket 0",
-        _3.format("unused parameters", "slow link", "old_head.weight"): "Are those the bytes",
+        _3.format("unused parameters", "slow link", "old_head.weight"): "are the bytes the cause",
         _3.format("unused parameters", "one bucket", "old_head.weight"): "run 6 isn't",
-        _3.format("unused parameters", "tiny buckets", "layer3.weight"): "comes in every step",
-        _3.format("unused parameters", "tiny buckets", "old_head.bias"): "there is none of that name",
+        _3.format("unused parameters", "tiny buckets", "layer3.weight"): "gets a gradient in every step",
+        _3.format("unused parameters", "tiny buckets", "old_head.bias"): "does not exist",
     },
 }
 

@@ -10,11 +10,11 @@ from .judging import judge
 WRONG = {
     "1": {
         "%%distributed\ntotal = torch.zeros(1)\nfor batch in range(3):\n    counted = torch.ones(1)\n"
-        "    dist.all_reduce(counted)\n    total += counted": "was left out",
-        "%%distributed\ntotal = torch.tensor(3 + rank)": "Both ranks should come to 7",
+        "    dist.all_reduce(counted)\n    total += counted": "was not counted",
+        "%%distributed\ntotal = torch.tensor(3 + rank)": "Both should be 7",
     },
     "2": {
-        "stuck_rank, stuck_in = 0, 'write_log'": "Whom does it wait for",
+        "stuck_rank, stuck_in = 0, 'write_log'": "Which rank does it wait for",
         "stuck_rank, stuck_in = 1, 'load'": "which line calls wait_a_little",
     },
 }

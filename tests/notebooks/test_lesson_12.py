@@ -29,9 +29,9 @@ WRONG = {
     },
     "2": {
         _TURN.format(_AVERAGE, "groups[bucket.index()]"): "the hook failed with",
-        _TURN.format(_AVERAGE, "groups[rank]"): "no meeting",
-        _TURN.format(_AVERAGE, "groups[bucket.index() % 2]"): "never had a turn: [2]",
-        _TURN.format(_AVERAGE, "groups[bucket.index() // 2 % 3]"): "Each goes to the next group",
+        _TURN.format(_AVERAGE, "groups[rank]"): "They must choose the same group",
+        _TURN.format(_AVERAGE, "groups[bucket.index() % 2]"): "never used: [2]",
+        _TURN.format(_AVERAGE, "groups[bucket.index() // 2 % 3]"): "Each should go to the next group",
         _TURN.format("", "groups[bucket.index() % 3]"): "no longer the averages",
     },
 }

@@ -20,22 +20,21 @@ _CHECKPOINT = "%%distributed\ndef checkpoint(optimizer):\n    "
 WRONG = {
     "1": {
         f"{_KEEP}before = weight.grad.norm()\ntrain(model, optimizer, steps=1)": "of the gradient's shape",
-        f"{_KEEP}before = weight.grad.detach()\ntrain(model, optimizer, steps=1)": "lies in the bucket",
+        f"{_KEEP}before = weight.grad.detach()\ntrain(model, optimizer, steps=1)": "is in the bucket",
         _KEEP.replace("gradient_as_bucket_view=True", "")
         + "before = weight.grad\ntrain(model, optimizer, steps=1)": "Leave the option as it was",
         f"{_KEEP}train(model, optimizer, steps=1)\nbefore = weight.grad.clone()": "Copy it before the fourth",
     },
     "2": {
-        _CHECKPOINT + "return None": "bring it together first",
+        _CHECKPOINT + "return None": "consolidate it first",
         _CHECKPOINT + "if rank == 0:\n        optimizer.consolidate_state_dict(to=0)\n"
         "        return optimizer.state_dict()": "rank [1] did not call",
-        _CHECKPOINT
-        + "optimizer.consolidate_state_dict(to=rank)\n    return optimizer.state_dict()": "every rank gives to=0",
+        _CHECKPOINT + "optimizer.consolidate_state_dict(to=rank)\n    return optimizer.state_dict()": "with to=0",
         _CHECKPOINT
         + "optimizer.consolidate_state_dict(to=0)\n    return optimizer.state_dict()": "on rank 1: Optimizer",
         _CHECKPOINT + "optimizer.consolidate_state_dict(to=0)": "rank 0 should return state_dict()",
         _CHECKPOINT
-        + "optimizer.consolidate_state_dict(to=0)\n    return optimizer.state_dict() if rank == 0 else 0": "else every",
+        + "optimizer.consolidate_state_dict(to=0)\n    return optimizer.state_dict() if rank == 0 else 0": "otherwise",
     },
 }
 

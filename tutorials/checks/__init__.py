@@ -1,8 +1,7 @@
-"""What `check(1)` in a lesson does: it says whether the answer to exercise 1 is right and, if not, what is wrong.
+"""`check(1)` in a lesson: whether the answer to exercise 1 is right and, if not, what is wrong.
 
-A module for each lesson has a function for each exercise. Its parameters are names that the lesson's cells have
-defined: in the notebook, or on the ranks if `on_ranks` runs it there. It returns what to say, "Right: …" or
-"Not yet: …".
+Each lesson has a module with one function for each exercise. Its parameters are names that the lesson's cells define,
+in the notebook, or on the ranks if `on_ranks` runs it there. It returns the verdict, "Right: …" or "Not yet: …".
 """
 
 from __future__ import annotations

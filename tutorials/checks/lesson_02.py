@@ -23,21 +23,23 @@ def a_barrier_out_of_a_store(dist, rank, world_size, store, kinds, meet):
         try:
             meet(theirs, name)
         except RuntimeError as error:
-            return f"Not yet: rank {rank} waits for what nobody sets: {str(error).splitlines()[0]}."
+            return f"Not yet: rank {rank} waits for a key that no rank sets: {str(error).splitlines()[0]}."
         alone = not notes.check([f"{name}: the late one calls"])
         notes.set(f"{name}: gone on", "")
         if alone and name == "first":
-            found = f"rank {rank} went on while rank {late} had not called meet()"
-            return f"Not yet: {found}. Set a key, and wait for the others' keys."
+            found = f"rank {rank} continued although rank {late} had not called meet()"
+            return f"Not yet: {found}. Set a key, and wait for the keys of the other ranks."
         if alone:
-            found = f"the first meeting is right, but in the second rank {rank} did not wait"
-            return f"Not yet: {found}. Is `name` a part of your keys, and does every rank wait?"
+            found = f"the first barrier is right, but rank {rank} did not wait in the second"
+            return f"Not yet: {found}. Is `name` part of your keys, and does every rank wait?"
     if store.num_keys() == before:
         return (
-            "Not yet: they meet, but leave no key in the store. A collective needs a group, which is still to be made."
+            "Not yet: the barrier works, but leaves no key in the store. Use the store, not a collective: the group "
+            "that a collective needs does not exist yet."
         )
     return (
-        "Right: nobody goes on before all have come, at each meeting anew. torch ends init_process_group() like that."
+        "Right: no rank continues before all ranks have called meet(), each time. torch ends init_process_group() in "
+        "this way."
     )
 
 
@@ -49,12 +51,15 @@ def a_backend(torch, dist, rank, world_size, five_seconds):
     if not isinstance(work, dist.Work):
         return "Not yet: allreduce must return a Work, as the other methods do. DDP waits for it."
     if torch.equal(tensor, numbers * (rank + 1)):
-        return "Not yet: the tensor is as it was. Write into it (copy_): nobody sees a new tensor of the same name."
+        return (
+            "Not yet: the tensor is as it was. Write into it (copy_): the caller does not see a new tensor of the "
+            "same name."
+        )
     if torch.allclose(tensor, numbers * share / world_size):
-        return "Not yet: this is the mean. all_reduce adds up; whoever wants a mean divides (DDP does)."
+        return "Not yet: this is the mean. all_reduce adds up; the caller divides if it needs a mean (DDP does)."
     if not torch.allclose(tensor, numbers * share):
         found, wanted = tensor.flatten().tolist(), (numbers * share).flatten().tolist()
-        return f"Not yet: rank {rank} has {found}, and the sum is {wanted}."
+        return f"Not yet: rank {rank} has {found}, but the sum is {wanted}."
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1), process_group=group)
     model(torch.full((1, 3), rank + 1.0)).sum().backward()
     if not torch.allclose(model.module.weight.grad, torch.full((1, 3), share / world_size)):

@@ -14,15 +14,15 @@ def passed_on(torch, dist, rank, world_size, pass_on):
         pass_on(outgoing, incoming, group)
     except RuntimeError:
         return (
-            "Not yet: the ranks still wait for each other, until their time is over. Somebody must not block in send."
+            "Not yet: the ranks still wait for each other until the timeout. At least one rank must not block in send."
         )
     before = (rank - 1) % world_size
     if torch.equal(incoming, torch.zeros(4)):
         return f"Not yet: nothing has arrived on rank {rank}. Is there a recv (or irecv and wait) into `incoming`?"
     if not torch.equal(incoming, torch.full((4,), before + 1.0)):
-        return f"Not yet: rank {rank} should have got rank {before}'s {before + 1.0}, and has {incoming.tolist()}."
+        return f"Not yet: rank {rank} should have received rank {before}'s {before + 1.0}, but has {incoming.tolist()}."
     return (
-        "Right: everybody gives and takes at the same time. (Look once more: does each isend or irecv have its wait?)"
+        "Right: all ranks send and receive at the same time. (Check once more: does each isend or irecv have its wait?)"
     )
 
 
@@ -34,15 +34,23 @@ def ring(torch, ring_all_reduce):
         if raised:
             return f"Not yet: with {ranks} ranks: {raised[0]}."
         if torch.equal(tensors[0], begin):
-            return "Not yet: the tensor is as it was. Begin with the steps that add: pass a part on, add what comes."
+            return (
+                "Not yet: the tensor is as it was. Start with the steps that add: pass a part on, add the part that "
+                "arrives."
+            )
         if not all(torch.equal(tensor, wanted) for tensor in tensors):
             if all((tensor == wanted).any() for tensor in tensors):
-                return f"Not yet: with {ranks} ranks each has a finished part, but not all. Pass the finished ones on."
-            found = f"rank 0 has {tensors[0].tolist()}, and the sum is {wanted.tolist()}"
+                return (
+                    f"Not yet: with {ranks} ranks each has one finished part, but not all parts. Pass the finished "
+                    "ones on."
+                )
+            found = f"rank 0 has {tensors[0].tolist()}, but the sum is {wanted.tolist()}"
             return f"Not yet: with {ranks} ranks {found}. Which part in which step?"
         if max(sent) > 2 * (ranks - 1) * -(-length // ranks):
             times = max(sent) / length
-            return f"Not yet: right sums, but a rank sent {times:.1f} times the buffer. Pass on parts alone."
+            return (
+                f"Not yet: the sums are right, but a rank sent {times:.1f} times the buffer. Pass on single parts only."
+            )
     return f"Right: each of {ranks} ranks sent {max(sent) / length:.2g} times the buffer."
 
 
@@ -60,7 +68,7 @@ def _play(torch, ring_all_reduce, ranks, length):
         try:
             ring_all_reduce(tensors[place], place, ranks, pass_on)
         except queue.Empty:
-            raised.append("a rank waits for a part that nobody passes on")
+            raised.append("a rank waits for a part that no rank passes on")
         except Exception as error:  # noqa: BLE001 (the reader's own, shown in the verdict)
             raised.append(f"{type(error).__name__}: {error}")
 

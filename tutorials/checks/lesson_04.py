@@ -12,24 +12,31 @@ def forward(torch, ddp_lab, Reader, scans, forward_by_hand):
     model.forward = lambda x: x  # its own one, which is to be written here
     output = forward_by_hand(model, scans)
     if not seen:
-        return "Not yet: the network did not run. Don't call `model`: put its four methods in the place of its forward."
+        return "Not yet: the network did not run. Don't call `model`: use its four methods instead of its forward."
     modules, threads = {id(module) for module, _ in seen}, sorted(thread for _, thread in seen)
     if threads == ["MainThread"]:
         return (
-            "Not yet: the network ran once, in the main thread. Begin with model.scatter((x,), {}, model.device_ids)."
+            "Not yet: the network ran once, in the main thread. Start with model.scatter((x,), {}, model.device_ids)."
         )
     if "MainThread" in threads:
         return "Not yet: the network ran twice, but in the main thread, one after the other. Use model.parallel_apply."
     if len(modules) < 2:
         return (
-            "Not yet: both threads ran the same module. On GPUs its parameters would be on one of them: replicate it."
+            "Not yet: both threads ran the same module. On GPUs its parameters would be on only one device: "
+            "replicate it."
         )
     if not torch.is_tensor(output):
-        return f"Not yet: this returns a {type(output).__name__} of {len(output)}. Gather them on model.output_device."
+        return (
+            f"Not yet: this returns a {type(output).__name__} of {len(output)}. Gather the outputs on "
+            "model.output_device."
+        )
     if len(output) != len(scans):
-        return f"Not yet: {len(output)} outputs for {len(scans)} scans. Is each replica called with its own piece?"
+        return (
+            f"Not yet: there are {len(output)} outputs for {len(scans)} images. Is each replica called with its own "
+            "part?"
+        )
     if not torch.allclose(output, Reader()(scans), atol=1e-5):
-        return "Not yet: other numbers than the network's own. Are all pieces there, in their order?"
+        return "Not yet: the numbers differ from the network's own. Are all parts there, in their order?"
     return "Right: two replicas, two threads, one output. You have written DataParallel."
 
 
@@ -40,15 +47,17 @@ def counting(ddp_lab, scans, Counting):
         for _ in range(3):
             model(scans[:64])
         totals.append(int(model.module.total()))
-    told = f"on 1, 2 and 4 devices it says {totals}, and 3 x 64 = 192 is right"
+    told = f"on 1, 2 and 4 devices the totals are {totals}, and 3 x 64 = 192 is right"
     if totals == [192, 192, 192]:
         return f"Right: {told}."
     if totals == [192, 0, 0]:
-        return f"Not yet: {told}. self.seen was set on replicas, which are gone. Change an object that they share."
+        return (
+            f"Not yet: {told}. self.seen was set on replicas, which no longer exist. Change an object that they share."
+        )
     if totals == [192, 96, 48]:
-        why = "Only the first replica shares memory with the original: its part alone was counted."
+        why = "Only the first replica shares memory with the original, so only its part was counted."
         return f"Not yet: {told}. {why}"
-    return f"Not yet: {told}. Is every scan counted by exactly one replica?"
+    return f"Not yet: {told}. Is every image counted by exactly one replica?"
 
 
 check = Checks(on_ranks(forward, ranks=[0]), on_ranks(counting, ranks=[0]))

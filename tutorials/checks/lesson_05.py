@@ -16,11 +16,11 @@ def averaged_gradients(
     if same(found, own):
         return "Not yet: the gradients are still this rank's own. Add up each parameter.grad over the ranks first."
     if same(found, own / world_size):
-        return "Not yet: this rank's own gradients were divided, but not added up over the ranks before."
+        return "Not yet: this rank's own gradients were divided, but not added up over the ranks first."
     if same(found, everything * world_size):
         return "Not yet: these are sums over the ranks. Divide by world_size."
     if not same(found, everything):
-        return "Not yet: some gradients are averages, some are not. Is every parameter done, and each only once?"
+        return "Not yet: some gradients are averages, some are not. Is every parameter averaged exactly once?"
     return "Right: every rank has the gradients of the whole batch."
 
 
@@ -33,10 +33,15 @@ def weighed_loss(world_size, weight, samples, total):
             "Not yet: with equal weights, each of rank 1's 16 samples counts three times as much as one of rank 0's 48."
         )
     if abs(weight * world_size - wanted) < 1e-6:
-        return "Not yet: right among each other, but they add up to 1. The average divides by world_size once more."
+        return (
+            "Not yet: the ratio of the weights is right, but they add up to 1. The average divides by world_size "
+            "once more."
+        )
     if (weight < 1) == (wanted > 1):
-        return f"Not yet: {weight:g} is on the wrong side of 1. Who has more samples than others must count for more."
-    return f"Not yet: {weight:g} is not it. Write the mean over all samples as sums of the two ranks, and compare."
+        return f"Not yet: {weight:g} is on the wrong side of 1. A rank with more samples must count for more."
+    return (
+        f"Not yet: {weight:g} is not the weight. Write the mean over all samples as sums of the two ranks, and compare."
+    )
 
 
 check = Checks(on_ranks(averaged_gradients), on_ranks(weighed_loss))

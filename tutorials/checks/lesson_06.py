@@ -23,10 +23,12 @@ def averaged_bucket(torch, dist, rank, world_size, average):
         dist.all_reduce = all_reduce
     if all(map(torch.equal, gradients, before)) and not collectives:
         return (
-            "Not yet: average() changed nothing. Begin with a flat buffer: torch.cat([g.flatten() for g in gradients])."
+            "Not yet: average() changed nothing. Start with a flat buffer: torch.cat([g.flatten() for g in gradients])."
         )
     if len(collectives) != 1:
-        return f"Not yet: average() called dist.all_reduce {len(collectives)} times. One flat buffer needs it once."
+        return (
+            f"Not yet: average() called dist.all_reduce {len(collectives)} times. One flat buffer needs only one call."
+        )
     if all(torch.allclose(g, w * world_size) for g, w in zip(gradients, wanted, strict=True)):
         return "Not yet: the gradients are sums over the ranks. Divide by world_size."
     if not all(map(torch.allclose, gradients, wanted)):
@@ -47,15 +49,15 @@ def bucket_order(on_ready, errors, by_hand):
         for index in arrival:
             states[index] = "ready"
             on_ready(states, launch)
-            told = f"buckets become ready in the order {arrival}; after bucket {index} you have launched {launched}:"
+            told = f"buckets become ready in the order {arrival}; after bucket {index} you have launched {launched}"
             if len(set(launched)) < len(launched):
-                return f"Not yet: {told} something twice. Launch only what is ready."
+                return f"Not yet: {told}, one of them twice. Launch only ready buckets."
             if launched != sorted(launched) or any(states[i] == "pending" for i in range(max(launched, default=0))):
-                return f"Not yet: {told} not in bucket order. A bucket has to wait for all those before it."
+                return f"Not yet: {told}. That is not in bucket order: a bucket has to wait for all buckets before it."
             waiting = next((i for i in range(4) if states[i] != "launched"), None)
             if waiting is not None and states[waiting] == "ready":
                 return (
-                    f"Not yet: {told} bucket {waiting} could be under way, too. Continue while the next one is ready."
+                    f"Not yet: {told}. Bucket {waiting} could be in flight too: continue while the next one is ready."
                 )
     return f"Right: the same order on every rank. Off by: {errors(by_hand)}."
 
@@ -74,9 +76,9 @@ def where_it_is_slow(lab, late_rank, late_bucket):
             f"Not yet: on rank {late_rank} the collectives take long because it waits. Which rank's gradients are late?"
         )
     if late_bucket != true_bucket:
-        side = "a bucket before it is late already" if late_bucket > true_bucket else "that one is still on time"
+        side = "an earlier bucket is already late" if late_bucket > true_bucket else "it is still on time"
         return f"Not yet: the rank is right, but bucket {late_bucket} is not the first late one: {side}."
-    return f"Right: rank {true_rank}, bucket {true_bucket}. Each backward slept there for 20 ms, at layer {true_layer}."
+    return f"Right: rank {true_rank}, bucket {true_bucket}. Each backward slept for 20 ms there, at layer {true_layer}."
 
 
 check = Checks(on_ranks(averaged_bucket), on_ranks(bucket_order, timeout=30), where_it_is_slow)

@@ -7,17 +7,21 @@ def accumulated(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, 
     training = _Training(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, labels)
     met, found = training.by(lambda model, optimizer: accumulate(model, optimizer, pieces[:4]))
     if met == 0:
-        return "Not yet: no backward met the other rank. The last piece has to be outside of no_sync()."
+        return "Not yet: no backward synchronised with the other rank. The last piece must be outside no_sync()."
     if met > 1:
         return (
-            f"Not yet: {met} of 4 backwards met the other rank. no_sync() around all but one, forward *and* backward."
+            f"Not yet: {met} of 4 backwards synchronised with the other rank. Put all but one inside no_sync(), "
+            "forward *and* backward."
         )
     if torch.allclose(found, training.of_one_process((0, 4, 0.1)), atol=1e-6):
-        return "Right: one meeting, and the step of one process with the whole batch."
+        return "Right: one synchronisation, and the step of one process with the whole batch."
     if torch.allclose(found, training.of_one_process((0, 4, 0.4)), atol=1e-6):
-        return "Not yet: one meeting, but the step is 4 times too long. Divide each loss by the number of pieces."
+        return (
+            "Not yet: one synchronisation, but the step is 4 times too long. Divide each loss by the number of pieces."
+        )
     return (
-        "Not yet: one meeting, but another step than one process takes. Only the *last* backward can average them all."
+        "Not yet: one synchronisation, but the step differs from that of one process. Only the *last* backward can "
+        "average them all."
     )
 
 
@@ -29,16 +33,16 @@ def whole_epoch(torch, dist, ddp_lab, world_size, make_network, loss_of, scans, 
     apart = (found - first).abs().max()
     dist.all_reduce(apart, dist.ReduceOp.MAX)
     if apart > 1e-6:
-        return "Not yet: the ranks' parameters differ. Somebody took a step with gradients that were not averaged."
+        return "Not yet: the ranks' parameters differ. A rank took a step with gradients that were not averaged."
     if torch.allclose(found, training.of_one_process(*two), atol=1e-6):
-        return "Not yet: pieces 9 and 10 have changed nothing."
+        return "Not yet: pieces 9 and 10 have no effect."
     if torch.allclose(found, training.of_one_process(*two, (8, 10, 0.05)), atol=1e-6):
-        return "Not yet: the last step is half as long as it should be. It is the mean of 2 pieces, not of 4."
+        return "Not yet: the last step is half as long as it should be. Take the mean of 2 pieces, not of 4."
     if not torch.allclose(found, training.of_one_process(*two, (8, 10, 0.1)), atol=1e-6):
         return "Not yet: these are not three steps of 4, 4 and 2 pieces. Are gradients zeroed between steps?"
     if met > 3:
-        return f"Not yet: the steps are right, but {met} backwards met the other rank. Three would do."
-    return "Right: all 10 pieces count, and count the same within their step."
+        return f"Not yet: the steps are right, but {met} backwards synchronised with the other rank. Three are enough."
+    return "Right: all 10 pieces count, each with the same weight within its step."
 
 
 class _Training:
@@ -59,7 +63,7 @@ class _Training:
         return self.torch.nn.utils.parameters_to_vector(alone.parameters())
 
     def by(self, train):
-        """How many backwards of `train(model, optimizer)` met the other rank, and the parameters after it."""
+        """The number of backwards of `train(model, optimizer)` that synchronised, and the parameters after it."""
 
         def count(state, bucket):
             met.append(bucket.is_last())

@@ -10,9 +10,11 @@ def sends_bfloat16(torch, ddp_lab, bf16):
     largest = report.buckets[3]
     sent = largest.payload_bytes / largest.numel
     if sent != 2:
-        return f"Not yet: {sent:g} bytes travel for each gradient. Before the all_reduce: .to(torch.bfloat16)."
+        return (
+            f"Not yet: {sent:g} bytes are sent for each gradient. Convert before the all_reduce: .to(torch.bfloat16)."
+        )
     if largest.error < 6e-4:
-        told = f"an error of {largest.error:.0e} is float16's. A bfloat16 is coarser, and reaches further"
+        told = f"an error of {largest.error:.0e} is float16's. A bfloat16 is coarser and has a larger range"
         return f"Not yet: 2 bytes, but {told}."
     return (
         f"Right: half of the bytes, an error of {largest.error:.1e}, and no gradient is too large or too small for it."
@@ -34,19 +36,21 @@ def error_feedback(torch, dist, ddp_lab, rank, world_size, top_k_later):
         dist.all_reduce(tensor)
     missing = float((exact - arrived - kept).norm() / exact.norm())
     if not state:
-        return "Not yet: the state is empty: nothing is remembered."
+        return "Not yet: the state is empty, so nothing is remembered."
     if set(state) != {0}:
-        told = f"the keys of the state are {list(state)}. A model with several buckets needs a rest of each"
-        return f"Not yet: {told}: bucket.index()."
+        told = f"the keys of the state are {list(state)}. A model with several buckets needs a rest of each one"
+        return f"Not yet: {told}: use bucket.index()."
     if sent > 6 * world_size:
-        return f"Not yet: {sent} gradients were sent; 0.2 % of 3000 on each rank are {6 * world_size} at most."
+        return f"Not yet: {sent} gradients were sent; 0.2 % of 3000 on each rank is {6 * world_size} at most."
     if missing > 1e-4:
         return (
-            f"Not yet: what arrived and what is kept differ from all gradients by {missing:.0%}. Is the old rest added "
-            "first? Is a *copy* kept (top_k overwrites the buffer), with zeros where something is sent?"
+            f"Not yet: the sent and the remembered gradients differ from all gradients by {missing:.0%}. Is the old "
+            "rest added first? Is a *copy* kept (top_k overwrites the buffer), with zeros at the positions that are "
+            "sent?"
         )
     return (
-        f"Right: after {steps} steps, what arrived and what is kept are all gradients. Nothing is lost, some is late."
+        f"Right: after {steps} steps, the sent and the remembered gradients are all gradients. None is lost, some are "
+        "late."
     )
 
 

@@ -2,80 +2,85 @@
 
 from . import Checks
 
-_NAMES = "They are in the list above, and in `suspects`."
+_NAMES = "The names are in the list above, and in `suspects`."
 
 
 def runs_1_and_2(suspects, run_1, run_2, late_rank, late_bucket):
     if run_1 not in suspects or run_2 not in suspects:
-        return f"Not yet: give run_1 and run_2 the name of a suspect each. {_NAMES}"
+        return f"Not yet: set run_1 and run_2 to the name of a suspect each. {_NAMES}"
     if run_1 == "late start":
-        return "Not yet: in run 1 all ranks begin their backward together (0 ms). Where do their bars part?"
+        return "Not yet: in run 1 all ranks start their backward together (0 ms). Where do their bars diverge?"
     if run_1 == "slow rank":
-        return "Not yet: in run 1 the late rank keeps step before that bucket and after it: it loses time once."
+        return (
+            "Not yet: in run 1 the late rank is as fast as the others before and after that bucket: it loses time once."
+        )
     if run_1 != "slow layer":
-        return "Not yet: not run 1. Tab Stragglers: for whom did the others wait?"
+        return "Not yet: run 1 is not right. In the tab Stragglers, which rank did the others wait for?"
     if run_2 != "one bucket":
         return (
-            "Not yet: run 1 is right, run 2 isn't. How many rows has a rank there, and when is the first collective "
-            "launched?"
+            "Not yet: run 1 is right, run 2 isn't. How many rows does a rank have there, and when is the first "
+            "collective launched?"
         )
     if late_rank != 2:
         return (
-            f"Not yet: rank {late_rank} is not late: its collectives take long because it waits. Whose bars have no "
-            "hatched part?"
+            f"Not yet: rank {late_rank} is not late: its collectives take long because it waits. Which rank's bars "
+            "have no hatched part?"
         )
     if late_bucket != 3:
         return (
-            f"Not yet: the rank is right, but bucket {late_bucket} is not where it begins. Which bucket is filling for "
+            f"Not yet: the rank is right, but bucket {late_bucket} is not where it starts. Which bucket is filling for "
             "so long?"
         )
     return (
         "Right: in run 1 rank 2 loses 20 ms in bucket 3, that is in layer3, in every step, and the others wait for "
-        "it.\nIn run 2 the only bucket is ready when the backward is over: nothing of its communication can be hidden."
+        "it.\nIn run 2 the only bucket is ready when the backward is over, so none of its communication can be hidden."
     )
 
 
 def runs_3_and_4(suspects, run_3, run_4, late_rank):
     if run_3 not in suspects or run_4 not in suspects:
-        return f"Not yet: give run_3 and run_4 the name of a suspect each. {_NAMES}"
+        return f"Not yet: set run_3 and run_4 to the name of a suspect each. {_NAMES}"
     if run_3 in ("slow layer", "slow rank"):
-        return "Not yet: run 3's late rank is late already when its backward begins; then it is as fast as the others."
+        return "Not yet: run 3's late rank is already late when its backward starts; then it is as fast as the others."
     if run_3 != "late start":
-        return "Not yet: not run 3. Are its collectives slow, or do three ranks wait in them for the fourth?"
+        return "Not yet: run 3 is not right. Are its collectives slow, or do three ranks wait in them for the fourth?"
     if run_4 != "slow link":
         return (
-            "Not yet: run 3 is right, run 4 isn't. Nobody is late there, its buckets are those of run 0. Compare their "
-            "GB/s."
+            "Not yet: run 3 is right, run 4 isn't. No rank is late there, and its buckets are those of run 0. Compare "
+            "their GB/s."
         )
     if late_rank != 1:
-        return f"Not yet: not rank {late_rank}. Whose backward begins last in run 3? Tick “whole step”."
+        return f"Not yet: it is not rank {late_rank}. Which rank's backward starts last in run 3? Tick “whole step”."
     return (
-        "Right: in run 3 rank 1 begins its backward some 30 ms after the others: its next batch took long. They wait "
-        "in bucket 0.\nIn run 4 the same buckets take many times as long as in run 0, on all ranks: the link is slow."
+        "Right: in run 3 rank 1 starts its backward some 30 ms after the others: its next batch took long. They wait "
+        "in bucket 0.\nIn run 4 the same buckets take many times as long as in run 0, on all ranks: the network is "
+        "slow."
     )
 
 
 def runs_5_and_6(suspects, run_5, run_6, parameter):
     if run_5 not in suspects or run_6 not in suspects:
-        return f"Not yet: give run_5 and run_6 the name of a suspect each. {_NAMES}"
+        return f"Not yet: set run_5 and run_6 to the name of a suspect each. {_NAMES}"
     if run_5 == "slow link":
         return (
-            "Not yet: in run 5 bucket 0 travels no slower than those of run 0 (GB/s), and the others wait behind it. "
-            "What is in it?"
+            "Not yet: in run 5 bucket 0 is as fast as in run 0 (GB/s), and the other buckets wait behind it. "
+            "What does it contain?"
         )
     if run_5 != "unused parameters":
-        return "Not yet: not run 5. How large is bucket 0, and what is in it? Tab Buckets, or click it."
+        return (
+            "Not yet: run 5 is not right. How large is bucket 0, and what does it contain? See the tab Buckets, or "
+            "click it."
+        )
     if run_6 == "slow link":
-        return "Not yet: in run 6 a bucket of 1 KiB takes as long as one of 256 KiB. Are those the bytes?"
+        return "Not yet: in run 6 a bucket of 1 KiB takes as long as one of 256 KiB. So are the bytes the cause?"
     if run_6 != "tiny buckets":
         return "Not yet: run 5 is right, run 6 isn't. How many buckets are there, and how large are they?"
     if parameter != "old_head.weight":
-        return (
-            f"Not yet: {parameter or 'no parameter'}: its gradient comes in every step, or there is none of that name."
-        )
+        return f"Not yet: {parameter or 'no parameter'} gets a gradient in every step, or does not exist."
     return (
-        "Right: in run 5 no forward uses old_head.weight, and 25 of 27 MB travel for it; all other buckets wait behind "
-        "them.\nIn run 6 each of 15 collectives costs 5 ms before a byte has moved, and they run one after the other."
+        "Right: in run 5 no forward uses old_head.weight, and 25 of 27 MB are sent for it; all other buckets wait "
+        "behind them.\nIn run 6 each of 15 collectives costs 5 ms before a byte is sent, and they run one after the "
+        "other."
     )
 
 

@@ -14,17 +14,20 @@ def efficiency_of_n(lab, efficiency):
 
     if is_like(lambda n: step[1] / step[n]):
         left = step[1] / step[256]
-        return f"Right: on 256 ranks {left:.0%} is left. They do the work of {256 * left:.0f}, at this link's speed."
+        return (
+            f"Right: on 256 ranks the efficiency is {left:.0%}. They do the work of {256 * left:.0f}, at this "
+            "network's speed."
+        )
     if is_like(lambda n: 1.0):
         return "Not yet: efficiency(n) is 1 for every n. Compare a step on one rank with a step on n."
     if is_like(lambda n: step[n] / step[1]):
-        return "Not yet: upside down. A longer step must give a smaller efficiency."
+        return "Not yet: the fraction is upside down. A longer step must give a smaller efficiency."
     if is_like(lambda n: step[1] / step[n] / n):
         return "Not yet: n ranks do n times the work, and a step ideally takes no longer: don't divide by n."
     if is_like(lambda n: step[1] / step[n] * n):
-        return "Not yet: that is how many times as fast they are. Of the ideal, n times, which part is it?"
+        return "Not yet: that is how many times as fast they are. Which fraction of the ideal, n times, is it?"
     wanted = f"efficiency(1) should be 1, efficiency(16) {step[1] / step[16]:.3g}"
-    return f"Not yet: {wanted}. They are {efficiency(1):.3g} and {efficiency(16):.3g}."
+    return f"Not yet: {wanted}. Yours are {efficiency(1):.3g} and {efficiency(16):.3g}."
 
 
 def groups_in_turn(torch, dist, world_size, wrapped, train, groups, in_turn):
@@ -48,18 +51,18 @@ def groups_in_turn(torch, dist, world_size, wrapped, train, groups, in_turn):
     dist.all_gather_object(by_rank, chosen)
     if any(one != by_rank[0] for one in by_rank):
         told = f"for the same buckets one rank chooses groups {by_rank[0][:4]}, another {by_rank[-1][:4]}"
-        return f"Not yet: {told}: no meeting."
+        return f"Not yet: {told}. They must choose the same group."
     unused = set(range(len(groups))) - set(chosen)
     if unused or len(set(chosen)) != len(groups):
-        return f"Not yet: of groups 0, 1 and 2 these never had a turn: {sorted(unused)}."
+        return f"Not yet: of groups 0, 1 and 2 these were never used: {sorted(unused)}."
     turns = chosen[-len(other.buckets()) :]
     if any((after - before) % len(groups) != 1 for before, after in pairwise(turns)):
-        why = "Each goes to the next group, after the last to the first."
+        why = "Each should go to the next group, after the last one to the first."
         return f"Not yet: the buckets of a step went to groups {turns}. {why}"
     if not all(
         torch.allclose(p.grad, q.grad, atol=1e-6) for p, q in zip(plain.parameters(), other.parameters(), strict=True)
     ):
-        return "Not yet: the buckets take turns, but the gradients are no longer the averages over the ranks."
+        return "Not yet: the groups alternate, but the gradients are no longer the averages over the ranks."
     return f"Right: the buckets of a step went to groups {turns}."
 
 
