@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from ddp_lab.cluster.cells.doctor import Report
+from ddp_lab.diagnostics.flights import Collective, Flight, GroupFlights
+from ddp_lab.diagnostics.rank_state import BucketStage, Examined, Model, Place
+
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "tutorials/reading_benchmarks.md"]
-DOCUMENTS += ["tutorials/site/inside.md", "tutorials/site/descriptions.md"]
+DOCUMENTS = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("tutorials/*.md")]]
+DOCUMENTS += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tutorials/site/**/*.md"))
 
 
 def sources() -> str:
@@ -50,8 +54,8 @@ def test_the_journeys_name_real_functions(document: str, end: str) -> None:
 
 
 def test_make_targets_and_commands_exist() -> None:
-    """Every `make` target and `ddp-lab` command that README and CONTRIBUTING mention is there."""
-    text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    """Every `make` target that a document mentions is there, and each benchmark is mentioned and is there."""
+    text = "".join((ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) - targets == set()
     from ddp_lab.cli.main import BENCHMARKS
@@ -62,3 +66,20 @@ def test_make_targets_and_commands_exist() -> None:
             module = ROOT / folder / name.replace("-", "_")
             assert module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
             assert f"`{name}`" in text
+
+
+def test_the_readme_is_short() -> None:
+    """README is a door, not the house."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_readme_shows_what_the_doctor_prints() -> None:
+    """The report that README quotes begins as the product prints it for ranks in that state."""
+    line = Place("<cell %%distributed [4]>", 8, "<module>", "loss.backward()", users=True)
+    model = Model(0, "Net", 5, True, True, "", (BucketStage("launched", 4, 4, ()),))
+    flight = Flight(6, Collective("all_reduce", "float32 [33280]", 133_120), 11.8, "bucket 0 of Net")
+    flights = GroupFlights("0", "shm", (), 6, 6, 1, {}, (flight,), 1)
+    waiting = Examined(0, "running", seconds=12.0, stack=(line,), models=(model,), flights=(flights,), last_cell="a")
+    printed = str(Report.of([waiting, Examined(1, "idle", last_cell="a")]))
+    [quoted] = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert printed.startswith(quoted)
