@@ -105,11 +105,11 @@ def test_answers_are_folded(pages: dict[Path, Page]) -> None:
 
 
 def test_the_first_page_says_where_to_begin(pages: dict[Path, Page]) -> None:
-    """Above the picture there is something to do; three tiles lead on; each lesson of the list has a sentence."""
+    """Above the picture there is something to do; four tiles lead on; each lesson of the list has a sentence."""
     [first] = [page.text for path, page in pages.items() if path.match("site/index.html")]
     call, picture, tiles = (first.index(part) for part in ('class="call', "timeline.png", 'class="tiles'))
     assert call < picture < tiles
-    assert first.count('class="tile ') == 3
+    assert first.count('class="tile ') == 4
     learn = (SITE / "learn.md").read_text(encoding="utf-8")
     told = re.findall(r"^- \[Lesson (\d+): [^]]+\]\(\.\./(\w+)\.ipynb\) – \S.*\.$", learn, re.MULTILINE)
     lessons = sorted(path.stem for path in ROOT.glob("tutorials/*.ipynb"))
