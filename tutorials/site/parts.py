@@ -1,4 +1,7 @@
-"""What the site adds to Sphinx: pages of source files, folded solutions, cells in colour, formulas, the first page."""
+"""What the site adds to Sphinx: pages of source files, folded solutions, cells in colour, formulas, the first page.
+
+Pictures of the views and tables of options come from `pictures.py` and `option_tables.py`.
+"""
 
 import contextlib
 import functools
@@ -9,7 +12,9 @@ import re
 from pathlib import Path
 from unittest.mock import patch
 
+import option_tables
 import outputs
+import pictures
 from docutils import nodes
 from docutils.utils.math import latex2mathml
 from pygments.lexer import inherit
@@ -65,6 +70,7 @@ def on_source_read(app, docname, content):
         content[0] = _HELP.sub(lambda found: f"```text\n{_help(found[1])}\n```", content[0])
         rows = [f"| `ddp-lab bench {name}` | {what} |" for name, what in main.BENCHMARKS.items()]
         content[0] = content[0].replace(_BENCHMARKS, "\n".join(rows))
+    content[0] = option_tables.filled(pictures.filled(content[0]))
 
 
 def _help(command):

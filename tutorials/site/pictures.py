@@ -1,0 +1,257 @@
+"""The pictures and worked examples of the guides, made while the site is built: nothing of them is stored.
+
+A page names one with `<!-- picture: NAME -->` (SVG on a white sheet, which reads on light and dark pages) or with
+`<!-- printed: NAME -->` (text). They come from the recordings of lesson 10, and where those hold nothing of the kind
+from numbers that are computed here, which the page says. No cluster, browser or network is needed.
+"""
+
+import functools
+import re
+from pathlib import Path
+
+import numpy as np
+
+import ddp_lab
+from ddp_lab.analysis.collectives import CollectiveStep, schedule
+from ddp_lab.control.collectives import ShownCollective
+from ddp_lab.control.records import BucketStage, StepState
+from ddp_lab.protocol.events import DTYPE, Batch, Kind
+from ddp_lab.views import pictures, scenes
+from ddp_lab.views.paint import scene_svg
+from ddp_lab.views.scene import Spans
+from ddp_lab.views.timeline_scene import find_step, timeline_scene
+from ddp_lab.widgets.controls import stepping
+from ddp_lab.widgets.controls.what_if import WhatIfStage
+
+_RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
+_ORIGIN_NS = 10**12
+
+
+@functools.cache
+def _run(number):
+    """A recording of lesson 10: 0 is in order, 1 has a slow layer on rank 2, 2 one bucket, 3 a late rank 1."""
+    return ddp_lab.Timeline.load(_RECORDINGS / f"run-{number}.npz")
+
+
+def _view(name, run):
+    frame, assignment = find_step(_run(run), None, None)
+    return pictures.picture(name, _run(run), frame, assignment)
+
+
+# -- how to read the timeline
+
+# Two ranks and four buckets. When each bucket's gradients come, in ms since the backward began, and where its
+# all-reduce ends: bucket 1 is ready before bucket 0, and rank 1 is late in bucket 2.
+_GRADIENTS = (((2, 12), (4, 8), (14, 20), (22, 30)), ((3, 13), (5, 9), (14, 30), (32, 38)))
+_REDUCED = (17, 21, 36, 46)
+_READ = ("phase-backward", "filling", "queued", "waiting", "reducing", "exposed", "phase-finalize")
+
+
+def _described(ranks, gradients):
+    """The assignment of a made-up model with two parameters in each bucket."""
+    count = 2 * len(gradients[0])
+    place = {"dtype": "float32", "device": "cpu"}
+    return {
+        "type": "assignment",
+        "reducer": 0,
+        "generation": 0,
+        "first_step": 0,
+        "process_group": 0,
+        "group_ranks": list(ranks),
+        "backend": "shm",
+        "module": "Net",
+        "parameters": [
+            {"index": one, "name": f"layer{one}.weight", "shape": [512, 512], "numel": 1 << 18, "bytes": 1 << 20} | place
+            for one in range(count)
+        ],
+        "buckets": [
+            {"bucket": one, "bytes": 2 << 20, "parameters": [2 * one, 2 * one + 1]} | place for one in range(count // 2)
+        ],
+        "rebuilt": True,
+        "session": 1,
+    }
+
+
+def _made_up():
+    """One step as two ranks would have recorded it."""
+    timeline = ddp_lab.Timeline()
+    for rank, gradients in enumerate(_GRADIENTS):
+        facts, launched = [(0, Kind.BACKWARD_BEGIN, -1, -1)], 0
+        for bucket, (first, ready) in enumerate(gradients):
+            launched = max(launched, ready)
+            facts += [(first, Kind.GRAD_READY, bucket, 2 * bucket), (ready, Kind.GRAD_READY, bucket, 2 * bucket + 1)]
+            facts += [(ready, Kind.BUCKET_READY, bucket, -1), (launched, Kind.BUCKET_LAUNCHED, bucket, -1)]
+            facts.append((_REDUCED[bucket], Kind.BUCKET_REDUCED, bucket, -1))
+        computed = max(ready for _, ready in gradients) + 1
+        facts += [(computed, Kind.FINALIZE_BEGIN, -1, -1), (_REDUCED[-1] + 1, Kind.BACKWARD_END, -1, -1)]
+        events = np.zeros(len(facts), DTYPE)
+        for sequence, (ms, kind, bucket, parameter) in enumerate(sorted(facts)):
+            at = _ORIGIN_NS + round(ms * 1e6)
+            events[sequence]["sequence"], events[sequence]["host_ns"] = sequence, at
+            events[sequence]["kind"], events[sequence]["bytes"] = kind, (2 << 20) if bucket >= 0 else 0
+            events[sequence]["bucket"], events[sequence]["parameter"] = bucket, parameter
+        timeline.describe(rank, _described((0, 1), _GRADIENTS))
+        timeline.extend(Batch(rank, 1, 0, 0, events))
+    return timeline
+
+
+def annotated():
+    """The made-up step with a number on one bar of each kind."""
+    frame, assignment = find_step(_made_up(), None, None)
+    scene = timeline_scene(frame, assignment["module"])
+    [panel] = scene.panels
+    spans = {mark.role: mark for mark in panel.marks if isinstance(mark, Spans)}
+    heads, line = set(panel.y.headings), 16  # pixels of a bucket's lane, of so few
+    edges = np.cumsum([0, *(24 if lane in heads else line for lane in range(len(panel.y.lanes)))])
+    left, right = scene_svg._LANES_LEFT, scene_svg.WIDTH - scene_svg._RIGHT
+    marks = []
+    for number, role in enumerate(_READ, 1):
+        of = spans[role]
+        longest = int(np.argmax(of.end - of.begin))
+        lane, middle = int(of.lane[longest]), float(of.begin[longest] + of.end[longest]) / 2
+        share = (middle - panel.x.low) / (panel.x.top - panel.x.low)
+        x, y = left + share * (right - left), (edges[lane] + edges[lane + 1]) / 2 - 6
+        marks.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='8' style='fill:#1f2328;stroke:#fff'/>")
+        marks.append(scene_svg.text(x, y + 4, str(number), "bold", "middle", "#fff"))
+    whole, end = scene_svg.framed(scene), "</svg></svg>"
+    if not whole.endswith(end):
+        raise ValueError("a framed picture ends in another way than it did")
+    return whole.removesuffix(end) + "".join(marks) + end
+
+
+# -- what the recordings do not hold
+
+
+def what_if():
+    """One bucket that is too big, beside the prediction for a smaller limit."""
+    caps = WhatIfStage(_run(2)).snapshot()["limits"]["caps"]
+    stage = WhatIfStage(_run(2))
+    stage.ask({"cap": int(np.argmin([abs(cap - 0.4) for cap in caps]))})
+    return scene_svg.framed(scenes.what_if_scene(stage.snapshot()))
+
+
+def gradients():
+    """Norms of four ranks that descend a quadratic with noisy gradients; in step 70 rank 2 has a NaN."""
+    timeline = ddp_lab.Timeline.load(_RECORDINGS / "run-0.npz")
+    random, ranks, buckets = np.random.default_rng(0), 4, 4
+    weights = random.normal(size=(buckets, 200))
+    for step in range(0, 121, 5):
+        own = weights + 0.3 * random.normal(size=(ranks, buckets, 200))
+        average = own.mean(axis=0)
+        weights = weights - 0.1 * average
+        before, after = np.linalg.norm(own, axis=2).tolist(), np.linalg.norm(average, axis=1).tolist()
+        bad = None
+        if step == 70:
+            before[2][1] = after[1] = None
+            bad = {"kind": "NaN", "rank": 2, "parameter": "layer3.weight"}
+        about = {"type": "gradients", "reducer": 0, "step": step, "generation": 0, "session": 0}
+        timeline.describe(
+            0, about | {"ranks": [*range(ranks)], "before": before, "after": after, "nonfinite": bad, "seconds": 0.002}
+        )
+    return scene_svg.framed(scenes.SCENES["gradients"](timeline, 0, None))
+
+
+def step_through():
+    """Rank 1 pauses when bucket 2 is ready, and rank 0 waits for it."""
+    states = {
+        0: ("reduced", "reduced", "launched", "launched"),
+        1: ("reduced", "reduced", "ready", "pending"),
+    }
+    made = {}
+    for rank, of_rank in states.items():
+        pauses = "ready" in of_rank
+        stages = tuple(
+            BucketStage(state, 0 if state == "pending" else 2, 2, ("layer6.weight",) if state == "pending" else ())
+            for state in of_rank
+        )
+        point, bucket = ("bucket_ready", 2) if pauses else (None, None)
+        made[rank] = StepState(rank, 12, 1, point, None, bucket, 0, True, not pauses, pauses, "", stages)
+    return pictures.step_svg(stepping.machine(made, stepping.standings(made), lambda state: 0.0))
+
+
+def faults():
+    """A fault that has ended, and one that happens."""
+    slow, link = ddp_lab.faults.SlowLayer(1, "layer3.weight", 0.05), ddp_lab.faults.SlowLink(0, 0.005)
+    timeline = ddp_lab.Timeline()
+    for rank, marks in {1: ((0, slow.text()), (14.2, f"end of {slow.text()}")), 0: ((21.5, link.text()),)}.items():
+        events = np.zeros(len(marks), DTYPE)
+        for index, (seconds, name) in enumerate(marks):
+            timeline.describe(rank, {"type": "mark", "index": index, "name": name, "session": 1})
+            events[index]["sequence"], events[index]["kind"], events[index]["parameter"] = index, Kind.MARK, index
+            events[index]["host_ns"] = _ORIGIN_NS + round(seconds * 1e9)
+        timeline.extend(Batch(rank, 1, 0, 0, events))
+    return pictures.rehearsal_svg(timeline, [{"rank": 0, "text": link.text()}])
+
+
+def collective(ranks=4, part=16_384, latency_ms=0.05, mb_per_second=1000):
+    """A ring all-reduce: who holds what follows from the algorithm, the times from a link of these figures."""
+    holds = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
+
+    def frozen():
+        return tuple(tuple(tuple(sorted(one)) for one in parts) for parts in holds)
+
+    begin, steps = frozen(), []
+    for step in schedule("all_reduce", "ring", ranks):
+        arriving = [(one, [set(holds[one.source][part]) for part in one.parts]) for one in step]
+        for one, parts in arriving:
+            for place, held in zip(one.places, parts, strict=True):
+                holds[one.target][place] = holds[one.target][place] | held if one.reduces else held
+        sizes = tuple(part * len(one.parts) for one in step)
+        steps.append(CollectiveStep(tuple(step), sizes, frozen(), latency_ms + max(sizes) / mb_per_second / 1e3))
+    return pictures.collective_svg(ShownCollective("all_reduce", "ring", ranks, ranks * part, begin, tuple(steps)))
+
+
+PICTURES = {
+    "annotated": annotated,
+    "timeline": functools.partial(_view, "timeline", 1),
+    "sync": functools.partial(_view, "sync", 1),
+    "overlap": functools.partial(_view, "overlap", 2),
+    "stragglers": functools.partial(_view, "stragglers", 1),
+    "buckets": functools.partial(_view, "buckets", 5),
+    "findings": functools.partial(_view, "findings", 5),
+    "step": step_through,
+    "faults": faults,
+    "what_if": what_if,
+    "gradients": gradients,
+    "collective": collective,
+}
+
+
+# -- what the worked example prints
+
+
+def _what_if():
+    told = {"as recorded": {}, "without rank 2's delay": {"without_rank": 2}}
+    told |= {f"bucket_cap_mb={cap}": {"bucket_cap_mb": cap} for cap in (0.1, 0.5, 2)}
+    return "\n".join(f"{name:22} {_run(1).simulate(**what).step_ms:6.1f} ms" for name, what in told.items())
+
+
+PRINTED = {
+    "summary": lambda: _run(1).summary(),
+    "find_late": lambda: "\n".join(map(str, _run(1).find_late())),
+    "findings": lambda: "\n".join(map(str, _run(1).findings())),
+    "what_if": _what_if,
+    "compare": lambda: str(ddp_lab.compare(_RECORDINGS / "run-1.npz", _RECORDINGS / "run-0.npz")),
+}
+
+
+# -- on a page
+
+_PLACE = re.compile(r"^<!-- (picture|printed): (\w+) -->$", re.MULTILINE)
+
+
+def filled(page):
+    """A page's text with its pictures and printed texts in the places that name them.
+
+    Raises:
+        KeyError: there is none of a name.
+    """
+    return _PLACE.sub(lambda found: _picture(found[2]) if found[1] == "picture" else _printed(found[2]), page)
+
+
+def _picture(name):
+    return f'```{{raw}} html\n<div class="picture">{PICTURES[name]()}</div>\n```'
+
+
+def _printed(name):
+    return f"```text\n{PRINTED[name]()}\n```"
