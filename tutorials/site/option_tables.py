@@ -50,6 +50,7 @@ def _described(docstring):
 
 def _cell(words):
     """A docstring's sentence as a cell of a table."""
+    words = re.sub(r" \([^()]*\[Note: [^()]*\)", "", words)  # of the source
     return re.sub(r"``(.+?)``", r"`\1`", words).replace("|", "\\|")
 
 

@@ -1,0 +1,211 @@
+"""The guides tell today's truth: their names exist, their pictures and tables can be made, no variable is missing."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ddp_lab
+from ddp_lab.widgets.dashboard import VIEWS
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "tutorials" / "site"
+HOW_TO = [
+    "accumulate_gradients",
+    "compare_runs_in_ci",
+    "compress_gradients",
+    "containers",
+    "debug_a_slow_rank",
+    "find_a_nan",
+    "migrate",
+    "overlap_checklist",
+    "recover_from_a_crash",
+    "save_and_share_a_recording",
+]
+PAGES = [
+    "guide/dashboard.md",
+    "guide/performance.md",
+    "troubleshooting.md",
+    "faq.md",
+    "reference/configuration.md",
+    *(f"how_to/{name}.md" for name in HOW_TO),
+]
+OWNERS = {
+    "ddp_lab": ddp_lab,
+    "lab": ddp_lab.Cluster,
+    "lab.timeline": ddp_lab.Timeline,
+    "model": ddp_lab.DistributedDataParallel,
+    "ddp_lab.Timeline": ddp_lab.Timeline,
+    "ddp_lab.Cluster": ddp_lab.Cluster,
+    "ddp_lab.faults": ddp_lab.faults,
+    "ddp_lab.recording": ddp_lab.recording,
+    "ddp_lab.rehearsal": ddp_lab.rehearsal,
+}
+_MADE_BY_INIT = {"timeline", "link", "module"}  # attributes of objects
+
+
+def text(page: str) -> str:
+    """What stands in a page's file."""
+    return (SITE / page).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that draws the guides' pictures."""
+    monkeypatch.syspath_prepend(str(SITE))
+    return importlib.import_module("pictures")
+
+
+@pytest.fixture
+def option_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that makes tables of options."""
+    monkeypatch.syspath_prepend(str(SITE))
+    return importlib.import_module("option_tables")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link is a file of the repository, and a link to a heading of it is one that it has."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (SITE / page).parent / path if path else SITE / page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+            assert anchor in slugs, link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_exist(page: str) -> None:
+    """Whatever follows `lab.`, `lab.timeline.`, `model.` or `ddp_lab.` in code is an attribute of what is meant."""
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL))
+    code += "\n".join(re.findall(r"`([^`\n]+)`", text(page)))
+    missing = []
+    for dotted in re.findall(r"(?<![\w.\"'/-])((?:lab|ddp_lab|model)(?:\.[A-Za-z_]\w*)+)", code):
+        owner, _, name = dotted.rpartition(".")
+        while owner and owner not in OWNERS:
+            owner, _, name = owner.rpartition(".")
+        if owner and name not in _MADE_BY_INIT and not hasattr(OWNERS[owner], name):
+            missing.append(dotted)
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", HOW_TO)
+def test_how_tos_are_short_and_their_code_is_python(name: str) -> None:
+    """A how-to has at most 60 lines, and its cells compile."""
+    page = text(f"how_to/{name}.md")
+    assert len(page.splitlines()) <= 60
+    for cell in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        kept = "\n".join(line for line in cell.splitlines() if not line.lstrip().startswith("%"))
+        compile(kept, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_the_dashboard_guide_has_every_view() -> None:
+    """Each view is in the table of tabs, and each tab has a heading, a picture and a call."""
+    page = text("guide/dashboard.md")
+    tabs = re.findall(r'^\| \[([^]]+)\]\(#[\w-]+\) \| `"(\w+)"`', page, re.MULTILINE)
+    assert {view for _, view in tabs} == set(VIEWS)
+    for title, _ in tabs:
+        part = page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+        assert "<!-- picture: " in part, title
+        assert re.search(r"`(?:lab|ddp_lab|model)\.", part), title
+
+
+def test_pictures_are_made_from_what_is_recorded(pictures: ModuleType) -> None:
+    """Each picture that a page names is SVG on a white sheet, and the annotated one has a number for each kind of bar."""
+    named = {name for page in PAGES for name in re.findall(r"^<!-- picture: (\w+) -->$", text(page), re.MULTILINE)}
+    assert named == set(pictures.PICTURES)
+    for name in named:
+        drawn = pictures.PICTURES[name]()
+        root = ElementTree.fromstring(drawn)
+        assert float(root.attrib["width"]) > 300, name
+        assert "fill='#fff'" in drawn, name
+        assert "\n\n" not in drawn, name
+    words = [node.text for node in ElementTree.fromstring(pictures.annotated()).iter() if node.text]
+    rows = re.findall(r"^\| (\d) \| ", text("guide/dashboard.md"), re.MULTILINE)
+    assert rows == [str(number) for number in range(1, 8)]
+    assert set(rows) <= set(words)
+
+
+def test_printed_texts_are_those_that_the_page_explains(pictures: ModuleType) -> None:
+    """The worked example prints what its page says of it."""
+    page = text("guide/performance.md")
+    named = re.findall(r"^<!-- printed: (\w+) -->$", page, re.MULTILINE)
+    assert set(named) == set(pictures.PRINTED)
+    printed = {name: make() for name, make in pictures.PRINTED.items()}
+    assert "81.3 ms a step" in printed["summary"]
+    assert "parameter='layer3.bias'" in printed["find_late"]
+    assert "(about 16.0 % of the step" in printed["findings"]
+    assert re.search(r"without rank 2's delay +62\.\d ms", printed["what_if"])
+    assert "-24.8 %" in printed["compare"]
+    filled = pictures.filled(page)
+    assert "<!-- printed" not in filled
+    assert "<!-- picture" not in filled
+
+
+def test_the_configuration_page_has_every_option(option_tables: ModuleType) -> None:
+    """Tables are made from the code: each has rows, and each argument of a cluster is one of them."""
+    page = text("reference/configuration.md")
+    named = re.findall(r"^<!-- options of (.+) -->$", page, re.MULTILINE)
+    assert {"Cluster", "DistributedDataParallel", "%cluster start", "%%distributed", "ddp-lab run"} <= set(named)
+    for name in named:
+        lines = option_tables.table(name).splitlines()
+        assert len(lines) > 2, name
+        assert all(re.fullmatch(r"\| `.+` \| .+ \| .+ \|", line) for line in lines[2:]), name
+    cluster = option_tables.table("Cluster")
+    assert "| `lease_seconds` | `3600.0` |" in cluster
+    assert "| `--lease S` | 3600 |" in option_tables.table("%cluster start")
+    assert "<!-- options" not in option_tables.filled(page)
+
+
+def test_no_environment_variable_is_missing() -> None:
+    """Each variable that the package reads, and each DDP_LAB_ one anywhere, is on the configuration page."""
+    page = text("reference/configuration.md")
+    read = set()
+    for path in (ROOT / "ddp_lab").rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        if "bench" not in path.parts:  # which sets them for its own processes
+            read |= variables(ast.parse(source))
+    ours = set()
+    for path in [*(ROOT / "ddp_lab").rglob("*.py"), *(ROOT / "csrc").rglob("*.*"), ROOT / "setup.py"]:
+        if path.suffix in (".py", ".h", ".cpp"):
+            ours |= set(re.findall(r"DDP_LAB_[A-Z_]+", path.read_text(encoding="utf-8")))
+    ours -= {"DDP_LAB_OLDER", "DDP_LAB_OURS"}  # macros
+    assert {"DDP_LAB_SHARED_MEMORY", "DDP_LAB_HOST_ID", "CUDA_VISIBLE_DEVICES", "TORCH_FR_BUFFER_SIZE"} <= read | ours
+    assert [name for name in sorted(read | ours) if f"`{name}`" not in page and f"`{name}=" not in page] == []
+
+
+def variables(tree: ast.Module) -> set[str]:
+    """The names of the environment variables that a module reads, where they stand in it as texts."""
+    known = {
+        target.id: one.value.value
+        for one in tree.body
+        if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str)
+        for target in one.targets
+        if isinstance(target, ast.Name)
+    }
+    places = ("os.environ", "environment")
+    calls = {f"{place}.{verb}" for place in places for verb in ("get", "setdefault", "pop")} | {"os.getenv", "_number"}
+    found = set()
+    for node in ast.walk(tree):
+        asked: ast.expr | None = None
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) in places:
+            asked = node.slice
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in calls and node.args:
+            asked = node.args[0]
+        elif isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) == "os.environ":
+            asked = node.left
+        if isinstance(asked, ast.Constant) and isinstance(asked.value, str):
+            found.add(asked.value)
+        elif isinstance(asked, ast.Name) and asked.id in known:
+            found.add(known[asked.id])
+    return found

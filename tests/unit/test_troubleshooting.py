@@ -1,0 +1,67 @@
+"""The troubleshooting page quotes messages as they are: each heading's fixed parts are in one source file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "tutorials" / "site" / "troubleshooting.md").read_text(encoding="utf-8")
+HEADINGS = [found[2].strip() for found in re.finditer(r"^### (`+)(.+?)\1$", PAGE, re.MULTILINE)]
+_FIELD = "\0"
+
+
+@cache
+def texts() -> dict[str, str]:
+    """What each source file can say: its texts, one after the other, with a sign in the place of each field."""
+    made = {}
+    for path in sorted((ROOT / "ddp_lab").rglob("*.py")):
+        said: list[str] = []
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                said.append("".join(_part(one) for one in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.append(node.value)
+        made[str(path.relative_to(ROOT))] = "\n".join(said)
+    for folder, suffixes in (("ddp_lab/widgets/static", (".js",)), ("csrc", (".h", ".cpp"))):
+        for path in sorted((ROOT / folder).rglob("*.*")):
+            if path.suffix in suffixes:
+                source = path.read_text(encoding="utf-8")
+                source = re.sub(r'"\s*\n\s*"', "", source)  # C++ joins texts that follow each other
+                made[str(path.relative_to(ROOT))] = re.sub(r"\$\{[^}]*\}", _FIELD, source)
+    return made
+
+
+def _part(value: ast.expr) -> str:
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else _FIELD
+
+
+def fixed_parts(heading: str) -> list[str]:
+    """What a message says in every case."""
+    return [part.strip() for part in heading.split("…") if re.search(r"\w", part)]
+
+
+def test_there_are_many() -> None:
+    """Each heading of the page with a message is read, and none is there twice."""
+    assert len(HEADINGS) >= 20
+    assert len(set(HEADINGS)) == len(HEADINGS)
+    assert len(HEADINGS) == len(re.findall(r"^### `", PAGE, re.MULTILINE))
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_the_message_is_in_the_sources(heading: str) -> None:
+    """All fixed parts of a heading are texts of one file."""
+    parts = fixed_parts(heading)
+    assert parts
+    assert any(all(part in said for part in parts) for said in texts().values()), parts
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_each_has_a_cause_or_a_fix(heading: str) -> None:
+    """Below each heading there is a text."""
+    after = PAGE.split(heading, 1)[1].split("\n", 1)[1]
+    assert len(after.split("\n### ")[0].split("\n## ")[0].strip()) > 40
