@@ -121,7 +121,7 @@ def test_the_dashboard_guide_has_every_view() -> None:
 
 
 def test_pictures_are_made_from_what_is_recorded(pictures: ModuleType) -> None:
-    """Each picture that a page names is SVG on a white sheet, and the annotated one has a number for each kind of bar."""
+    """Each picture that a page names is SVG on a white sheet; the annotated one has a number for each kind of bar."""
     named = {name for page in PAGES for name in re.findall(r"^<!-- picture: (\w+) -->$", text(page), re.MULTILINE)}
     assert named == set(pictures.PICTURES)
     for name in named:

@@ -94,4 +94,6 @@ def _default(action, words):
         return words[: found.start()], found[1]
     if action.nargs == 0:
         return words, "off"
-    return words, "required" if action.required else "none" if action.default in (None, [], "") else f"`{action.default}`"
+    if action.required:
+        return words, "required"
+    return words, "none" if action.default in (None, [], "") else f"`{action.default}`"

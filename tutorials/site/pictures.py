@@ -47,26 +47,22 @@ _REDUCED = (17, 21, 36, 46)
 _READ = ("phase-backward", "filling", "queued", "waiting", "reducing", "exposed", "phase-finalize")
 
 
-def _described(ranks, gradients):
+def _described():
     """The assignment of a made-up model with two parameters in each bucket."""
-    count = 2 * len(gradients[0])
     place = {"dtype": "float32", "device": "cpu"}
+    sizes = {"shape": [512, 512], "numel": 1 << 18, "bytes": 1 << 20}
+    buckets = range(len(_GRADIENTS[0]))
     return {
         "type": "assignment",
         "reducer": 0,
         "generation": 0,
         "first_step": 0,
         "process_group": 0,
-        "group_ranks": list(ranks),
+        "group_ranks": list(range(len(_GRADIENTS))),
         "backend": "shm",
         "module": "Net",
-        "parameters": [
-            {"index": one, "name": f"layer{one}.weight", "shape": [512, 512], "numel": 1 << 18, "bytes": 1 << 20} | place
-            for one in range(count)
-        ],
-        "buckets": [
-            {"bucket": one, "bytes": 2 << 20, "parameters": [2 * one, 2 * one + 1]} | place for one in range(count // 2)
-        ],
+        "parameters": [{"index": one, "name": f"layer{one}.weight"} | sizes | place for one in range(2 * len(buckets))],
+        "buckets": [{"bucket": one, "bytes": 2 << 20, "parameters": [2 * one, 2 * one + 1]} | place for one in buckets],
         "rebuilt": True,
         "session": 1,
     }
@@ -90,7 +86,7 @@ def _made_up():
             events[sequence]["sequence"], events[sequence]["host_ns"] = sequence, at
             events[sequence]["kind"], events[sequence]["bytes"] = kind, (2 << 20) if bucket >= 0 else 0
             events[sequence]["bucket"], events[sequence]["parameter"] = bucket, parameter
-        timeline.describe(rank, _described((0, 1), _GRADIENTS))
+        timeline.describe(rank, _described())
         timeline.extend(Batch(rank, 1, 0, 0, events))
     return timeline
 
@@ -101,8 +97,10 @@ def annotated():
     scene = timeline_scene(frame, assignment["module"])
     [panel] = scene.panels
     spans = {mark.role: mark for mark in panel.marks if isinstance(mark, Spans)}
-    heads, line = set(panel.y.headings), 16  # pixels of a bucket's lane, of so few
-    edges = np.cumsum([0, *(24 if lane in heads else line for lane in range(len(panel.y.lanes)))])
+    # In pixels, of so few lanes: a rank's own is as high as a heading, a bucket's 16; a gap is above each rank.
+    gap, own, line = scene_svg._GAP, scene_svg._HEADING, 16
+    heights = [own if lane in panel.y.headings else line for lane in range(len(panel.y.lanes))]
+    bottoms = np.cumsum([height + gap if height == own else height for height in heights]) - gap
     left, right = scene_svg._LANES_LEFT, scene_svg.WIDTH - scene_svg._RIGHT
     marks = []
     for number, role in enumerate(_READ, 1):
@@ -110,7 +108,7 @@ def annotated():
         longest = int(np.argmax(of.end - of.begin))
         lane, middle = int(of.lane[longest]), float(of.begin[longest] + of.end[longest]) / 2
         share = (middle - panel.x.low) / (panel.x.top - panel.x.low)
-        x, y = left + share * (right - left), (edges[lane] + edges[lane + 1]) / 2 - 6
+        x, y = left + share * (right - left), bottoms[lane] - heights[lane] / 2
         marks.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='8' style='fill:#1f2328;stroke:#fff'/>")
         marks.append(scene_svg.text(x, y + 4, str(number), "bold", "middle", "#fff"))
     whole, end = scene_svg.framed(scene), "</svg></svg>"
