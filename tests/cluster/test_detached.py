@@ -101,7 +101,7 @@ def _interrupts_the_orphan(lab: Lab) -> None:
     assert left.text == {0: "begun 0\n", 1: "begun 1\n"}
     assert str(left).startswith("orphan still runs on ranks 0–1, for ")
     assert {record.state for record in lab.status()} == {"running"}
-    with pytest.raises(ClusterError, match=r"rank \d still runs a cell"):
+    with pytest.raises(ClusterError, match=r"rank \d is still running a cell"):
         lab.run("1")
     lab.interrupt()
     leftovers.wait_until(lambda: not lab.busy_ranks(), 5, "the end of the cell")
@@ -115,7 +115,7 @@ def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path
         run = lab.run(hold, wait=False, label="held")
         pid = lab.pids()["rank 1"]
         leftovers.wait_until(lambda: {record.state for record in lab.status()} == {"running"}, 5, "the cell")
-    with pytest.raises(CellError, match="went on without this process"):
+    with pytest.raises(CellError, match="kept running without this process"):
         run.wait()
     gate.touch()
     with abandoned() as lab:

@@ -87,7 +87,7 @@ def test_failed_cell(notebook: Notebook) -> None:
     assert (name, value) == ("CellError", "rank 1 failed: ValueError: bad batch")
     assert "----> 4     raise ValueError('bad batch')" in traceback  # the magic's line is the first
     assert "rank 0 waited for rank 1 in all_reduce #" in traceback
-    assert "of 4 B (float32 [1]) and was freed" in traceback
+    assert "of 4 B (float32 [1]) and was unblocked" in traceback
     assert "cells/run.py" not in traceback
     assert notebook.run("%%distributed\nt = torch.ones(1); dist.all_reduce(t); t.item()").text == "ranks 0–1 → 2.0"
 
@@ -120,9 +120,9 @@ def test_a_rank_that_ignores_the_interrupt(notebook: Notebook, presses: int) -> 
     stubborn = "while rank == 1:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
     shown = notebook.run(f"%%distributed\nimport time\nprint('begun')\n{stubborn}", "begun", presses)
     assert shown.error[0] == "KeyboardInterrupt"
-    assert "rank 1 did not answer the interrupt: `%cluster interrupt` tries again" in shown.error[2]
+    assert "rank 1 did not respond to the interrupt: `%cluster interrupt` tries again" in shown.error[2]
     refused = notebook.run("%%distributed\n1").error[1]
-    assert "rank 1 still runs a cell" in refused
+    assert "rank 1 is still running a cell" in refused
     assert "`%cluster rejoin --replace 1`" in refused
     assert notebook.run("%cluster rejoin --replace 1").status == "ok"
     assert notebook.run("%%distributed\nrank").text == "rank 0 → 0\nrank 1 → 1"

@@ -225,7 +225,7 @@ def test_what_falls_back_says_so(hosted: Container) -> None:
 def test_the_doctor_needs_no_debugger(hosted: Container) -> None:
     """It names who waits, and the line of the cell."""
     said = program(hosted, DOCTOR)
-    assert "rank 1 has ended the cell; rank 0 still waits in all_reduce #" in said
+    assert "rank 1 has finished the cell; rank 0 still waits in all_reduce #" in said
 
 
 def test_data_loaders(hosted: Container) -> None:
