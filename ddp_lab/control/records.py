@@ -45,8 +45,8 @@ class RankRecord:
         clock: how accurately its clock is aligned with those of other hosts; empty if all share one clock.
         in_flight: its collectives in flight, in words, e.g. ``"2, oldest all_reduce #18
             of 4 MiB for 3.2 s"``; "" if there is none.
-        broken_by: why its groups were destroyed: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed; "" if they
-            were not.
+        broken_by: why its groups were destroyed: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed; "" if
+            they were not.
     """
 
     rank: int

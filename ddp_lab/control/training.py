@@ -90,8 +90,8 @@ class TrainingControl:
             timeout: seconds within which the model must train two steps.
 
         Raises:
-            ClusterError: the ranks refuse (the message says why), or the model did not train two steps within `timeout`:
-                then nothing is changed, unless the message says otherwise.
+            ClusterError: the ranks refuse (the message says why), or the model did not train two steps within
+                `timeout`: then nothing is changed, unless the message says otherwise.
         """
         change = commands.Change(
             bucket_cap_mb,
@@ -138,9 +138,8 @@ class TrainingControl:
             if states == {"applied"}:
                 after = {rank: answer["after"] for rank, answer in found.items()}
                 if len(set(after.values())) > 1:
-                    raise ClusterError(
-                        f"The ranks applied the change after different backwards ({after}): check that all ranks train the same steps."
-                    )
+                    words = f"The ranks applied the change after different backwards ({after})"
+                    raise ClusterError(f"{words}: make sure that all ranks train the same steps.")
                 return found
             if "dropped" in states:
                 raise ClusterError("The process groups were rebuilt meanwhile, so the change was dropped: try again.")
@@ -174,8 +173,8 @@ class TrainingControl:
         Args:
             reducer: which model; None for the most recently active.
             what: a column of `Timeline.steps` in ms; averaged over the ranks.
-            last_steps: at most this many of the newest steps on each side. Steps beyond an injected fault's begin or end
-                count on neither side.
+            last_steps: at most this many of the newest steps on each side. Steps beyond the begin or end of an
+                injected fault count on neither side.
             generation: version of a bucket layout (`Reconfigured.generation`): compares around the change that led to
                 it; None for the last change.
 
@@ -261,7 +260,7 @@ class TrainingControl:
     def wait_paused(
         self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
     ) -> dict[int, StepState]:
-        """Waits until these ranks are paused (None: any rank), or `timeout` seconds have passed; returns `step_state`."""
+        """Waits until these ranks are paused (None: any rank), for `timeout` seconds at most; returns `step_state`."""
         deadline = time.monotonic() + timeout
         while True:
             states = self.step_state(reducer)
@@ -330,8 +329,8 @@ class TrainingControl:
     def watch_drift(self, every: int = 100, reducer: int | None = None) -> None:
         """Compares parameters and buffers of all ranks before every `every`-th step; works while a cell trains.
 
-        `Timeline.drift` has the results. Each comparison costs one pass over all parameters (0.3 ms for each MB on one CPU
-        core).
+        `Timeline.drift` has the results. Each comparison costs one pass over all parameters (0.3 ms for each MB on one
+        CPU core).
 
         Args:
             every: interval in steps; 0 stops it.
@@ -386,7 +385,7 @@ class TrainingControl:
     # -- the ranks
 
     def model(self, reducer: int | None) -> int:
-        """The number of the requested model, without asking the ranks. See [Note: models that are gone] in `timeline.models`."""
+        """The requested model's number, without asking ranks. See [Note: models that are gone] in `timeline.models`."""
         living = [one.reducer for one in self.timeline.living()]
         if reducer in living or (reducer is None and living):
             return living[-1] if reducer is None else reducer
@@ -397,11 +396,8 @@ class TrainingControl:
             raise ClusterError("no rank has a model yet: wrap one in ddp_lab.DistributedDataParallel")
         which = "no rank has a model any more" if reducer is None else f"model {reducer} no longer exists"
         why = "no variable of a cell refers to it, or one of its ranks was restarted"
-        remedy = (
-            f"choose one of {sorted(living)}"
-            if living
-            else "wrap one in ddp_lab.DistributedDataParallel, and keep it in a variable"
-        )
+        wrap = "wrap one in ddp_lab.DistributedDataParallel, and keep it in a variable"
+        remedy = f"choose one of {sorted(living)}" if living else wrap
         raise ClusterError(f"{which} ({why}): {remedy}")
 
     def ranks_of(self, reducer: int) -> list[int]:

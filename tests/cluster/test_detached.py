@@ -99,7 +99,7 @@ def _interrupts_the_orphan(lab: Lab) -> None:
     [left] = lab.left
     assert (left.label, left.ranks, left.running, left.errors) == ("orphan", (0, 1), (0, 1), {})
     assert left.text == {0: "begun 0\n", 1: "begun 1\n"}
-    assert str(left).startswith("orphan still runs on ranks 0–1, for ")
+    assert str(left).startswith("orphan is still running on ranks 0–1, for ")
     assert {record.state for record in lab.status()} == {"running"}
     with pytest.raises(ClusterError, match=r"rank \d is still running a cell"):
         lab.run("1")
@@ -193,7 +193,7 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         leftovers.wait_until(lambda: all("begun" in run.text(rank) for rank in (0, 1)), 5, "the cell")
         with client(second) as process:
             said, _ = process.communicate(timeout=60)
-        assert f"process {os.getpid()} is attached to cluster 'train' since " in said
+        assert f"process {os.getpid()} has been attached to cluster 'train' since " in said
         assert "--take-over" in said
         assert said.splitlines()[-1] == "[(0, 1)]"
         with pytest.raises(CellError, match="took the cluster over"):
@@ -221,7 +221,9 @@ def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         leftovers.wait_until(lambda: machine.stopped(process.pid), 30, "its stop")
         try:
-            with pytest.raises(ClusterError, match=rf"taken over: process {process.pid} does not let go; end it"):
+            with pytest.raises(
+                ClusterError, match=rf"taken over: process {process.pid} did not disconnect; stop that process"
+            ):
                 Lab.find("train", take_over=True)
             [seen] = [one for one in Lab.detached() if one.name == "train"]
             assert seen.attached == process.pid
@@ -234,7 +236,9 @@ def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
 def test_a_name_that_is_taken(abandoned: Callable[[], Lab]) -> None:
     """A second cluster of that name is refused with the way to the first one, and leaves no process."""
     before = set(leftovers.processes())
-    with pytest.raises(ClusterError, match=r"named 'train' runs already: `%cluster attach train` finds it"):
+    with pytest.raises(
+        ClusterError, match=r"a detached cluster 'train' is already running: use `%cluster attach train`"
+    ):
         Lab(1, detach=True, name="train", backend="gloo").start()
     leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the second keeper")
 
@@ -284,7 +288,7 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         lab = commands.start(**asked)
         told = said()
         assert "attached to mine: rank 0 · cpu · gloo in " in told
-        assert "long still runs on rank 0, for " in told
+        assert "long is still running on rank 0, for " in told
         assert "the next cell has to wait for its end, or interrupt it first" in told
         gate.touch()
         commands.stop_quietly()

@@ -75,7 +75,7 @@ def test_nothing_runs(lab: Lab) -> None:
     """Between cells there is nothing to say, and nobody is stuck."""
     report = lab.doctor()
     assert (report.diagnosis.kind, report.diagnosis.stuck) == ("idle", False)
-    assert "rank 1 runs no cell" in str(report)
+    assert "rank 1 is not running a cell" in str(report)
 
 
 def test_a_stopped_rank(lab: Lab) -> None:
@@ -87,8 +87,8 @@ def test_a_stopped_rank(lab: Lab) -> None:
         try:
             report = settled(lab, "stopped")
             assert report.diagnosis.sentence.startswith("rank 1 is stopped (SIGSTOP). rank 0 waits in barrier")
-            assert report.diagnosis.remedy == f"`kill -CONT {pid}` continues it; nothing is lost."
-            assert f"rank 1 is stopped (SIGSTOP): `kill -CONT {pid}` continues it" in str(report)
+            assert report.diagnosis.remedy == f"`kill -CONT {pid}` resumes it; nothing is lost."
+            assert f"rank 1 is stopped (SIGSTOP): `kill -CONT {pid}` resumes it" in str(report)
             lab.session.members.end_silent([1])
             with pytest.raises(ClusterError, match=rf"rank 1 is stopped \(SIGSTOP\): `kill -CONT {pid}`"):
                 lab.rejoin()
@@ -208,7 +208,7 @@ def test_a_rank_that_holds_the_interpreter(tmp_path: Path) -> None:
         cell = cluster.run(code, wait=False)
         report = settled(cluster, "silent")
         assert report.diagnosis.stuck
-        assert "rank 1 does not answer" in report.diagnosis.sentence
+        assert "rank 1 is unresponsive" in report.diagnosis.sentence
         assert "rank 0 waits for it" in report.diagnosis.sentence
         cell.wait()
 

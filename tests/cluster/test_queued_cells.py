@@ -42,7 +42,7 @@ def test_a_running_cell_can_be_asked(lab: Lab, gate: Path) -> None:
     until(lambda: all(run.text(rank) == f"begun {rank}\n" for rank in (0, 1)))
     assert run.outputs()[1][0]["output_type"] == "stream"
     assert re.match(r"<CellRun asked at \d\d:\d\d:\d\d: ranks 0–1 running, for 0\.\d s>", repr(run))
-    with pytest.raises(ClusterError, match="cell asked still runs on ranks 0–1"):
+    with pytest.raises(ClusterError, match="cell asked is still running on ranks 0–1"):
         run.result()
     assert lab.results["asked"] is run
     gate.touch()

@@ -498,7 +498,7 @@ def test_a_controller_that_is_killed_costs_nothing(tmp_path: Path) -> None:
         leftovers.wait_until(lambda: {one.state for one in lab.status()} == {"running"}, 10, "the cell")
         former = kill_controller(lab)
         leftovers.wait_until(lambda: said.said, 10, "what is said")
-        assert said.said[0][1].startswith("the controller was killed by SIGKILL (signal 9); a new one takes its place.")
+        assert said.said[0][1].startswith("the controller was killed by SIGKILL (signal 9) and was restarted.")
         gate.touch()
         assert first.wait().values == {0: 40, 1: 41}
         assert second.wait().values == {0: 50, 1: 51}
@@ -508,7 +508,7 @@ def test_a_controller_that_is_killed_costs_nothing(tmp_path: Path) -> None:
         assert lab.pull("sent") == {0: 7, 1: 7}
         kill_controller(lab)
         lab.rejoin()
-        assert "the controller was killed by SIGKILL (signal 9); a new one took its place." in str(lab.doctor())
+        assert "the controller was killed by SIGKILL (signal 9) and was restarted." in str(lab.doctor())
 
         def killed() -> bool:
             return in_line(lab, 0, "all_reduce(t)")() and bool(kill_controller(lab))
@@ -557,7 +557,7 @@ def test_a_controller_that_is_gone_for_good() -> None:
             leftovers.wait_until(given_up, 60, "the end of the cell")
             with pytest.raises(CellError, match=r"the controller was killed by SIGKILL") as caught:
                 run.wait()
-            assert "`%cluster restart` starts anew" in caught.value.failures[0].message
+            assert "`%cluster restart` starts new processes" in caught.value.failures[0].message
             lab.restart()
             assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -568,7 +568,7 @@ def test_a_stopped_controller_is_told_of(steady: Lab) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         run = steady.run("rank", wait=False, board=said)
-        wanted = f"the controller is stopped (SIGSTOP): `kill -CONT {pid}` continues it"
+        wanted = f"the controller is stopped (SIGSTOP): `kill -CONT {pid}` resumes it"
         leftovers.wait_until(lambda: [text for _, text in said.said if text == wanted], 10, "what is said")
         assert wanted in str(steady.doctor())
     finally:

@@ -182,7 +182,7 @@ def test_too_few_files() -> None:
     code = "from ddp_lab import Cluster; Cluster(2).start()"
     command = f'ulimit -n 64; exec "$0" -c "{code}"'
     done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=120)
-    assert "this process may have only 64 files open at a time, and a cluster needs 128" in done.stderr
+    assert "this process may open only 64 files, but a cluster needs 128" in done.stderr
     assert "`ulimit -n 1024`" in done.stderr
 
 
