@@ -385,7 +385,7 @@ def test_one_rank_goes_on_after_another_failed(lab: Lab, tmp_path: Path) -> None
     )
     page = Page()
     run = lab.run(code, board=OutputBoard(page), wait=False)
-    until(lambda: "rank 1 │ ✗ ValueError: early (rank 0 goes on" in page.text)
+    until(lambda: "rank 1 │ ✗ ValueError: early (rank 0 continues" in page.text)
     go_on.touch()
     with pytest.raises(CellError, match="rank 1 failed: ValueError: early"):
         run.wait()

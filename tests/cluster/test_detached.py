@@ -268,13 +268,13 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
     def said() -> str:
         return "".join(capsys.readouterr())
 
-    later = "`%cluster attach mine` finds it again, for 60 s after the last client has gone"
+    later = "`%cluster attach mine` re-attaches, for 60 s after the last client disconnects"
     asked: dict[str, Any] = {"n": 1, "name": "mine", "backend": "gloo", "detach": True, "lease_seconds": 60}
     lab = commands.start(**asked)
     try:
         assert f"it outlives this notebook: {later}" in said()
         assert commands.start(**asked) is lab
-        assert "a cluster with rank 0 runs already" in said()
+        assert "a cluster with rank 0 is already running" in said()
         commands.list_clusters()
         assert re.search(r"→ +mine +rank 0, cpu, idle +this notebook +60 s", said())
         gate = tmp_path / "gate"
@@ -289,7 +289,7 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         told = said()
         assert "attached to mine: rank 0 · cpu · gloo in " in told
         assert "long is still running on rank 0, for " in told
-        assert "the next cell has to wait for its end, or interrupt it first" in told
+        assert "the next cell must wait until it ends, or interrupt it first" in told
         gate.touch()
         commands.stop_quietly()
         assert [one.attached for one in Lab.detached() if one.name == "mine"] == [None], "it is left, not ended"

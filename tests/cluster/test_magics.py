@@ -207,7 +207,7 @@ def test_a_queued_cell_in_the_notebook(notebook: Notebook) -> None:
     begun = "print('begun'); import time; time.sleep(600)"
     assert "first [" in notebook.run(f"%%distributed --no-wait --name first\n{begun}").text
     second = notebook.run("%%distributed --name second\n2", interrupt_when="waits for first [")
-    assert re.search(r"cell second \[\d+\] was interrupted before it began; first \[\d+\] goes on", second.error[2])
+    assert re.search(r"cell second \[\d+\] was interrupted before it began; first \[\d+\] continues", second.error[2])
     rows = [row.split() for row in notebook.run("%cluster results").text.splitlines()]
     assert ["first", "running", "ranks", "0–1"] in [row[:4] for row in rows]
     assert notebook.run("%cluster interrupt").status == "ok"
@@ -363,7 +363,7 @@ def test_status(notebook: Notebook) -> None:
 def test_starting_again_keeps_the_cluster(notebook: Notebook) -> None:
     """A notebook can be run again from the top; asking for another size is an error that says what to do."""
     notebook.run("%%distributed\nkept_over_start = 1")
-    assert "runs already" in notebook.run("%cluster start -n 2").text
+    assert "is already running" in notebook.run("%cluster start -n 2").text
     assert notebook.run("%%distributed\nkept_over_start").text == "ranks 0–1 → 1"
     other = notebook.run("%cluster start -n 3")
     assert other.error[0] == "ClusterError"
@@ -375,7 +375,7 @@ def test_rejoin_and_restart(notebook: Notebook) -> None:
     notebook.run("%%distributed\nkept = 1")
     assert "rejoined in" in notebook.run("%cluster rejoin").text
     assert notebook.run("%%distributed\nkept").text == "ranks 0–1 → 1"
-    assert "variables are gone" in notebook.run("%cluster restart").text
+    assert "variables are lost" in notebook.run("%cluster restart").text
     assert notebook.run("%%distributed\n'kept' in globals()").text == "ranks 0–1 → False"
 
 
@@ -429,7 +429,7 @@ def test_papermill(tmp_path: Path) -> None:
         papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
     saved = nbformat.read(tmp_path / "out.ipynb", as_version=4)
     _, streamed, failed, never = (cell for cell in saved.cells if cell.cell_type == "code")
-    assert "no cluster runs: starting one with defaults" in text_of(streamed)
+    assert "no cluster is running: starting one with defaults" in text_of(streamed)
     steps = "\n".join(f"{'ranks 0–1' if step == 0 else '         '} │ step {step}" for step in range(3))
     assert text_of(streamed).endswith(f"{steps}\n   rank 0 → 0\n   rank 1 → 1")
     *_, error = failed.outputs

@@ -47,7 +47,7 @@ def test_a_cell_runs_where_it_is_told(both: tuple[Lab, Lab], capsys: pytest.Capt
     assert capsys.readouterr().out == "current: <Cluster 'first': ranks 0–1, cpu, idle>\n"
     assert current_cluster() is first
     commands.use("second")
-    with pytest.raises(ClusterError, match="no cluster 'third' runs in this notebook: there are second and first"):
+    with pytest.raises(ClusterError, match="no cluster 'third' is running in this notebook: there are second"):
         run("1", "nowhere", "third")
 
 
