@@ -70,7 +70,7 @@ def _check(sizes: Sequence[int], keys: Sequence[Hashable], caps: Sequence[int], 
     if not caps or min(caps) < 0:
         raise ValueError(f"caps must be at least one size in bytes, got {list(caps)}")
     if order is not None and sorted(order) != list(range(len(sizes))):
-        raise ValueError(f"order must hold each of the {len(sizes)} parameters once")
+        raise ValueError(f"order must contain each of the {len(sizes)} parameters once")
 
 
 def _walk(count: int, order: Sequence[int] | None, backwards: bool) -> Sequence[int]:

@@ -66,7 +66,7 @@ def _load(name: str, qualified: str, version: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except ImportError as error:
-        raise ExtensionError(f"ddp_lab's extension does not load ({error}): {_rebuild()}") from error
+        raise ExtensionError(f"ddp_lab's extension can't be loaded ({error}): {_rebuild()}") from error
     sys.modules[qualified] = module
     return module
 

@@ -351,7 +351,7 @@ class DistributedDataParallel(TorchDDP):
             RuntimeError: called during a backward.
         """
         if torch._C._current_graph_task_id() != -1:
-            raise RuntimeError("sync_gradients() was called during a backward: call it when backward() has returned")
+            raise RuntimeError("sync_gradients() was called during a backward: call it after backward() has returned")
         if not adaptation.unchanged(self._sync):
             adaptation.adapt(self._sync)
         self._live.look()
@@ -418,7 +418,7 @@ class DistributedDataParallel(TorchDDP):
         if self._delay_all_reduce_all_params:
             raise RuntimeError(
                 "Manual backward finalization is not supported when all DDP parameters use "
-                "delay_all_reduce_named_params: leave some to the reducer, or leave it False."
+                "delay_all_reduce_named_params: leave some to the reducer, or keep it False."
             )
         if self._sync.in_python:
             raise RuntimeError(

@@ -183,7 +183,7 @@ def observe(model: TorchDDP) -> Observation:
     if not isinstance(model, TorchDDP):
         raise TypeError(
             f"observe() expects a torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
-            "pass what wraps the model"
+            "pass the wrapped model"
         )
     if (reason := _why_not(model)) is not None:
         raise ValueError(f"this model can't be observed: {reason}")
@@ -228,7 +228,7 @@ def _why_not(model: TorchDDP) -> str | None:
     try:
         _C.parameters_of(model.reducer)
     except RuntimeError as error:  # torch 2.15: of sparse gradients, and with lazy_bucket_allocation
-        return f"this release of torch does not tell its buckets ({str(error).splitlines()[0]}); our class records them"
+        return f"this torch does not expose its buckets ({str(error).splitlines()[0]}); ddp_lab's class records them"
     return None
 
 

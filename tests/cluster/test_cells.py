@@ -217,7 +217,7 @@ def test_frames_of_libraries_are_folded(lab: Lab) -> None:
     with pytest.raises(CellError) as caught:
         lab.run(BAD + "train(Bad.apply(torch.ones(1, requires_grad=True)))")
     report = plain(caught.value.report)
-    frames = ["line 9\n", "line 8, in train(loss)", "… 4 frames of libraries", "line 6, in Bad.backward(ctx, g)"]
+    frames = ["line 9\n", "line 8, in train(loss)", "… 4 library frames", "line 6, in Bad.backward(ctx, g)"]
     assert [frame for frame in frames if frame in report] == frames
     assert "site-packages" not in report
     told = re.search(r"sys\.last_value\.failures\[(\d)\]\.traceback", report)

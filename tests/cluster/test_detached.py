@@ -370,7 +370,7 @@ def test_entries_are_this_users_alone(entries: Path) -> None:
         assert "mine" not in [one.name for one in registry.entries(entries)]
         assert not path.exists()
         entries.chmod(0o755)
-        with pytest.raises(PermissionError, match="not a folder of this user alone"):
+        with pytest.raises(PermissionError, match="not a private folder of this user"):
             registry.folder()
     finally:
         entries.chmod(0o700)
@@ -390,7 +390,7 @@ def test_a_start_that_fails(tmp_path: Path) -> None:
 def test_a_home_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the list of detached clusters can't be made, the error names the variable that helps."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", "/proc/none")
-    with pytest.raises(ClusterError, match=r"can't be made .*: set JUPYTER_RUNTIME_DIR"), Lab(2, detach=True):
+    with pytest.raises(ClusterError, match=r"can't be created .*: set JUPYTER_RUNTIME_DIR"), Lab(2, detach=True):
         pass
     with pytest.raises(ClusterError, match="set JUPYTER_RUNTIME_DIR"):
         Lab.detached()

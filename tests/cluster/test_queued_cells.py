@@ -101,7 +101,7 @@ def test_a_cell_behind_one_that_fails(lab: Lab, gate: Path, end: str) -> None:
     for run in (second, third):
         with pytest.raises(CellError) as caught:
             run.wait()
-        assert str(caught.value) == "ranks 0–1 did not run the cell: cell first, for which it waited, failed"
+        assert str(caught.value) == "ranks 0–1 did not run the cell: cell first, queued before it, failed"
     assert lab.pull("ran") == {0: [], 1: []}
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -130,7 +130,7 @@ def test_a_cell_behind_one_that_is_interrupted(lab: Lab, waiting: str) -> None:
     first.interrupt()
     with pytest.raises(CellError, match="ranks 0–1 were interrupted"):
         first.wait()
-    with pytest.raises(CellError, match="did not run the cell: cell first, for which it waited, was interrupted"):
+    with pytest.raises(CellError, match="did not run the cell: cell first, queued before it, was interrupted"):
         second.wait()
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 

@@ -185,7 +185,7 @@ def test_turns_of_a_length_that_fits(lab: Lab) -> None:
     assert 5 <= turns.count <= 60
     assert 0 < len(times) <= turns.count
     assert turns.refusal(turns.users) == ""
-    assert "cap must be positive, got -1.0 MiB" in turns.refusal(Setting((-1.0,)))
+    assert "size limit must be positive, got -1.0 MiB" in turns.refusal(Setting((-1.0,)))
     assert _settings(lab)["bucket_cap_mb"] == pytest.approx(0.02, rel=1e-3)
     assert turns.settle(turns.users)
     assert _settings(lab) == before

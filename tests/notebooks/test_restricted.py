@@ -26,7 +26,7 @@ pytestmark = [
 LESSONS = "ddp_lab_lessons/tutorials"
 
 _PORTS = (
-    "other users of this machine can connect to the ports of torch's store and of Gloo: a filter is refused there "
+    "other users of this machine can connect to the ports of torch's store and Gloo: the kernel refused a filter "
     "(Operation not permitted). See SECURITY.md"
 )
 
@@ -217,8 +217,8 @@ def test_what_falls_back_says_so(hosted: Container) -> None:
     cluster = {one["name"]: one for one in json.loads(hosted.call(*command, refused=refused))["checks"]}["cluster"]
     assert cluster["state"] == "warning"
     memory, arrays = cluster["found"].replace(f"; {_PORTS}", "").partition("; but ")[2].split("; large arrays")
-    assert memory.startswith("shm: rank 0 can make no shared memory: memfd_create: Operation not permitted")
-    assert memory.endswith("this group's memory lies in /dev/shm, and its tensors are copied")
+    assert memory.startswith("shm: rank 0 can't create shared memory: memfd_create: Operation not permitted")
+    assert memory.endswith("this group's memory is in /dev/shm, and its tensors are copied")
     assert "travel in messages" in arrays
 
 

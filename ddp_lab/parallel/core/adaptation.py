@@ -66,7 +66,7 @@ def adapt(sync: GradientSynchronizer) -> None:
         return
     if sync.inputs.uneven:
         raise RuntimeError(
-            _text(sync, changes) + " This can't be done inside join(): the ranks that have joined miss it."
+            _text(sync, changes) + " This is not possible inside join(): ranks that have joined do not take part."
         )
     sync.reducer.begin_forward(True)  # raises if the last backward is unfinished
     _wait_for_all(sync, changes)
@@ -161,7 +161,7 @@ def _names(names: Any) -> str:
 def _text(sync: GradientSynchronizer, changes: list[str]) -> str:
     return (
         f"The parameters of {module_text(sync.module)} have changed since it was wrapped in "
-        f"DistributedDataParallel ({'; '.join(changes)}). The ranks have agreed on it and average the gradients of "
-        "what is trained now; new tensors were broadcast from rank 0. An optimizer made before does not know new "
-        "parameters. Frozen ones keep the gradient they have."
+        f"DistributedDataParallel ({'; '.join(changes)}). All ranks made the same change and average the gradients of "
+        "the parameters trained now; new tensors were broadcast from rank 0. An optimizer made before does not know "
+        "new parameters. Frozen ones keep their current gradient."
     )

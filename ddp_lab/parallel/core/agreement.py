@@ -135,7 +135,7 @@ def _headline(models: Sequence[list[Entry]], ranks: Sequence[int], first: int) -
     mine = entries[0]
     other = next(rank for entry, rank in zip(entries, ranks, strict=True) if entry != mine)
     if mine[0] != "parameter":
-        return f"the {mine[0]}s of rank {ranks[0]} are not those of rank {other}"
+        return f"the {mine[0]}s of rank {ranks[0]} differ from those of rank {other}"
     index = sum(entry[0] == "parameter" for entry in models[0][:first])
     return (
         f"params[{index}] in rank {ranks[0]} with sizes {mine[2]} appears not to match sizes/strides, name or dtype of "

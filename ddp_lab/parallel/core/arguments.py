@@ -251,7 +251,7 @@ def check(delayed: Any, trigger: Any, bucket_cap_mb_list: Any, *, in_python: boo
     if (delayed is None) != (trigger is None):
         raise ValueError(
             "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: the first "
-            "names the parameters that are averaged late, the second the parameter whose gradient starts it."
+            "names the parameters that are averaged late, the second the parameter whose gradient starts that."
         )
     if bucket_cap_mb_list and in_python:
         raise AssertionError("when using bucket_cap_mb_list, python reducer is not supported: give bucket_cap_mb")
@@ -267,7 +267,7 @@ def warn_of_deprecated(
             "ignored here."
             if forward_sync_buffers is not None
             else "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`, which leaves the broadcast at "
-            "construction alone (broadcast_buffers=False leaves that out too, for buffers that differ between ranks).",
+            "construction as it is (broadcast_buffers=False also skips that, for buffers that differ between ranks).",
             FutureWarning,
             stacklevel=4,
         )
@@ -284,7 +284,7 @@ def warn_static(find_unused: bool, stacklevel: int) -> None:
     if find_unused:
         warnings.warn(
             "You passed find_unused_parameters=true to DistributedDataParallel, `_set_static_graph` will detect unused "
-            "parameters automatically: leave find_unused_parameters out, and be sure that the unused parameters do "
+            "parameters automatically: omit find_unused_parameters, and make sure that the unused parameters do "
             "not change during training.",
             stacklevel=stacklevel,
         )
@@ -294,7 +294,7 @@ def nothing_to_train(module: torch.nn.Module) -> str:
     """The message for a module without a trained parameter."""
     return (
         "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient. "
-        f"{module_text(module)} has none: use it as it is, or unfreeze something before it is wrapped."
+        f"{module_text(module)} has none: use it unwrapped, or unfreeze parameters before it is wrapped."
     )
 
 

@@ -95,7 +95,7 @@ def needed_store_of(group: dist.ProcessGroup) -> Any:
     store = store_of(group)
     if store is None:
         raise RuntimeError(
-            f"the ranks of the process group {group!r} have no store to exchange answers through, "
+            f"the process group {group!r} has no store through which its ranks can exchange messages, "
             "because it was not made by torch.distributed.init_process_group or new_group. Use a group that was."
         )
     return store

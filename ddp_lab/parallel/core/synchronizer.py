@@ -344,8 +344,8 @@ class GradientSynchronizer:
         """
         if self.options.mixed_precision is not None:
             raise RuntimeError(
-                "register_comm_hook or register_builtin_comm_hook can only be called once: mixed_precision has its own "
-                "way to reduce gradients, so a model that has it takes no comm hook"
+                "register_comm_hook or register_builtin_comm_hook can only be called once: mixed_precision reduces "
+                "gradients itself, so such a model can't have a comm hook"
             )
         comm_hooks.attach(self.reducer, hook, state)
         self.hooks.append((hook, state))

@@ -144,7 +144,7 @@ def data_parallel(
     devices = _devices(device_ids)
     if not devices:
         raise RuntimeError(
-            "device type could not be determined: there is no accelerator here; name CPU devices, such as "
+            "device type could not be determined: there is no accelerator here; give CPU devices, such as "
             'device_ids=["cpu:0", "cpu:1"]'
         )
     output = devices[0] if output_device is None else _output_device(output_device)

@@ -66,8 +66,8 @@ def scatter_kwargs(
     if len({_chunks(size, len(target_gpus)) for size in pieces}) > 1:
         warnings.warn(
             f"DataParallel: the tensors of this call have different sizes in dimension {dim} and split into different "
-            f"numbers of pieces on {len(target_gpus)} devices; what has no counterpart is left out. Give all tensors "
-            "the same batch size, or wrap those that are not to be split in an object that is no container",
+            f"numbers of pieces on {len(target_gpus)} devices; surplus pieces are dropped. Give all tensors "
+            "the same batch size, or wrap those that should not be split in an object that is not a container",
             stacklevel=3,
         )
     positional = list(scatter(inputs, target_gpus, dim)) if inputs else []

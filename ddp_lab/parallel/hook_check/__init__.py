@@ -125,7 +125,7 @@ class _Check:
         if steps > 0 and healthy:
             self.train(steps, several_buckets=in_flight > 1)
         elif steps > 0:
-            self.notes.append("No training: collectives of the hook are unfinished.")
+            self.notes.append("Training was skipped: collectives of the hook are unfinished.")
 
     def dtypes(self) -> list[torch.dtype]:
         """Those of the model's parameters, the most frequent first."""
@@ -144,7 +144,7 @@ class _Check:
             bad = [rank for rank, answer in enumerate(answers) if answer[which]]
             if bad:
                 who, why = label_of(bad).capitalize(), answers[bad[0]][which]
-                what = f"{who}: register_comm_hook() refuses it: {why}"
+                what = f"{who}: register_comm_hook() rejects it: {why}"
                 self._problems.append(HookProblem("refused", what, remedy))
         return not any(answer[0] for answer in answers)
 
@@ -189,11 +189,11 @@ class _Check:
     def report(self) -> HookReport:
         """What was found."""
         self.notes.append(
-            "Bytes handed over to collectives are measured; bytes on the wire are computed from them, for algorithms "
-            "that send as little as possible (a ring), since no backend tells."
+            "The payload given to collectives is measured; bytes on the wire are computed from it, for algorithms "
+            "that send as little as possible (a ring), because no backend reports them."
         )
         if self._device.type != "cpu":
-            self.notes.append("Times are the host's; a device may run on after a future is complete.")
+            self.notes.append("Times are the host's; a device may continue after a future is complete.")
         return HookReport(
             hook=self._name,
             ranks=self._ranks,
@@ -277,6 +277,6 @@ class _Exchange:
             if self._store.check([key]):
                 return bytes(self._store.get(key))
             raise RuntimeError(
-                f"rank {rank} of the group did not answer in time: did every rank make this call, and is it alive?"
+                f"timed out waiting for rank {rank} of the group: check that it is alive and makes this call too"
             ) from error
         return bytes(self._store.get(key))

@@ -77,7 +77,7 @@ def run_with_deadline(function: Callable[[], Any], seconds: float, progress: Cal
         if not thread.is_alive():
             break
         if progress() == seen:
-            raise Stuck(f"it had not ended after {seconds:g} s; it was at {_place_of(thread)}")
+            raise Stuck(f"it did not return within {seconds:g} s; it was at {_place_of(thread)}")
         seen = progress()
     value, error = outcome[0]
     if error is not None:
@@ -156,7 +156,7 @@ class Trial:
         for one in launched:
             if not one.done.wait(max(0.0, end - time.monotonic())):
                 which = f"the future of bucket {one.bucket.index()}"
-                raise Broken("never completes", f"{which} was not complete after {self.seconds:g} s")
+                raise Broken("never completes", f"{which} did not complete within {self.seconds:g} s")
         collectives = _C.take_collectives()
         self.collectives += collectives
         values = []
@@ -196,11 +196,11 @@ class Trial:
         try:
             value = one.future.wait()
         except Exception as error:
-            raise Broken("fails later", f"{where}: its future holds an error: {words_of(error)}") from error
+            raise Broken("fails later", f"{where}: its future contains an error: {words_of(error)}") from error
         if isinstance(value, list | tuple) and len(value) == 1:
             value = value[0]
         if not isinstance(value, torch.Tensor):
-            raise Broken("no tensor", f"{where}: its future holds {type(value).__qualname__}")
+            raise Broken("no tensor", f"{where}: its future contains {type(value).__qualname__}")
         if value.numel() != target.numel():
             raise Broken("wrong size", f"{where}: {list(value.shape)} for a buffer of {target.numel()} elements")
         if value.device != target.device:

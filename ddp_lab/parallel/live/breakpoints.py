@@ -85,7 +85,7 @@ class Breakpoints:
 
     def end(self, why: str) -> None:
         """Ends a pause with an exception and takes the breakpoints away. Never blocks."""
-        self._sync.reducer.end_pause(f"A backward that paused at a breakpoint was ended there: {why}.")
+        self._sync.reducer.end_pause(f"A backward that was paused at a breakpoint was aborted: {why}.")
         with self._lock:
             if self._armed:
                 self._armed, self._why, self._seen = False, why, None
@@ -149,7 +149,7 @@ class Breakpoints:
 def _mask(points: Sequence[str]) -> list[bool]:
     for point in points:
         if point not in POINTS:
-            raise ValueError(f"there is no point {point!r}: choose of {', '.join(POINTS)}")
+            raise ValueError(f"there is no breakpoint {point!r}: choose from {', '.join(POINTS)}")
     return [point in points for point in POINTS]
 
 

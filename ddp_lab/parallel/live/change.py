@@ -72,7 +72,7 @@ def check(sync: GradientSynchronizer, change: Change) -> None:
         RuntimeError: this model's can't be changed.
     """
     if sync.in_python or not sync.survey.trained:
-        raise RuntimeError("this model has no buckets of ours to change")
+        raise RuntimeError("the buckets of this model can't be changed: they are not ddp_lab's")
     _check_caps(change)
     _order_of(sync, change)
     _check_hook(sync, change.comm_hook)
@@ -84,14 +84,14 @@ def check(sync: GradientSynchronizer, change: Change) -> None:
 def _check_caps(change: Change) -> None:
     several = change.bucket_cap_mb_list
     if several is not None and (change.bucket_cap_mb is not None or change.first_bucket_mb is not None):
-        raise ValueError("give bucket_cap_mb_list alone: it says the cap of every bucket")
+        raise ValueError("bucket_cap_mb_list can't be combined with the other sizes: it sets the limit of every bucket")
     if several is not None and not len(several):
-        raise ValueError("bucket_cap_mb_list must hold at least one cap")
+        raise ValueError("bucket_cap_mb_list must contain at least one size")
     for cap in (change.bucket_cap_mb, change.first_bucket_mb, *(several or ())):
         if cap is not None and not cap > 0:
-            raise ValueError(f"a bucket's cap must be positive, got {cap} MiB")
+            raise ValueError(f"a bucket size limit must be positive, got {cap} MiB")
     if change == Change():
-        raise ValueError("nothing was given that is to be changed")
+        raise ValueError("no change was given")
 
 
 def _caps_of(sync: GradientSynchronizer, change: Change) -> BucketCaps | None:
@@ -121,7 +121,7 @@ def _order_of(sync: GradientSynchronizer, change: Change) -> list[int] | None:
         missing = sorted(set(sync.trained.names) - set(change.order))
         unknown = sorted(set(change.order) - set(sync.trained.names))
         raise ValueError(
-            f"order must name each of the {count} trained parameters once (missing: {missing[:5]}, unknown: "
+            f"order must contain each of the {count} trained parameters once (missing: {missing[:5]}, unknown: "
             f"{unknown[:5]})"
         )
     place = {name: index for index, name in enumerate(sync.trained.names)}
@@ -229,8 +229,8 @@ def _check_hook(sync: GradientSynchronizer, name: str | None) -> None:
     present = sync.hook_name or ""
     if any(word in present for word in _UNCOUPLED):
         raise RuntimeError(
-            f"the model's comm hook is {present}, with which ranks do not wait for each other in each backward: they "
-            "could not change in the same step. Call model.reconfigure(...) on all ranks instead"
+            f"the model's comm hook is {present}, with which ranks do not synchronise in each backward, so they can't "
+            "change in the same step. Call model.reconfigure(...) on all ranks instead"
         )
     if name is None:
         return
@@ -242,9 +242,9 @@ def _check_hook(sync: GradientSynchronizer, name: str | None) -> None:
             f"no comm hook is known as {name!r} on this rank{hint}: choose one of {', '.join(map(repr, known))}"
         )
     if sync.options.mixed_precision is not None:
-        raise RuntimeError("mixed_precision has its own way to reduce gradients: such a model takes no comm hook")
+        raise RuntimeError("mixed_precision reduces gradients itself: such a model can't have a comm hook")
     if "optim" in present:
-        raise RuntimeError(f"the model's comm hook {present} steps optimizers: without it nothing would be trained")
+        raise RuntimeError(f"the comm hook {present} runs the optimizer step; without it the model would not train")
 
 
 def _check_hook_buckets(sync: GradientSynchronizer, name: str | None, buckets: int) -> None:
@@ -252,8 +252,8 @@ def _check_hook_buckets(sync: GradientSynchronizer, name: str | None, buckets: i
     chosen = "powerSGD" in (sync.hook_name or "") if name is None else name == "powersgd"
     if chosen and buckets > 1 and process_groups.backend_name(sync.group) == "gloo":
         raise RuntimeError(
-            f"PowerSGD hangs on Gloo with several buckets, and there would be {buckets}: ask for a bucket_cap_mb that "
-            "holds the whole model too"
+            f"PowerSGD hangs on Gloo with several buckets, and there would be {buckets}: give also a bucket_cap_mb "
+            "that is larger than the model"
         )
 
 

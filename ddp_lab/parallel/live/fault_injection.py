@@ -75,11 +75,11 @@ class Faults:
         if parameter is not None:
             index_of(sync, parameter)
         if isinstance(fault, faults.SlowLink) and sync.options.mixed_precision is not None:
-            raise ValueError("mixed_precision has its own way to reduce gradients: no slow link can stand before it")
+            raise ValueError("mixed_precision reduces gradients itself: a slow link can't be injected")
         with self._lock:
             held = [*self._asked.values(), *(one for one, _ in self._begun.values())]
             if isinstance(fault, faults.SlowLink) and any(isinstance(one, faults.SlowLink) for one in held):
-                raise ValueError("the model has a slow link on this rank already: end that one first")
+                raise ValueError("the model already has a slow link on this rank: end that one first")
             number = next(_numbers)
             self._asked[number] = fault
         return number
@@ -157,7 +157,7 @@ def index_of(sync: GradientSynchronizer, name: str) -> int:
         return names.index(name)
     close = difflib.get_close_matches(name, names, 1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
-    raise ValueError(f"the model trains no parameter '{name}'{hint}")
+    raise ValueError(f"the model has no trained parameter '{name}'{hint}")
 
 
 # -- sleeping on purpose

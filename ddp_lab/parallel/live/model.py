@@ -220,7 +220,7 @@ def live_model(reducer: int) -> LiveModel:
     for model in live_models():
         if model.sync.reducer_id == reducer:
             return model
-    raise KeyError(f"no living model of ddp_lab's class has reducer id {reducer}")
+    raise KeyError(f"no ddp_lab model with reducer id {reducer} exists any more")
 
 
 def release(why: str) -> None:

@@ -148,7 +148,7 @@ def decide_together(sync: GradientSynchronizer, change: Change) -> Decision:
         ValueError, RuntimeError: it can't be done, or the ranks ask for different changes.
     """
     if torch._C._current_graph_task_id() != -1:
-        raise RuntimeError("reconfigure() was called during a backward: call it when backward() has returned")
+        raise RuntimeError("reconfigure() was called during a backward: call it after backward() has returned")
     changes.check(sync, change)
     _check_alike(sync, change)
     decision = changes.decide(sync, change)
@@ -166,8 +166,8 @@ def _check_alike(sync: GradientSynchronizer, change: Change) -> None:
     different = [rank for rank, row in enumerate(rows) if row != rows[0]]
     if different:
         raise RuntimeError(
-            f"reconfigure() was called with other arguments on {label_of(different)} of the model's group than on its "
-            "rank 0: nothing was changed"
+            f"reconfigure() was called with different arguments on {label_of(different)} of the model's group than on "
+            "its rank 0, so nothing was changed"
         )
 
 

@@ -73,7 +73,7 @@ def _compare(
     heads = process_groups.gather_numbers(own.to(device), group)
     if len({(head[0], head[2]) for head in heads}) > 1:
         raise RuntimeError(
-            f"the ranks have different parameters or buffers: {[head[2] for head in heads]} of them, by rank"
+            f"the ranks have different numbers of parameters and buffers: {[head[2] for head in heads]}, by rank"
         )
     differing: list[str] = []
     table: list[list[int]] = []
@@ -135,7 +135,7 @@ def check_replicas(sync: GradientSynchronizer) -> None:
     """Compares the replicas now, and tells the timeline what was found or why it could not be done."""
     try:
         if sync.inputs.uneven:
-            raise RuntimeError("inside join() ranks that have run out of inputs would not take part: check after it")
+            raise RuntimeError("check after join(): inside it, ranks that have run out of inputs do not take part")
         _describe_report(sync, compare(sync))
     except RuntimeError as error:  # whoever asked is told; the training goes on
         step, why = sync.reducer.step(), str(error)

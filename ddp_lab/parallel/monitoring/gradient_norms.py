@@ -174,9 +174,9 @@ def _words(step: int, found: NonFinite) -> str:
             "the ranks, or the comm hook, overflowed: lower the loss scale, or reduce in a wider dtype."
         )
     others = [rank for rank in found.ranks if rank != found.rank]
-    also = f"; ranks {', '.join(map(str, others))} had some, too" if others else "; the other ranks' were finite"
+    also = f"; ranks {', '.join(map(str, others))} had some too" if others else "; those of the other ranks were finite"
     more = f" and {found.parameters - 1} more" if found.parameters > 1 else ""
     return (
         f"Gradients are not finite in step {step}: {found.kind} first in that of '{found.parameter}' (the first to be "
-        f"ready{more}) on rank {found.rank}{also}. Look at that rank's batch and loss; averaging gave it to all ranks."
+        f"ready{more}) on rank {found.rank}{also}. Check that rank's batch and loss; averaging spread it to all ranks."
     )

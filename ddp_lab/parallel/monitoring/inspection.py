@@ -30,7 +30,7 @@ def inspect_gradients(model: Inspected) -> list[dict[str, Any]]:
     """See `DistributedDataParallel.inspect_gradients`."""
     found = model.reducer.inspect_gradients()
     if found is None:
-        raise RuntimeError("inspect_gradients() was called during a backward: call it when backward() has returned")
+        raise RuntimeError("inspect_gradients() was called during a backward: call it after backward() has returned")
     return _as_dicts(found)
 
 
@@ -61,7 +61,7 @@ def request_inspection(reducer_id: int, step: int) -> None:
     """
     models = {model.reducer_id: model for model in list(_models)}
     if reducer_id not in models:
-        raise KeyError(f"no living model has reducer id {reducer_id}; there are {list(models)}")
+        raise KeyError(f"no model has reducer id {reducer_id}; existing ids: {list(models)}")
     model = models[reducer_id]
     reducer = model.reducer
     reducer.request_inspection(step)
