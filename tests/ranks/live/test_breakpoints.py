@@ -226,7 +226,7 @@ def test_a_pause_can_be_ended(ranks: Ranks, point: str, how: str) -> None:
         if how == "release":
             assert "was paused at a breakpoint was aborted: on purpose" in message
         elif how == "abandon":
-            assert "given up (abandon_backward)" in message
+            assert "abandoned (abandon_backward)" in message
 
 
 def _timeouts_on_rank(rank: int, size: int) -> None:
