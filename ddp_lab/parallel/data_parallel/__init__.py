@@ -41,12 +41,12 @@ class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
         * Hooks of the module run once on each device, in no order between devices.
         * A scalar output becomes a vector with one element for each device.
         * An RNN whose batch is not its first dimension needs ``dim``, and outputs padded to one length.
-        * For more than one GPU `ddp_lab.DistributedDataParallel` is faster.
+        * For more than one GPU, `ddp_lab.DistributedDataParallel` is faster.
 
     Args:
         module: its parameters and buffers are on the first device.
         device_ids: accelerators as indices or devices, or CPU devices: ``["cpu:0", "cpu:1"]``, ``["cpu"] * 4``.
-            None: all accelerators. Where there is none and no CPU devices are named, forward calls the module itself.
+            None: all accelerators. If there is none and no CPU devices are given, forward calls the module itself.
         output_device: where outputs are joined; the first device if None.
         dim: the dimension of the batch.
 

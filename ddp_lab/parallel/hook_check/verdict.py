@@ -1,4 +1,4 @@
-"""What the ranks' trials of a comm hook say: numbers of one rank, then problems from the numbers of all."""
+"""The results of the ranks' trials of a comm hook: numbers of one rank, then problems from the numbers of all."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def problem(kind: str, what: str, *, mild: bool = False) -> HookProblem:
 
 
 def measure(trial: Trial, ranks: int) -> dict[str, Any]:
-    """What a rank tells the others about its trial: JSON."""
+    """A rank's results for the others: JSON."""
     case = trial.case
     made: dict[str, Any] = {"broken": trial.broken, "converted": trial.converted}
     if trial.broken is not None:
@@ -91,7 +91,7 @@ def _digest(value: torch.Tensor) -> str:
 
 
 def _accuracy(trial: Trial, ranks: int) -> dict[str, Any]:
-    """Errors, the worst over the buckets, and how the first round's result looks beside the mean."""
+    """Errors, the worst over the buckets, and the first round's result compared with the mean."""
     found, case = [], trial.case
     for index in range(case.buckets):
         mean = case.mean(ranks, index)
@@ -155,7 +155,7 @@ def _equal(answers: Sequence[dict[str, Any]]) -> bool:
 def problems(
     case: Case, answers: Sequence[dict[str, Any]], *, tolerance: float | None, expect_equal: bool
 ) -> list[HookProblem]:
-    """What is wrong in one case, from the numbers of all ranks."""
+    """The problems of one case, from the numbers of all ranks."""
     mild = not case.primary
     broken = [(rank, *one["broken"]) for rank, one in enumerate(answers) if one["broken"]]
     if broken:
@@ -217,7 +217,7 @@ def _wrong_average(
 
 
 def merged(found: Sequence[HookProblem]) -> tuple[HookProblem, ...]:
-    """One problem of each kind and severity, errors first, which says in how many more cases it was seen."""
+    """One problem of each kind and severity, errors first, with the number of further cases."""
     kinds: dict[tuple[str, str], list[HookProblem]] = {}
     explained = any(one.kind in _WRONG_FACTOR for one in found)
     for one in found:
