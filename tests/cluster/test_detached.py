@@ -196,7 +196,7 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         assert f"process {os.getpid()} has been attached to cluster 'train' since " in said
         assert "--take-over" in said
         assert said.splitlines()[-1] == "[(0, 1)]"
-        with pytest.raises(CellError, match="took the cluster over"):
+        with pytest.raises(CellError, match="was taken over by process"):
             run.wait()
         assert not lab.running
 
@@ -332,7 +332,7 @@ def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None
     panel.layout.close()
     assert (tmp_path / "end").exists()
     assert "lab-1" not in [one.name for one in Lab.detached()]
-    with pytest.raises(ClusterError, match="no detached cluster 'lab-1': "):
+    with pytest.raises(ClusterError, match="no detached cluster is named 'lab-1': "):
         Lab.find("lab-1")
 
 

@@ -262,9 +262,9 @@ def hit_while_detached(case: Case, lab: Lab) -> None:
     leftovers.wait_until(lambda: files_of(pid) == (time.sleep(0.3) or files_of(pid)), SECONDS, "files that stay")
     strike(pid, case.fault)
     if case.process == "keeper" and case.fault == "SIGKILL":
-        with pytest.raises(ClusterError, match="no detached cluster 'away'"):
+        with pytest.raises(ClusterError, match="no detached cluster is named 'away'"):
             Lab.find("away")
-        TABLE.append(f"{case!s:45}          no detached cluster 'away'")
+        TABLE.append(f"{case!s:45}          no detached cluster is named 'away'")
         return
     begin, said = time.monotonic(), ""
     try:

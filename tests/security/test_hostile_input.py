@@ -241,7 +241,7 @@ def test_journals(folder: Path, data: st.DataObject) -> None:
 
 # What a journal may hold that no rank writes -> what whoever reads or follows it says.
 _CROOKED: dict[str, tuple[list[list[bytes]], str]] = {
-    "norms of nothing": (_messages(_described({**hostile.WATCHED[0], "before": [[1.0]]})), "not those of 2 ranks"),
+    "norms of nothing": (_messages(_described({**hostile.WATCHED[0], "before": [[1.0]]})), "do not match 2 ranks"),
     "no norms": (_messages(_described({"type": "gradients", "reducer": 0, "step": 1})), "lacks 'generation'"),
     "no groups": (_messages(_described({"type": "drift", "reducer": 0, "step": 1, "ok": True})), "lacks 'first'"),
     "no checksum": (

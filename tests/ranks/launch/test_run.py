@@ -342,7 +342,7 @@ def test_what_cannot_be_run_is_refused(
     assert "the script 'nowhere.py' does not exist" in done.stderr
     assert "Traceback" not in done.stderr
     for arguments, message in (
-        (["--no-python", "ls"], "--no-python: only Python programs"),
+        (["--no-python", "ls"], "--no-python is not supported: only Python programs"),
         (["--record", str(folder), SCRIPT], "contains the journals of another run"),
         (["--record", str(tmp_path / "new"), "--serve", "192.0.2.1", SCRIPT], "--serve 192.0.2.1: can't listen there"),
     ):
