@@ -153,7 +153,7 @@ class Attached:
         """Appends what arrived to the timeline; returns whether anything did."""
         for piece in pieces:
             life, decoder = self._files.get(piece.name, (None, None))
-            if decoder is None or life != piece.life:  # the file was written anew, shorter
+            if decoder is None or life != piece.life:  # the file was rewritten, shorter
                 decoder = Decoder(Path(piece.name))
                 self._files[piece.name] = piece.life, decoder
             if piece.offset != decoder.offset:

@@ -421,7 +421,7 @@ def _interrupt_children(told: dict[int, float]) -> None:
     """Acts like Ctrl-C in a terminal: a data loader's workers and shell commands are interrupted too.
 
     Args:
-        told: process id -> when it was interrupted. A child that was started since then is interrupted, too: the rank
+        told: process id -> when it was interrupted. A child that was started since then is interrupted too: the rank
             may have been about to fork it. One that continues for `_CHILD_SECONDS` is interrupted again.
     """
     group, now = os.getpgid(0), time.monotonic()

@@ -48,7 +48,7 @@ def process_session() -> int:
 
 
 def interval_of(ranks: int) -> float:
-    """Seconds between two drains of each of so many ranks while events come."""
+    """Seconds between two drains of each of `ranks` ranks while events arrive."""
     return max(INTERVAL, BATCH_SECONDS * ranks)
 
 
@@ -67,11 +67,11 @@ def socket_for(
     """A socket that can be connected to a `Wire`.
 
     Args:
-        context: makes it.
+        context: creates it.
         kind: of the socket.
         endpoint: the value of `Wire.endpoint()`.
         channel: ``"data"`` or ``"control"``.
-        name: nobody else's: after a broken connection the client still knows whom it talks to.
+        name: unique, so that the client recognises the rank after a broken connection.
     """
     socket = context.socket(kind)
     socket.linger = LINGER_MS

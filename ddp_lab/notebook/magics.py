@@ -276,7 +276,7 @@ def _add_starts_options(start: argparse.ArgumentParser) -> None:
         "--engines", choices=ENGINES, default="ssh", help="how ranks on other hosts are started (default: ssh)"
     )
     start.add_argument("--python", metavar="PATH", help="path of Python on other hosts (default: the same as here)")
-    start.add_argument("--address", metavar="IP", help="address of this machine for the hosts (default: found)")
+    start.add_argument("--address", metavar="IP", help="address of this machine for the hosts (default: detected)")
     start.add_argument("--detach", action="store_true", help="the ranks outlive this notebook, until %%cluster stop")
     start.add_argument("--name", metavar="NAME", help="name of the cluster, also for `%%cluster attach NAME`")
     start.add_argument(

@@ -118,7 +118,7 @@ def _with_code(text: str) -> str:
 
 
 def _link(lesson: str) -> str:
-    """A lesson as a link that a notebook follows, if it lies beside or above this one; else its name."""
+    """A lesson as a link that a notebook follows, if it is in this folder or one above; else its name."""
     document, _, heading = lesson.partition(", ")
     here = Path.cwd()
     for above in (here, *here.parents):

@@ -89,7 +89,7 @@ def _attach(rank: int, take: Callable[[int, str, Any], None], future: Any) -> No
     def on_message(message: Mapping[str, Any]) -> None:
         kind = message["header"]["msg_type"]
         if kind in _OUTPUTS:
-            # ipyparallel keeps a copy of all outputs, joined anew for each message: quadratic for a chatty cell.
+            # ipyparallel keeps a copy of all outputs, joined again for each message: quadratic for much output.
             metadata["stdout"] = metadata["stderr"] = ""
             metadata["outputs"] = []
             take(rank, kind, message["content"])

@@ -211,7 +211,7 @@ def _placed(value: Pickled, segments: Segments | None) -> Parcel:
     if segments is not None:
         try:
             return value.into(segments.descriptors, segments.references())
-        except OSError as error:  # no memory for it, beside what ipyparallel would take
+        except OSError as error:  # no memory for it besides that of ipyparallel
             say_in_messages(str(error))
     return value.inline()
 

@@ -17,7 +17,7 @@ _CONNECT_SECONDS = 10
 _THROUGH_A_SHELL = ("ssh", "rsh")  # these pass the words to a shell on the other host
 
 _COMMANDS: dict[str, tuple[str, ...]] = {
-    # A job step of its own beside others in the allocation, with all its processors and GPUs.
+    # A job step of its own in the allocation, with all its processors and GPUs.
     "slurm": (
         "srun",
         f"--nodelist={_HOST}",

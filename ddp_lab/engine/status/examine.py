@@ -165,7 +165,7 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
 
 
 def _record(group: Any) -> registry.GroupRecord | None:
-    """What is registered of a group; None stands for the default one."""
+    """The record of a group; None means the default one."""
     if group is None or group is getattr(dist.group, "WORLD", None):
         group = c10d._get_default_group() if dist.is_initialized() else None
     for record in registry.alive():

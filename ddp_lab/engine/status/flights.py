@@ -154,7 +154,7 @@ def _age(one: Entry) -> float:
 
 
 def _buckets(undone: Iterable[Entry]) -> dict[int, str]:
-    """Record -> words for the bucket that an all-reduce carries: told from its group and its size."""
+    """Record -> the bucket of an all-reduce in words, determined from its group and size."""
     launched, found = list(_launched()), {}
     for one in undone:
         fits = [each for each in launched if one.name == "all_reduce" and each[:2] == (one.group, one.bytes)]

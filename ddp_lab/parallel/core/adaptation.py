@@ -140,7 +140,7 @@ def _changes(before: Survey, now: Survey) -> tuple[list[str], set[str]]:
         f"{what} {_names(names)}"
         for what, names in (
             ("frozen:", frozen), ("no longer frozen:", unfrozen), ("added:", added), ("removed:", removed),
-            ("assigned anew:", reassigned), ("buffers added:", new_buffers),
+            ("reassigned:", reassigned), ("buffers added:", new_buffers),
             ("buffers removed:", before.buffers.keys() - now.buffers.keys()),
         )
         if names
