@@ -68,7 +68,7 @@ def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
         return None
     them, new = ("it", "a new process for it") if len(gone) == 1 else ("them", "new processes for them")
     others = f"; {_who(waiting)} {_was(waiting)} waiting for {them}" if waiting else ""
-    sentence = f"{_who(gone)} failed ({gone[0].why}){others}."
+    sentence = f"{_who(gone)} failed ({gone[0].how_it_ended}){others}."
     return Diagnosis("dead", sentence, f"The next cell, or `%cluster rejoin`, starts {new}.")
 
 

@@ -171,6 +171,11 @@ class Examined:
         )
 
     @property
+    def how_it_ended(self) -> str:
+        """Of a dead one, e.g. ``"killed by SIGKILL (signal 9)"``, to follow "failed: "."""
+        return self.why.removeprefix("was ")
+
+    @property
     def place(self) -> Place | None:
         """The innermost line of the user's own."""
         return next((one for one in self.stack if one.users), None)
@@ -217,7 +222,7 @@ class Examined:
     def __str__(self) -> str:
         """What it does, to follow "rank 1 "."""
         if self.state == "dead":
-            return f"failed: {self.why}"
+            return f"failed: {self.how_it_ended}"
         if self.state == "stopped":
             return f"is stopped (SIGSTOP): `{self.why}` resumes it"
         if self.state == "silent":
