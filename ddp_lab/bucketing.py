@@ -16,18 +16,18 @@ def assign_buckets(
 ) -> list[list[int]]:
     """Groups parameters into buckets and returns the buckets in the order of their launch.
 
-    Gradients of one bucket travel in one flat buffer, so parameters of different `keys` never share one. A
-    bucket is closed as soon as its size reaches its cap, so it may be larger. Which parameters share a bucket
-    is what torch's DDP decides from the same sizes and caps.
+    Gradients of one bucket are in one flat buffer, so parameters of different `keys` never share one. A
+    bucket is closed as soon as its size reaches its limit, so it may be larger. torch's DDP makes the same
+    buckets from the same sizes and limits.
 
     Args:
         sizes: bytes of each parameter, in the order of registration.
         keys: (dtype, device) of each parameter.
-        caps: bytes; for each key the first cap is that of its first bucket, and so on; the last one repeats.
-        order: the parameters' indices in the order in which their gradients become ready; None while that is
-            unknown: the reverse order of registration then stands in for it.
+        caps: size limits in bytes; for each key the first is that of its first bucket, and so on; the last repeats.
+        order: the parameters' indices in the order in which their gradients become ready; None if that is
+            unknown: then the reverse order of registration is used.
         alone: for each parameter whether it needs a bucket of its own (sparse gradients); empty: none does.
-        small_last: the first cap is that of the last bucket, counted from the end (needs an order).
+        small_last: the limits count from the last bucket (needs an order).
 
     Returns:
         For each bucket the indices of its parameters.
@@ -59,7 +59,7 @@ def assign_buckets(
         return sorted(closed, key=min, reverse=True)
     if small_last:
         closed.reverse()
-    # A bucket is complete when its last gradient is: with several keys the order of closing is not that order.
+    # A bucket is complete with its last gradient: with several keys that is not the order of closing.
     position = {index: place for place, index in enumerate(order)}
     return sorted(closed, key=lambda bucket: max(position[index] for index in bucket))
 
@@ -70,7 +70,7 @@ def _check(sizes: Sequence[int], keys: Sequence[Hashable], caps: Sequence[int], 
     if not caps or min(caps) < 0:
         raise ValueError(f"caps must be at least one size in bytes, got {list(caps)}")
     if order is not None and sorted(order) != list(range(len(sizes))):
-        raise ValueError(f"order must hold each of the {len(sizes)} parameters once")
+        raise ValueError(f"order must contain each of the {len(sizes)} parameters once")
 
 
 def _walk(count: int, order: Sequence[int] | None, backwards: bool) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""What the commands have in common: their help and their errors, and the values that they accept."""
+"""Shared by the commands: their help and errors, and the values that they accept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .files import write_text
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are two lines, and whose help ends with examples.
+    """A parser whose errors are two lines and whose help ends with examples.
 
     Args:
         examples: command lines, shown as they are.
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         return "\n  ".join([f"{super().format_help()}\nexamples:", *self._examples]) + "\n"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuses what is unknown where it stands: a command's parser says where its own help is."""
+        """Refuses unknown arguments in the command's own parser, whose help is named in the error."""
         given, unknown = super().parse_known_args(args, namespace)
         if unknown:
             close = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
@@ -44,12 +44,12 @@ class Parser(argparse.ArgumentParser):
         return given, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program: one line says what is wrong, another where to look; the usage may take a screen."""
-        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` says what can be given.\n")
+        """Exits: one line reports the error, another the help command; the full usage may fill a screen."""
+        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` lists the options.\n")
 
 
 def number_from(lowest: int) -> Callable[[str], int]:
-    """A converter of whole numbers that are not below `lowest`."""
+    """A converter to whole numbers of at least `lowest`."""
 
     def convert(text: str) -> int:
         try:
@@ -57,7 +57,7 @@ def number_from(lowest: int) -> Callable[[str], int]:
         except ValueError:
             value = lowest - 1
         if value < lowest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest} on")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {lowest}")
         return value
 
     return convert
@@ -67,7 +67,7 @@ count = number_from(1)
 
 
 def _above_0(what: str) -> Callable[[str], float]:
-    """A converter of numbers above 0 that are not infinite; `what` they are."""
+    """A converter to finite numbers above 0; `what` describes them."""
 
     def convert(text: str) -> float:
         value = _finite(text)
@@ -99,34 +99,34 @@ def _finite(text: str) -> float | None:
 
 
 def file_to_write(text: str) -> Path:
-    """A file that can be made or written over; folders above it may be missing."""
+    """A file that can be created or overwritten; parent folders may be missing."""
     path = Path(text)
     if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder: give the name of a file")
+        raise argparse.ArgumentTypeError(f"{text} is a folder: give a file name")
     return _below_a_folder(path, path.parent)
 
 
 def folder_to_write(text: str) -> Path:
-    """A folder that is there or can be made."""
+    """A folder that exists or can be created."""
     return _below_a_folder(Path(text), Path(text))
 
 
 def folder_of_a_record(text: str) -> Path:
-    """A folder to be made, even on a disk that takes nothing: what is recorded runs all the same."""
+    """A folder to create, even if the disk is full: the recorded program runs nevertheless."""
     _nearest_folder(Path(text))
     return Path(text)
 
 
 def _below_a_folder(path: Path, folder: Path) -> Path:
-    """Refuses a path at which nothing can be made, before any work is done for it."""
+    """Refuses a path at which nothing can be created, before any work is done."""
     there = _nearest_folder(folder)
     if not os.access(there, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{there} may not be written to")
+        raise argparse.ArgumentTypeError(f"{there} is not writable")
     return path
 
 
 def _nearest_folder(path: Path) -> Path:
-    """The lowest part of a path that is there; refuses one that is no folder."""
+    """The deepest existing part of a path; refuses one that is not a folder."""
     while not os.path.lexists(path):
         path = path.parent
     if not path.is_dir():
@@ -135,7 +135,7 @@ def _nearest_folder(path: Path) -> Path:
 
 
 def write_json(path: Path, found: Any) -> None:
-    """Writes an answer to a file that was asked for, and makes the folders above it.
+    """Writes a result to the requested file, and creates its parent folders.
 
     Raises:
         DdpLabError: it can't be written.
@@ -148,6 +148,6 @@ def write_json(path: Path, found: Any) -> None:
 
 
 def tell(line: str) -> None:
-    """Says a line on stderr, if that takes it."""
-    with contextlib.suppress(OSError, ValueError):  # it is full or closed: there is nobody to tell
+    """Prints a line on stderr, if possible."""
+    with contextlib.suppress(OSError, ValueError):  # it is full or closed
         print(f"ddp-lab: {line}", file=sys.stderr, flush=True)

@@ -1,13 +1,13 @@
 """The exceptions of ddp_lab.
 
     DdpLabError
-    ├── ClusterError         the cluster failed: an engine did not start, died, or can't be reached
+    ├── ClusterError         the cluster failed: a rank did not start, exited, or is unreachable
     ├── CellError            a cell failed on some ranks; `.failures` holds rank -> error, first in time first
     ├── ExtensionError       the compiled extension is missing or was built for another torch (also an ImportError)
     └── ScheduleError        a bucket was asked for a transition that its state does not allow
 
-A user's mistake in an argument is a plain `ValueError` or `TypeError`. Where this machine does not allow the best way,
-and another one is taken, a `FallbackWarning` says so.
+An invalid argument raises a plain `ValueError` or `TypeError`. If this machine does not support the best way and
+another one is used, there is a `FallbackWarning`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DdpLabError(Exception):
 
 
 class ClusterError(DdpLabError):
-    """The cluster could not start, lost a rank, or can't be reached."""
+    """The cluster could not start, lost a rank, or is unreachable."""
 
 
 class ExtensionError(DdpLabError, ImportError):
@@ -43,7 +43,7 @@ class ScheduleError(DdpLabError, RuntimeError):
 
 
 class FallbackWarning(UserWarning):
-    """Something works in another way than it should, slower as a rule; the message says what, and why."""
+    """Something works in a different way than intended, usually more slowly; the message says what, and why."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class RankFailure:
         name: the exception's class name, e.g. ``"ValueError"``.
         message: the exception's text.
         traceback: the formatted traceback, ANSI-coloured as IPython renders it.
-        time_ns: when it was raised, on the host's monotonic axis; orders failures in time.
-        consequence: whether it only followed another rank's failure (a collective that was freed).
+        time_ns: when it was raised, on the host's monotonic clock; orders failures in time.
+        consequence: whether it only followed another rank's failure (its collective was unblocked).
         waited_in: of a consequence, what the rank waited in, e.g. ``"all_reduce #17 of 4 MiB (float32 [1048576])"``; ""
             where that is not known.
-        broke_backward: whether the backward of a model was under way: it is discarded, with the model's gradients.
-        brief: the traceback without the frames of libraries between the user's own; "" where it would be the same.
+        broke_backward: whether a model's backward was in progress: it is discarded, with the model's gradients.
+        brief: the traceback without library frames between the user's own; "" if it would be the same.
     """
 
     rank: int
@@ -80,7 +80,7 @@ class CellError(DdpLabError):
     Attributes:
         failures: rank -> `RankFailure`; the first one in time comes first, consequences last.
         report: the first failing rank's traceback and one line for each other rank, ANSI-coloured; IPython shows it
-            in place of the client's own traceback.
+            instead of the client's own traceback.
     """
 
     def __init__(self, message: str, failures: Mapping[int, RankFailure], report: str = "") -> None:

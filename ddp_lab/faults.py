@@ -1,7 +1,6 @@
-"""Faults for a rehearsal: what can go wrong with a rank, a layer or a link, made to happen on purpose.
+"""Fault injection: faults of a rank, a layer or a network link that can be injected.
 
-Plain records, for both sides of the wire: `Cluster.inject` sends one to its rank, `ddp_lab.rehearsal` makes it happen
-there.
+Plain records, for both sides of the wire: `Cluster.inject` sends one to its rank, where `ddp_lab.rehearsal` injects it.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Fault:
-    """What all faults have in common.
+    """Common to all faults.
 
     Attributes:
-        rank: the (global) rank that it happens on.
+        rank: the (global) rank on which it happens.
     """
 
     rank: int
 
     def text(self) -> str:
-        """A few words for a mark on the timeline, without the rank: a mark knows it."""
+        """A few words for a mark on the timeline, without the rank, which the mark contains."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raises `ValueError` if it makes no sense."""
+        """Raises `ValueError` if it is invalid."""
         if self.rank < 0:
             raise ValueError(f"rank must not be negative, got {self.rank}")
         for name, value in vars(self).items():
@@ -50,7 +49,7 @@ class SlowRank(Fault):
     """Each forward of the rank takes longer: a slower device, or slower input.
 
     Attributes:
-        seconds: by how much.
+        seconds: the delay.
     """
 
     seconds: float
@@ -61,11 +60,11 @@ class SlowRank(Fault):
 
 @dataclass(frozen=True)
 class SlowLayer(Fault):
-    """The gradient of one parameter, and all that come after it, are late on the rank.
+    """The gradient of one parameter, and all that follow it, are late on the rank.
 
     Attributes:
         parameter: its qualified name in the module.
-        seconds: by how much.
+        seconds: the delay.
     """
 
     parameter: str
@@ -77,14 +76,14 @@ class SlowLayer(Fault):
 
 @dataclass(frozen=True)
 class SlowLink(Fault):
-    """Each bucket of the rank waits before its collective starts, as if it had to pass a slow link first.
+    """Each bucket of the rank is delayed before its collective starts, as if it had to pass a slow link first.
 
-    What it is not: a link that is slow in the middle of a collective. The buckets of this rank pass one after the
-    other, each once; the collective follows, at its own speed, and all ranks wait for it. The computation goes on.
+    It does not slow down the collective itself. The buckets of this rank are delayed one after the other; then the
+    collective runs at its own speed, and all ranks wait for it. The computation continues meanwhile.
 
     Attributes:
-        latency_seconds: for each bucket.
-        mb_per_second: 10⁶ bytes a second; None: any number of them.
+        latency_seconds: delay of each bucket.
+        mb_per_second: 10⁶ bytes per second; None: unlimited.
     """
 
     latency_seconds: float = 0.0
@@ -102,11 +101,11 @@ class SlowLink(Fault):
 
 @dataclass(frozen=True)
 class DroppedGradient(Fault):
-    """In one backward the gradient of a parameter does not count on the rank: what a forgotten branch does.
+    """In one backward the gradient of a parameter is missing on the rank, as with a branch that was not executed.
 
-    The next forward raises what it raises then ("Expected to have finished reduction ..."), on all ranks. A program
-    that enters another collective before that forward waits in it for ranks that wait for the bucket, as it would in
-    earnest. With `find_unused_parameters` the parameter counts as unused on that rank instead.
+    The next forward raises the usual error ("Expected to have finished reduction ..."), on all ranks. A program that
+    enters another collective before that forward waits in it for ranks that wait for the bucket, as with a real fault.
+    With `find_unused_parameters` the parameter counts as unused on that rank instead.
 
     Attributes:
         parameter: its qualified name in the module.
@@ -132,15 +131,15 @@ _KINDS: dict[str, type[Fault]] = {
 
 
 def to_dict(fault: Fault) -> dict[str, Any]:
-    """The fault as JSON can hold it."""
+    """The fault, JSON-able."""
     return {"kind": type(fault).__name__, **asdict(fault)}
 
 
 def from_dict(made: dict[str, Any]) -> Fault:
-    """What `to_dict` was given.
+    """The argument of `to_dict`.
 
     Raises:
-        ValueError: there is no such fault, or it makes no sense.
+        ValueError: there is no such fault, or it is invalid.
     """
     values = dict(made)
     kind = values.pop("kind", None)
@@ -156,7 +155,7 @@ _ONCE = _BEGINNINGS[3:]
 
 
 def mark_kind(name: str) -> str | None:
-    """What a mark on the timeline says of faults.
+    """The meaning of a mark on the timeline for faults.
 
     Returns:
         ``"begin"`` and ``"end"`` of one that lasts, ``"once"`` for one that is over at once, None for other marks.

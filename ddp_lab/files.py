@@ -1,4 +1,4 @@
-"""Files: what is read is one, and what is written over another replaces it as a whole or not at all."""
+"""Files: only regular ones are read, and writing replaces a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import BinaryIO
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a file for reading; nothing else, since a pipe could make its reader wait for ever.
+    """Opens a regular file for reading; nothing else, because reading a pipe could block forever.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: it does not exist.
         ValueError: it is a pipe, a device or a folder.
     """
     refusal = f"{os.fspath(path)} is not a regular file: pipes, devices and folders are not read"
@@ -34,12 +34,12 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Within: a new file, which takes the place of `path` at the end; after an error `path` is as it was before.
+    """Yields a new file, which replaces `path` at the end; after an error `path` is unchanged.
 
-    A link stays one: what it leads to is replaced. What is no file (``/dev/stdout``, a pipe) is written as it is.
+    A link is kept: its target is replaced. Anything but a regular file (``/dev/stdout``, a pipe) is written directly.
 
     Raises:
-        OSError: the folder is missing or can't be written, or the disk is full.
+        OSError: the folder is missing or not writable, or the disk is full.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -57,7 +57,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 os.chmod(file.fileno(), stat.S_IMODE(before.st_mode))
             yield file
             file.flush()
-            os.fsync(file.fileno())  # some disks say only now that they are full
+            os.fsync(file.fileno())  # some disks report only now that they are full
         beside.replace(target)
     except OSError as error:
         if error.errno is None or error.filename not in (None, str(beside)):

@@ -1,4 +1,4 @@
-"""Numbers with units, lists and sets of ranks, as they stand in sentences; ranks as people write them: `0,2-3`."""
+"""Numbers with units, lists and sets of ranks, formatted for sentences; ranks as users write them: `0,2-3`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def label_of(ranks: Iterable[int]) -> str:
 
 
 def label_of_ranges(ranges: Iterable[range]) -> str:
-    """The same of ranges in order, however many ranks they hold."""
+    """The same for ordered ranges of any number of ranks."""
     joined: list[tuple[int, int]] = []
     for one in ranges:
         if joined and one.start == joined[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""The notebooks and lessons: beside the package in a clone, else where its wheel installed them."""
+"""The notebooks and lessons: next to the package in a clone, else where its wheel installed them."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _PACKAGE = Path(__file__).resolve().parent
 # JupyterLab refuses either if it is given twice.
 _ROOT_OPTIONS = ("--ServerApp.root_dir", "--notebook-dir", "--ServerApp.notebook_dir")
 _FIRST_OPTION = "--LabApp.default_url"
-_LAB_EXTENSIONS = _PACKAGE / "labextensions"  # in a clone; a wheel installs it where every JupyterLab looks
+_LAB_EXTENSIONS = _PACKAGE / "labextensions"  # in a clone; a wheel installs it where every JupyterLab searches
 
 
 def home() -> Path:
     """The folder that holds notebooks and tutorials.
 
     Raises:
-        DdpLabError: they are not here.
+        DdpLabError: they are not installed.
     """
     installed = Path(sysconfig.get_path("data"), "share", "ddp_lab")
     for folder in (_PACKAGE.parent, installed):
         if (folder / QUICKSTART).exists():
             return folder
     raise DdpLabError(
-        f"the notebooks are neither beside this package ({_PACKAGE.parent}) nor in {installed}: install ddp_lab from "
+        f"the notebooks are neither next to this package ({_PACKAGE.parent}) nor in {installed}: install ddp_lab from "
         "a clone (`make demo`) or from its wheel (`make wheel`)"
     )
 
 
 def working_copy(into: Path) -> Path:
-    """A folder in which the notebooks may be changed: the clone itself, else a copy below `into`.
+    """A folder in which the notebooks may be edited: the clone itself, else a copy below `into`.
 
-    What is there already is left as it is: readers keep what they wrote.
+    Existing files are kept, so that readers keep their edits.
     """
     source = home()
     if source == _PACKAGE.parent:
@@ -57,7 +57,7 @@ def working_copy(into: Path) -> Path:
 
 
 def names_a_folder(options: Sequence[str]) -> bool:
-    """Whether options of JupyterLab say themselves what its file browser shows."""
+    """Whether options of JupyterLab already set the folder of its file browser."""
     return any(one.partition("=")[0] in _ROOT_OPTIONS for one in options)
 
 
@@ -65,9 +65,9 @@ def lab_command(folder: Path | None, options: Sequence[str] = (), first: Path | 
     """The command that opens JupyterLab on a folder, with the lessons in its launcher.
 
     Args:
-        folder: what the file browser shows; None if the options say that.
-        options: further ones of JupyterLab.
-        first: the notebook to open, seen from the folder.
+        folder: the folder of the file browser; None if the options set it.
+        options: further options of JupyterLab.
+        first: the notebook to open, relative to the folder.
     """
     command = [sys.executable, "-m", "jupyterlab"]
     if folder is not None:

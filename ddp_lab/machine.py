@@ -1,4 +1,4 @@
-"""What a process can tell of the machine it runs on: clock, versions, GPUs, addresses (no torch)."""
+"""Facts about the machine that a process runs on: clock, versions, GPUs, addresses (no torch)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_FIRST_TIME_NAMESPACE = "time:[4026531834]"  # Linux's number of the one that the system begins with
+_FIRST_TIME_NAMESPACE = "time:[4026531834]"  # Linux's number of the initial namespace
 _CHOSEN = "CUDA_VISIBLE_DEVICES"
-_FILES_MORE = 1024  # to suggest
+_FILES_MORE = 1024  # suggested limit
 _THREAD = 8 << 20  # bytes of a thread's stack: without them no thread can begin
 
 
 def facts() -> dict[str, Any]:
-    """What a client wants to know of a host before ranks start there, JSON-able.
+    """Facts about a host that a client needs before ranks start there, JSON-able.
 
     ``host`` (its name), ``pid`` and ``started`` (of this process), ``versions``, ``clock``, ``cores``, ``gpus``
     (present ones) and ``chosen_gpus`` (the variable that limits them, or None), ``ssh`` (addresses of both ends of the
@@ -43,7 +43,7 @@ def facts() -> dict[str, Any]:
 
 
 def host_clock() -> str:
-    """What is the same for all processes whose monotonic clocks are one: the boot of this host.
+    """An id that all processes with the same monotonic clock share: the boot id of this host.
 
     A container may have a monotonic clock of its own; then its namespace's number is added.
     """
@@ -59,7 +59,7 @@ def host_clock() -> str:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same wherever ranks of one cluster run: Python, torch, ddp_lab, and the text of ddp_lab."""
+    """The versions that must be equal on all hosts of a cluster: Python, torch, ddp_lab, and ddp_lab's source text."""
     return {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "torch": _version("torch"),
@@ -71,7 +71,7 @@ def versions() -> dict[str, str]:
 def started(pid: int) -> str:
     """When a process was started, in the kernel's ticks since the boot, with the boot's name; "" if there is none.
 
-    With its id it names one process, for all times and hosts.
+    Together with the process id it identifies one process, across time and hosts.
     """
     fields = process_status(pid)
     return f"{host_clock()} {fields[19]}" if fields else ""
@@ -83,7 +83,7 @@ def stopped(pid: int) -> bool:
 
 
 def process_status(pid: int) -> list[str]:
-    """What the kernel tells of a process (proc_pid_stat(5)), from its state on; empty if there is none."""
+    """The kernel's fields on a process (proc_pid_stat(5)) from its state on; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -91,49 +91,50 @@ def process_status(pid: int) -> list[str]:
 
 
 def hindrances(pid: int) -> list[str]:
-    """What keeps a process of this user from going on, each with what helps, in words: it was stopped by a signal, or
-    has used up what the system allows."""
-    stop = [f"is stopped (SIGSTOP): `kill -CONT {pid}` continues it"] if stopped(pid) else []
+    """What keeps a process of this user from continuing, each with a fix, in words: it is stopped by a signal, or has
+    reached a limit of the system.
+    """
+    stop = [f"is stopped (SIGSTOP): `kill -CONT {pid}` resumes it"] if stopped(pid) else []
     return stop + used_up(pid)
 
 
 def used_up(pid: int) -> list[str]:
-    """What a process of this user has used up of what the system lets it have, each with what helps, in words.
+    """The limits of the system that a process of this user has reached, each with a fix, in words.
 
-    Empty where the system does not tell, and of a process that has ended.
+    Empty if the system does not report them, and for a process that has ended.
     """
     found = []
     try:
         files, most_files = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         if sum(int(number) < files for number in os.listdir(f"/proc/{pid}/fd")) >= files >= 0:
             more = _more(pid, "nofile", "n", files, most_files, max(_FILES_MORE, 2 * files))
-            found.append(f"can open no more files, {files} are allowed: {more}")
+            found.append(f"has reached its limit of {files} open files: {more}")
         size, most = resource.prlimit(pid, resource.RLIMIT_AS)
         taken = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
         if size != resource.RLIM_INFINITY and size - taken < _THREAD:
             more = _more(pid, "as", "v", size, most, None)
-            found.append(f"has taken all the memory that is allowed ({size / 2**20:,.0f} MiB of addresses): {more}")
-    except OSError:  # it has ended, or may not be looked at
+            found.append(f"has reached its memory limit ({size / 2**20:,.0f} MiB of address space): {more}")
+    except OSError:  # it has ended, or may not be inspected
         pass
     return found
 
 
 def _more(pid: int, name: str, option: str, soft: int, hard: int, wanted: int | None) -> str:
-    """How a process gets more of something; at most what its hard limit says. Numbers that are None have no limit."""
+    """How to raise a process's limit, at most to its hard limit. Numbers that are None have no limit."""
     endless = hard == resource.RLIM_INFINITY
     if not endless and soft >= hard:
-        return f"start Python or Jupyter anew with a higher limit (`ulimit -{option}`)"
+        return f"restart Python or Jupyter with a higher limit (`ulimit -{option}`)"
     most = "unlimited" if endless else str(hard)
     if wanted is not None:
         most = str(wanted if endless else min(wanted, hard))
-    return f"`prlimit --pid {pid} --{name}={most}:` allows more"
+    return f"`prlimit --pid {pid} --{name}={most}:` raises it"
 
 
 def visible_gpus(environment: Mapping[str, str], present: int | None = None) -> list[str]:
     """The GPUs that torch would see, each as ``CUDA_VISIBLE_DEVICES`` names it.
 
     Args:
-        environment: variables of the process that would look.
+        environment: variables of the process in question.
         present: number of GPUs of the machine; None asks the driver.
     """
     chosen = environment.get(_CHOSEN)
@@ -149,7 +150,7 @@ def visible_gpus(environment: Mapping[str, str], present: int | None = None) -> 
 
 
 def count_gpus() -> int:
-    """Asks the driver's management library; 0 where there is none."""
+    """The number of GPUs according to the driver's management library; 0 if there is none."""
     library = nvml()
     if library is None:
         return 0
@@ -160,7 +161,7 @@ def count_gpus() -> int:
 
 
 def nvml() -> ctypes.CDLL | None:
-    """The driver's management library, ready to be asked; None where there is none."""
+    """The driver's management library, initialised; None if there is none."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -169,10 +170,10 @@ def nvml() -> ctypes.CDLL | None:
 
 
 def local_address(peer: str) -> str:
-    """This machine's IPv4 address from which packets to `peer` leave; nothing is sent.
+    """The IPv4 address of this machine from which packets to `peer` are sent; sends nothing.
 
     Raises:
-        OSError: there is no way there, or no such name.
+        OSError: there is no route to it, or no such name.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
@@ -180,7 +181,7 @@ def local_address(peer: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an IPv4 address; "" if none has."""
+    """The network interface that has an IPv4 address; "" if none does."""
     return next((name for name, found in _addresses() if found == address), "")
 
 
@@ -204,7 +205,7 @@ def _version(package: str) -> str:
 
 @functools.cache
 def _digest() -> str:
-    """Of all Python files of this package: its version says little while it is worked on."""
+    """A hash of all Python files of this package, since versions say little during development."""
     made = hashlib.sha256()
     root = Path(__file__).parent
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):

@@ -1,7 +1,7 @@
-"""Loads the compiled extensions that were built for the torch that is installed, or says why there are none.
+"""Loads the compiled extensions that were built for the installed torch, or reports why there are none.
 
-`ddp_lab/_extensions` has a folder for each minor release of torch that was built for: a clone has one of them, a wheel
-all that are supported. Releases of one minor, and builds for CPU and CUDA, load the same file.
+`ddp_lab/_extensions` has a folder for each minor release of torch with a build: a clone has one of them, a wheel all
+supported ones. Releases of one minor, and builds for CPU and CUDA, load the same file.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .errors import ExtensionError
 
 _FOLDER = Path(__file__).parent / "_extensions"
 _lock = threading.Lock()  # an extension can't be initialised twice in a process
-_RELEASE = re.compile(r"(\d+\.\d+)\.\d+(\+[\w.]+)?")  # no nightly build
+_RELEASE = re.compile(r"(\d+\.\d+)\.\d+(\+[\w.]+)?")  # not a nightly build
 
 
 def built_for(folder: Path | None = None) -> list[str]:
-    """The versions of torch that there are extensions for in a folder (this package's own), oldest first."""
+    """The versions of torch for which a folder (this package's own) has extensions, oldest first."""
     folder = folder or _FOLDER
     found = [path.read_text().strip() for path in folder.glob("torch*/built_for.txt")]
     return sorted(found, key=lambda version: [int(number) for number in re.findall(r"\d+", version)[:3]])
@@ -43,10 +43,10 @@ def path_of(name: str, version: str, folder: Path | None = None) -> Path | None:
 
 
 def load(name: str = "_C") -> ModuleType:
-    """Returns an extension (`ddp_lab._C`, unless another one is named) for the torch that is installed.
+    """Returns an extension (`ddp_lab._C`, unless another one is given) for the installed torch.
 
     Raises:
-        ExtensionError: there is none for this torch (what there is for is named, and what to do), or it does not load.
+        ExtensionError: there is none for this torch, or it can't be loaded; the message lists the versions and a fix.
     """
     import torch
 
@@ -66,7 +66,7 @@ def _load(name: str, qualified: str, version: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except ImportError as error:
-        raise ExtensionError(f"ddp_lab's extension does not load ({error}): {_rebuild()}") from error
+        raise ExtensionError(f"ddp_lab's extension can't be loaded ({error}): {_rebuild()}") from error
     sys.modules[qualified] = module
     return module
 

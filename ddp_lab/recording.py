@@ -1,15 +1,15 @@
 """Python face of the process's event recorder: on and off, marks, statistics, drain, save.
 
 Events are fixed-size facts (`ddp_lab.protocol.events.DTYPE`) that C++ writes into a bounded ring; readers take them by
-cursor. What does not fit into an event (a mark's name, which parameters a bucket holds) is a *description*: a
+cursor. Data that does not fit into an event (a mark's name, the parameters of a bucket) is a *description*: a
 JSON-able dict, appended once and read by a cursor of its own. An event may refer to a description that was
-appended before it, so a reader drains first the events, then the descriptions, and hands the latter on first.
+appended before it, so a reader drains first the events, then the descriptions, and passes on the latter first.
 
 [Note: how long a description is kept]
-As long as the object that it describes lives (its owner, a model) and no newer assignment of it came, and then until no
-event that was recorded in that time is in the ring any more; for ever without an owner. So a process may build models
-without end. Fleeting ones, which describe one step each, or say that the owner of an assignment is gone, give
-way to newer ones: the newest 2,048 are kept.
+As long as the object that it describes (its owner, a model) exists and there is no newer bucket layout of it, and then
+until no event recorded in that time is in the ring; forever without an owner. So a process may build any number of
+models. Short-lived ones, which describe one step each, or report that the owner of a layout no longer exists, are
+replaced by newer ones: the newest 2,048 are kept.
 """
 
 from __future__ import annotations
@@ -56,19 +56,21 @@ class _Description:
     text: str  # JSON
     position: int
     first: int  # the sequence number of the first event that may refer to it
-    end: int | None = None  # of the first one that can't: its owner is gone, or it was described anew
-    reducer: int | None = None  # whose assignment it is
-    owner: weakref.finalize[..., object] | None = None  # says when its owner is gone
+    end: int | None = None  # of the first that can't: its owner no longer exists, or has a newer description
+    reducer: int | None = None  # the model whose bucket layout it is
+    owner: weakref.finalize[..., object] | None = None  # notices when its owner is destroyed
 
     def is_needed(self, recorded: int, capacity: int) -> bool:
-        """Whether an event that may refer to it can be in the ring or come; `recorded`: events so far."""
+        """Whether an event that may refer to it can be in the ring or still be recorded; `recorded`: events so far."""
         return self.end is None or (self.first < self.end and recorded < self.end + capacity)
 
 
 _descriptions: list[_Description] = []
 _FLEETING_KEPT = 2048
 _fleeting: collections.deque[tuple[int, str]] = collections.deque(maxlen=_FLEETING_KEPT)  # position, JSON
-_gone: collections.deque[int] = collections.deque(maxlen=_FLEETING_KEPT)  # models that are gone; nobody was told yet
+_gone: collections.deque[int] = collections.deque(
+    maxlen=_FLEETING_KEPT
+)  # models that no longer exist, not yet reported
 _next_position = 0
 _describing = threading.Lock()
 _marks: dict[str, int] = {}  # name -> index
@@ -77,14 +79,14 @@ _marks_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class RecordingStatistics:
-    """What the process's recorder did so far.
+    """Statistics of the process's recorder.
 
     Attributes:
         recorded: events since the process started.
         dropped: events overwritten before the furthest reader drained them.
         capacity: events that the ring holds.
         enabled: whether events are being recorded.
-        ns_per_event: measured cost of one event in nanoseconds; None if it was not asked for.
+        ns_per_event: measured cost of one event in nanoseconds; None if it was not requested.
     """
 
     recorded: int
@@ -111,7 +113,7 @@ def enabled() -> bool:
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
-    """Records nothing while the block runs, on any thread: steps that are no part of the training stay out."""
+    """Records nothing while the block runs, on any thread: for steps that are not part of the training."""
     before = enabled()
     disable()
     try:
@@ -124,7 +126,7 @@ def suspended() -> Iterator[None]:
 def mark(name: str) -> None:
     """Records that this point of the program was reached, e.g. ``mark("epoch")``; shown on the timeline.
 
-    Each different name is kept for the life of the process: let there be few.
+    Each different name is kept for the life of the process, so use few.
     """
     if not enabled():
         return
@@ -136,7 +138,7 @@ def mark(name: str) -> None:
 
 
 def statistics(*, measure: bool = False) -> RecordingStatistics:
-    """How many events were recorded and dropped, and where `measure` is set what one costs here.
+    """How many events were recorded and dropped, and with `measure` the cost of one here.
 
     Args:
         measure: time 180,000 events on a recorder of its own (about 10 ms) to fill in `ns_per_event`.
@@ -146,13 +148,13 @@ def statistics(*, measure: bool = False) -> RecordingStatistics:
 
 
 def drain(cursor: int) -> tuple[npt.NDArray[np.void], int, int]:
-    """Takes the events from sequence number `cursor` on; never blocks who records them.
+    """Takes the events from sequence number `cursor` on; never blocks threads that record.
 
     Stops at a gap (events overwritten while this call read); everything has been read when a call returns
     neither events nor drops.
 
     Args:
-        cursor: 0, or the third value that the previous call returned.
+        cursor: 0, or the third value of the previous call.
 
     Returns:
         The events (shape ``[n]``, dtype `ddp_lab.protocol.events.DTYPE`, consecutive sequence numbers), how many
@@ -169,11 +171,11 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
     """Appends a description: a JSON-able dict with a ``"type"``.
 
     Args:
-        description: is copied.
-        owner: what it describes, a model say; see [Note: how long a description is kept].
+        description: the dict, which is copied.
+        owner: the object that it describes, e.g. a model; see [Note: how long a description is kept].
 
     Raises:
-        TypeError: it holds something that JSON can't express.
+        TypeError: it contains something that JSON can't express.
     """
     global _next_position
     text = json.dumps(description)
@@ -191,7 +193,7 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
             if one.is_needed(now.recorded, now.capacity):
                 needed.append(one)
             elif one.owner is not None:
-                one.owner.detach()  # it would hold the text as long as the owner lives
+                one.owner.detach()  # it would keep the text as long as the owner exists
         _descriptions[:] = [*needed, made]
     if owner is not None:
         made.owner = weakref.finalize(owner, _owner_is_gone, made)
@@ -199,10 +201,10 @@ def describe(description: dict[str, Any], owner: object | None = None) -> None:
 
 
 def describe_fleeting(description: dict[str, Any]) -> None:
-    """Appends a description that newer ones of this kind may push out, see [Note: how long a description is kept].
+    """Appends a description that newer ones of this kind may replace, see [Note: how long a description is kept].
 
     Raises:
-        TypeError: it holds something that JSON can't express.
+        TypeError: it contains something that JSON can't express.
     """
     global _next_position
     text = json.dumps(description)
@@ -212,7 +214,7 @@ def describe_fleeting(description: dict[str, Any]) -> None:
 
 
 def _owner_is_gone(description: _Description) -> None:
-    """Takes no lock: garbage is collected anywhere, also where this thread holds one."""
+    """Takes no lock: garbage collection can run anywhere, also while this thread holds one."""
     if description.end is None:
         description.end = statistics().recorded
         if description.reducer is not None:
@@ -220,7 +222,7 @@ def _owner_is_gone(description: _Description) -> None:
 
 
 def _describe_gone() -> None:
-    """Appends a description of each model that has gone. Needs the lock."""
+    """Appends a description for each model that no longer exists. Needs the lock."""
     global _next_position
     while _gone:
         _fleeting.append((_next_position, json.dumps({"type": "gone", "reducer": _gone.popleft()})))
@@ -241,7 +243,7 @@ def descriptions(cursor: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def save(path: str | os.PathLike[str]) -> Path:
-    """Writes the events that the ring still holds to an ``.npz`` file, for a script without a notebook.
+    """Writes the events in the ring to an ``.npz`` file, for a script without a notebook.
 
     Every rank writes a file of its own. Arrays in the file: ``events`` (`ddp_lab.protocol.events.DTYPE`),
     ``descriptions`` (JSON list), ``rank`` (0 without a process group), ``dropped`` (older events that were
@@ -266,12 +268,12 @@ def save(path: str | os.PathLike[str]) -> Path:
 
 
 def _held() -> tuple[list[npt.NDArray[np.void]], int]:
-    """Events recorded up to now, in as many parts as there were gaps, and how many were overwritten."""
+    """Events recorded so far, in parts separated by gaps, and how many were overwritten."""
     end = statistics().recorded
     parts, total_dropped, cursor = [], 0, 0
     while cursor < end:
         events, dropped, following = drain(cursor)
-        if following == cursor:  # a thread is in the middle of recording it
+        if following == cursor:  # a thread is just recording it
             break
         parts.append(events)
         total_dropped += dropped

@@ -111,38 +111,38 @@ void bind_comm(py::module_& module) {
             const auto pool = Pool::own();
             return std::make_pair(pool->descriptor(), pool->bytes());
           },
-          "Where this process's own is: its descriptor and its size.");
-  module.def("shared_memory_bytes", &Group::bytes_for, "Bytes of the segment of a group.", py::arg("size"));
+          "This process's own pool: its descriptor and its size.");
+  module.def("shared_memory_bytes", &Group::bytes_for, "Size in bytes of a group's segment.", py::arg("size"));
   module.def("shared_memory_backend", &make_backend, "The c10d backend; the segment is taken from its owner.",
              py::arg("segment"), py::arg("gloo"), py::arg("rank"), py::arg("pids"), py::arg("pools"),
              py::arg("timeout"));
   module.def("flights", &dump_flights,
-             "The newest operations of our own backends, as torch's Flight Recorder tells of its backends'.",
-             py::arg("frames"));
+             "The newest operations of our own backends, in the form of torch's Flight Recorder.", py::arg("frames"));
   module.def(
       "shared_memory_timeout",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { return shared_memory::timeout_of(*backend); },
-      "Of such a backend; None of another.", py::arg("backend").none(false));
+      "The timeout of such a backend; None for another.", py::arg("backend").none(false));
   module.def(
       "set_timeout",
       [](const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout) {
         backend->setTimeout(timeout);
       },
-      "Of any backend; Python's Backend has no such method.", py::arg("backend"), py::arg("timeout"));
+      "Sets the timeout of any backend; Python's Backend has no such method.", py::arg("backend"), py::arg("timeout"));
   module.def(
       "shared_memory_broken",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { return shared_memory::is_broken(*backend); },
-      "Whether it is such a backend and of no use any more.", py::arg("backend").none(false));
-  module.def("make_gloo_endable", &make_gloo_endable, "From now on works of Gloo can be ended.");
+      "Whether it is such a backend and unusable.", py::arg("backend").none(false));
+  module.def("make_gloo_endable", &make_gloo_endable, "Makes later works of Gloo endable.");
   module.def(
       "count_gloo_works", [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) { return count_gloo_works(*group); },
-      "How many collectives of this group are not complete.", py::arg("group"), NoGil());
+      "How many collectives of this group are in flight.", py::arg("group"), NoGil());
   module.def(
       "end_gloo_works",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::string& why) {
         return end_gloo_works(*group, why);
       },
-      "Ends them, and sends and receives; says how many collectives.", py::arg("group"), py::arg("why"), NoGil());
+      "Ends them, and sends and receives; returns the number of collectives.", py::arg("group"), py::arg("why"),
+      NoGil());
   module.def("round_robin_backend", &make_round_robin, "The c10d backend that gives collectives to `groups` in turn.",
              py::arg("groups"));
 }

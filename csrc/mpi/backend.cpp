@@ -466,7 +466,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::vector<int>& ranks) {
   Progress& progress = Progress::of_process();
   progress.begin();
   const auto mine = std::find(ranks.begin(), ranks.end(), progress.rank());
-  TORCH_CHECK_VALUE(mine != ranks.end(), "mpi: rank ", progress.rank(), " is no member of the group");
+  TORCH_CHECK_VALUE(mine != ranks.end(), "mpi: rank ", progress.rank(), " is not a member of the group");
   auto lane = std::make_shared<Lane>();
   progress.call([lane, ranks, world = progress.size()] { lane->communicator = communicator_of(ranks, world); });
   return c10::make_intrusive<Backend>(static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()),

@@ -76,7 +76,8 @@ MPI_Op operation_of(const c10d::ReduceOp& op, at::ScalarType dtype) {
       TORCH_CHECK_VALUE(integral, "Cannot use a bitwise ReduceOp with tensors of ", dtype, ", only with integers");
       return op == c10d::ReduceOp::BAND ? MPI_BAND : op == c10d::ReduceOp::BOR ? MPI_BOR : MPI_BXOR;
     default:
-      TORCH_CHECK_VALUE(false, "mpi has no such reduction: choose SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
+      TORCH_CHECK_VALUE(false,
+                        "mpi does not support this reduction: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
   }
 }
 

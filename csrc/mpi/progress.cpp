@@ -46,7 +46,7 @@ Progress& Progress::of_process() {
 }
 
 void Progress::check_process() const {
-  TORCH_CHECK(pid_ == getpid(), "mpi: this process was forked from one that has begun MPI, and can't use it");
+  TORCH_CHECK(pid_ == getpid(), "mpi: this process was forked from one that uses MPI, so it can't use MPI");
 }
 
 void Progress::begin() {

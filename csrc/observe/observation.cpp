@@ -50,7 +50,7 @@ void Observation::stop() {
 
 Observation::Assignment Observation::read_buckets(bool rebuilt) {
   const auto reducer = reducer_.lock();
-  TORCH_CHECK(reducer, "the model that was observed is gone");
+  TORCH_CHECK(reducer, "the observed model no longer exists");
   const auto theirs = reducer->get_grad_buckets(/*return_zero_tensors=*/false);
   std::unordered_map<const at::TensorImpl*, std::size_t> index_of;
   for (std::size_t i = 0; i < parameters_.size(); ++i) index_of[parameters_[i].unsafeGetTensorImpl()] = i;

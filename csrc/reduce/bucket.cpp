@@ -115,7 +115,7 @@ void Bucket::warn_of_strides(const Slot& slot, const at::Tensor& gradient) {
   if (same) return;
   notices_->strides = true;
   TORCH_WARN(
-      "Grad strides do not match bucket view strides. This is no error, but copies of the gradient are slow: that ",
+      "Grad strides do not match bucket view strides. This is not an error, but copies of the gradient are slow: that ",
       "of '", slot.name, "' has sizes ", gradient.sizes(), " and strides ", gradient.strides(),
       ", its bucket's view has strides ", slot.view.strides(),
       ". Either something made it with another memory format than its parameter's, or the parameter's memory ",

@@ -110,8 +110,8 @@ std::size_t BucketSchedule::checked_parameter(std::size_t parameter) const {
 
 std::size_t BucketSchedule::checked_bucket(std::size_t bucket) const {
   if (bucket < buckets_.size()) return bucket;
-  throw ScheduleError("there is no " + name("bucket", bucket) + ": the schedule has " +
-                      std::to_string(buckets_.size()));
+  throw ScheduleError(name("bucket", bucket) + " does not exist: the schedule has " + std::to_string(buckets_.size()) +
+                      " buckets");
 }
 
 }  // namespace ddp_lab

@@ -106,19 +106,19 @@ inline std::string unexpected_type(const std::string& name, const std::string& e
   return "Expected " + expected + ", got " + got + " for the gradient of " + quoted(name);
 }
 
-// The backward ran on after abandon().
+// The backward continued after abandon().
 inline std::string given_up(const Where& where) {
-  return "the backward of step " + std::to_string(where.step) + " was given up (abandon_backward) on rank " +
+  return "the backward of step " + std::to_string(where.step) + " was abandoned (abandon_backward) on rank " +
          std::to_string(where.rank) + " while it ran: its gradients are not averaged";
 }
 
 // The backward before this one was ended by an exception, and no forward has discarded it.
 inline std::string after_failure(const Where& where) {
   return "Expected to mark a variable ready only once. The backward of " + on_rank(where) +
-         " was ended by an exception when some of its gradients had arrived, and this is another backward with no "
+         " was ended by an exception after some of its gradients had arrived, and this is another backward without a "
          "forward in between: its gradients can't be averaged, because the other ranks may still wait for those of "
          "the first one. Run forward again before the next backward, which discards the broken one, and call "
-         "zero_grad() for what it left in the gradients.";
+         "zero_grad() to remove its partial gradients.";
 }
 
 // A second backward of one forward, which ranks without inputs don't take part in.

@@ -182,7 +182,7 @@ void Reducer::tell_watch(Lock& lock, std::int64_t step) {
 }
 
 void Reducer::abandon() {
-  gate_.breakpoints().end("the backward was given up (abandon_backward) while it paused at a breakpoint");
+  gate_.breakpoints().end("the backward was abandoned (abandon_backward) while it was paused at a breakpoint");
   const Lock lock(mutex_);
   if (phase().finalizing()) return;  // the thread that waits does it, as soon as its wait fails
   abandon_backward(/*by_caller=*/true);
@@ -203,7 +203,7 @@ void Reducer::abandon_backward(bool by_caller) {
 // which the forward sums up asynchronously and the first gradient waits for, or the world size, as the user chose.
 void Reducer::shadow_backward() {
   Lock lock(mutex_);
-  TORCH_CHECK(!phase().in_flight(), "a rank that has joined can't have a backward of its own under way");
+  TORCH_CHECK(!phase().in_flight(), "a rank that has joined can't have a backward of its own in progress");
   const at::NoGradGuard no_grad;
   const BucketSet::Zeros zeros(buckets_);
   backward_.arm(/*rearmed=*/false, /*shadow=*/true);
@@ -303,7 +303,7 @@ bool Reducer::rebuild_due() const {
 
 void Reducer::rebuild(const Assignment& assignment) {
   const Lock lock(mutex_);
-  TORCH_CHECK(!phase().in_flight(), "buckets can't be assigned anew during a backward");
+  TORCH_CHECK(!phase().in_flight(), "buckets can't be rebuilt during a backward");
   assign(assignment);
   buckets_.rebuilt = true;
   ++origin_.generation;
@@ -355,7 +355,7 @@ void Reducer::set_comm_hook(HookPointer hook) {
 void Reducer::clear_comm_hook() {
   HookPointer old;  // let go outside the lock: that may need the GIL
   const Lock lock(mutex_);
-  TORCH_CHECK(!phase().in_flight(), "a comm hook can't be taken away during a backward");
+  TORCH_CHECK(!phase().in_flight(), "a comm hook can't be removed during a backward");
   reduction_.swap_hook(old);
 }
 
@@ -428,7 +428,7 @@ std::optional<Reducer::Averages> Reducer::averages() const {
 
 void Reducer::set_gradient_watch(std::shared_ptr<GradientWatch> watch) {
   const Lock lock(mutex_);
-  TORCH_CHECK(!phase().in_flight(), "gradients can't be watched from the middle of a backward on");
+  TORCH_CHECK(!phase().in_flight(), "gradient monitoring can't start during a backward");
   if (watch) watch->begin(buckets_.size());  // its first backward may be armed
   watch_.swap(watch);
 }

@@ -42,7 +42,7 @@ void SharedError::raise_everywhere(const std::string& message, const std::vector
     for (const auto& work : works) work->wait(kPatience);
   } catch (const std::exception& error) {
     // The message matters more here: it is about to be raised.
-    TORCH_WARN("the other ranks could not be told about an error of this rank: ", error.what());
+    TORCH_WARN("this rank's error could not be sent to the other ranks: ", error.what());
   }
 }
 

@@ -1,7 +1,7 @@
-"""`ddp-lab check-install`: is everything here that a user needs, and does it work? One line each, with a remedy.
+"""`ddp-lab check-install`: checks everything that a user needs. One line for each check, with a fix.
 
-What may crash or be of another version (torch, the compiled extension, JupyterLab) is asked in a process of its own.
-At the end a real cluster of two ranks averages a gradient.
+Parts that may crash or have another version (torch, the compiled extension, JupyterLab) are checked in a process of
+their own. At the end a real cluster of two ranks averages a gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OK, WARNING, FAILED = "ok", "warning", "failed"
 
 _OLDEST_PYTHON = (3, 10)
 _FEWEST_FILES, _FEW_FILES = 256, 1024
-_LEAST_SHM = 65 << 20  # 64 MiB are what Docker gives
+_LEAST_SHM = 65 << 20  # Docker's default is 64 MiB
 _SECONDS = 120.0
 
 _TORCH = """
@@ -63,7 +63,7 @@ _JUPYTER = """
 import json, jupyterlab
 from jupyter_core.paths import jupyter_path
 from jupyterlab_server.config import get_page_config
-page = get_page_config(jupyter_path("labextensions"))  # what the server tells the browser to load
+page = get_page_config(jupyter_path("labextensions"))  # the extensions that the server tells the browser to load
 print(json.dumps({
     "version": jupyterlab.__version__,
     "seen": [one["name"] for one in page["federated_extensions"] if one["name"] not in page["disabledExtensions"]],
@@ -75,7 +75,7 @@ model = ddp_lab.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False).to(dev
 model(torch.full((1, 2), rank + 1.0, device=device)).sum().backward()
 average = model.module.weight.grad.flatten().tolist()
 """
-# tool -> its programs, and what it is for
+# tool -> its programs and purpose
 _TOOLS = {
     "g++": (("g++",), "compiles the extension (Debian: apt install g++)"),
     "Chromium": (
@@ -88,12 +88,12 @@ _WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "anywidget")
 
 @dataclass(frozen=True)
 class Check:
-    """What was found.
+    """The result of a check.
 
     Attributes:
-        name: what was looked at.
+        name: of the checked part.
         state: ``"ok"``, ``"warning"`` (it works, but something is missing or scarce) or ``"failed"``.
-        found: what is there.
+        found: what was found.
         remedy: what to do, empty if nothing.
     """
 
@@ -111,9 +111,9 @@ def python() -> Check:
     """The interpreter and the system."""
     found = f"Python {platform.python_version()} ({sys.executable}), {platform.system()} {platform.machine()}"
     if sys.version_info < _OLDEST_PYTHON:
-        return Check("Python", FAILED, found, "Make an environment with Python 3.10 or later.")
+        return Check("Python", FAILED, found, "Create an environment with Python 3.10 or later.")
     if not sys.platform.startswith("linux"):
-        return Check("Python", FAILED, found, "Clusters run on Linux only (on Windows: in WSL 2).")
+        return Check("Python", FAILED, found, "Clusters run only on Linux (on Windows: in WSL 2).")
     return Check("Python", OK, found)
 
 
@@ -123,7 +123,7 @@ def packages() -> Check:
         required = importlib.metadata.requires("ddp_lab") or []
     except importlib.metadata.PackageNotFoundError:
         return Check(
-            "packages", FAILED, "ddp_lab is not installed here", "`make` in its source tree, or `pip install .`"
+            "packages", FAILED, "ddp_lab is not installed here", "Run `make` in its source tree, or `pip install .`."
         )
     names = [re.split(r"[^\w.-]", one)[0] for one in required if "extra ==" not in one]
     versions, missing = [], []
@@ -133,29 +133,29 @@ def packages() -> Check:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Check("packages", FAILED, f"missing: {', '.join(missing)}", f"`pip install {' '.join(missing)}`")
+        return Check("packages", FAILED, f"missing: {', '.join(missing)}", f"Run `pip install {' '.join(missing)}`.")
     return Check("packages", OK, ", ".join(one for one in versions if not one.startswith("torch ")))
 
 
 def torch() -> Check:
-    """Which torch, what it was built for, and what it sees."""
+    """The version of torch, its build, and the devices that it sees."""
     asked, error = _ask(_TORCH)
     if asked is None:
-        return Check("torch", FAILED, f"it does not load: {error}", "`pip install torch==2.13.0`")
+        return Check("torch", FAILED, f"it does not load: {error}", "Run `pip install torch==2.13.0`.")
     built = f"CUDA {asked['cuda']}" if asked["cuda"] else "CPU"
     found = f"{asked['version']}, built for {built}; backends {', '.join(asked['backends']) or 'none'}"
     if "gloo" not in asked["backends"]:
         return Check("torch", FAILED, found, "Install a torch that was built with torch.distributed and Gloo.")
     gpus = visible_gpus(os.environ)
     if gpus and not asked["devices"]:
-        remedy = "ranks run on the CPU: install a torch for this driver's CUDA (https://pytorch.org/get-started)."
+        remedy = "Ranks run on the CPU: install a torch for this driver's CUDA (https://pytorch.org/get-started)."
         return Check("torch", WARNING, f"{found}; it sees none of {len(gpus)} GPUs", remedy)
     devices = ", ".join(asked["devices"]) or f"{len(os.sched_getaffinity(0))} CPU cores, no GPU"
     return Check("torch", OK, f"{found}; {devices}")
 
 
 def extension() -> Check:
-    """The compiled extension, built for the torch that is installed."""
+    """The compiled extension, built for the installed torch."""
     asked, error = _ask(_EXTENSION)
     if asked is None or asked:
         text, _, remedy = (asked or error).partition(": ")
@@ -164,50 +164,50 @@ def extension() -> Check:
 
 
 def jupyterlab() -> Check:
-    """JupyterLab, and whether its server sees what widgets need."""
+    """JupyterLab, and whether its server has the extensions that widgets need."""
     asked, error = _ask(_JUPYTER)
-    remedy = "`pip install 'ddp_lab[notebooks]'` (not needed for scripts and `ddp-lab run`)."
+    remedy = "Run `pip install 'ddp_lab[notebooks]'` (not needed for scripts and `ddp-lab run`)."
     if asked is None:
-        return Check("JupyterLab", WARNING, f"not here: {error}", remedy)
+        return Check("JupyterLab", WARNING, f"not installed: {error}", remedy)
     missing = [name for name in _WIDGETS if name not in asked["seen"]]
     if missing:
         remedy = (
-            "live views stay blank: `pip install --force-reinstall jupyterlab_widgets anywidget` into the server's "
-            "environment, and look at `jupyter labextension list`."
+            "Live views stay blank: run `pip install --force-reinstall jupyterlab_widgets anywidget` in the server's "
+            "environment, and check `jupyter labextension list`."
         )
         return Check("JupyterLab", FAILED, f"{asked['version']}; its server does not see {', '.join(missing)}", remedy)
     return Check("JupyterLab", OK, f"{asked['version']}; its server sees {', '.join(_WIDGETS)}")
 
 
 def tools() -> Check:
-    """What builds and tests a clone; whoever installed a wheel needs none of it."""
+    """The tools that build and test a clone; not needed after installing a wheel."""
     found = {name: next(filter(None, map(shutil.which, programs)), "") for name, (programs, _) in _TOOLS.items()}
-    told = ", ".join(f"{name} {path or 'not here'}" for name, path in found.items())
+    told = ", ".join(f"{name} {path or 'not found'}" for name, path in found.items())
     missing = [name for name, path in found.items() if not path]
     if not missing or not Path(__file__).parents[2].joinpath("csrc").is_dir():
         return Check("tools", OK, f"{told} (to build and test a clone)")
     remedies = [f"{name} {_TOOLS[name][1]}" for name in missing]
-    return Check("tools", WARNING, told, f"Only to build and test: {'; '.join(remedies)}.")
+    return Check("tools", WARNING, told, f"Needed only to build and test: {'; '.join(remedies)}.")
 
 
 def shared_memory() -> Check:
     """/dev/shm, which data loaders and some backends use."""
     folder = Path("/dev/shm")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        return Check("/dev/shm", WARNING, "not there, or not writable", "Mount a tmpfs there (docker: --shm-size=1g).")
+        return Check("/dev/shm", WARNING, "missing or not writable", "Mount a tmpfs there (docker: --shm-size=1g).")
     state = os.statvfs(folder)
     free, total = state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
     found = f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB free"
     if free < _LEAST_SHM:
         remedy = (
-            "Workers of data loaders may find it full: num_workers=0, smaller batches, or more (docker: --shm-size=1g)."
+            "DataLoader workers may fill it: use num_workers=0, smaller batches, or enlarge it (docker: --shm-size=1g)."
         )
         return Check("/dev/shm", WARNING, found, remedy)
     return Check("/dev/shm", OK, found)
 
 
 def loopback() -> Check:
-    """Two processes of this host have to reach each other over ports of 127.0.0.1."""
+    """Two processes of this host must reach each other over ports of 127.0.0.1."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(5)
@@ -221,17 +221,17 @@ def loopback() -> Check:
     except OSError as error:
         return Check("loopback", FAILED, str(error), "Bring the interface up (`ip link set lo up`); allow 127.0.0.1.")
     if arrived != b"?":
-        return Check("loopback", FAILED, "what was sent did not arrive", "Look for a firewall on the interface lo.")
-    return Check("loopback", OK, f"a port of 127.0.0.1 ({port}) was opened and reached")
+        return Check("loopback", FAILED, "sent data did not arrive", "Check for a firewall on the interface lo.")
+    return Check("loopback", OK, f"port {port} of 127.0.0.1 was opened and reached")
 
 
 def open_files() -> Check:
     """How many files and sockets a process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft:,} open files a process (at most {hard:,})" if hard != resource.RLIM_INFINITY else f"{soft:,}"
+    found = f"{soft:,} open files per process (at most {hard:,})" if hard != resource.RLIM_INFINITY else f"{soft:,}"
     if soft < _FEW_FILES:
         state = FAILED if soft < _FEWEST_FILES else WARNING
-        return Check("open files", state, found, "Allow more: `ulimit -n 4096` before JupyterLab is started.")
+        return Check("open files", state, found, "Raise the limit: run `ulimit -n 4096` before you start JupyterLab.")
     return Check("open files", OK, found)
 
 
@@ -241,14 +241,14 @@ def cluster() -> Check:
 
 
 def gpu_cluster() -> Check | None:
-    """One rank on each GPU averages a gradient; None where there is no GPU."""
+    """One rank on each GPU averages a gradient; None if there is no GPU."""
     gpus = visible_gpus(os.environ)
     return _gradient("GPU cluster", len(gpus), "auto") if gpus else None
 
 
 def _gradient(name: str, ranks: int, backend: str) -> Check:
     began = time.monotonic()
-    # What ranks say is none of our lines.
+    # Output of ranks must not mix with ours.
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", FallbackWarning)
         try:
@@ -260,18 +260,16 @@ def _gradient(name: str, ranks: int, backend: str) -> Check:
                 arrived = bool(lab.timeline.reducers())
         except (DdpLabError, OSError, ImportError, TimeoutError) as error:
             first, *_, last = [*str(error).splitlines(), ""] if str(error) else [type(error).__name__, ""]
-            return Check(
-                name, FAILED, first, f"{last.strip()} Mend what failed above first; then it is a bug: tell us."
-            )
+            return Check(name, FAILED, first, f"{last.strip()} Fix the failures above first; else please report a bug.")
     expected = (ranks + 1) / 2
     if any(abs(one - expected) > 1e-6 for rank in range(ranks) for one in values[rank]):
-        return Check(name, FAILED, f"the averages are {values}, not {expected}", "It is a bug: tell us.")
+        return Check(name, FAILED, f"the averages are {values}, not {expected}", "Please report this bug.")
     found = f"{ranks} rank{'s' if ranks > 1 else ''} started in {started:.1f} s and averaged a gradient"
     if not arrived:
-        return Check(name, FAILED, f"{found}, but no event arrived", "Look for a firewall on the interface lo.")
+        return Check(name, FAILED, f"{found}, but no event arrived", "Check for a firewall on the interface lo.")
     fell_back = dict.fromkeys(str(one.message) for one in warned if issubclass(one.category, FallbackWarning))
     if fell_back:
-        return Check(name, WARNING, f"{found}; but {'; '.join(fell_back)}", "It works, as a rule more slowly.")
+        return Check(name, WARNING, f"{found}; but {'; '.join(fell_back)}", "It works, but usually more slowly.")
     return Check(name, OK, f"{found}, whose events arrived")
 
 
@@ -280,7 +278,7 @@ CHECKS: tuple[Callable[[], Check | None], ...] = (*_HERE, cluster, gpu_cluster)
 
 
 def _ask(code: str) -> tuple[Any, str]:
-    """What a fresh interpreter prints as JSON, or None and the last line of what it complains about."""
+    """The JSON that a fresh interpreter prints, or None and the last line of its error."""
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=_SECONDS, check=False
@@ -289,18 +287,18 @@ def _ask(code: str) -> tuple[Any, str]:
         return None, f"no answer within {_SECONDS:.0f} s"
     if done.returncode:
         told = [line for line in done.stderr.splitlines() if line.strip()]
-        return None, told[-1] if told else f"the process ended with {done.returncode}"
+        return None, told[-1] if told else f"the process exited with code {done.returncode}"
     return json.loads(done.stdout.splitlines()[-1]), ""
 
 
 def check_all(
     say: Callable[[Check], object] = print, checks: Sequence[Callable[[], Check | None]] = CHECKS
 ) -> list[Check]:
-    """Makes all checks, one after the other.
+    """Runs all checks, one after the other.
 
     Args:
-        say: is handed each as soon as it is made.
-        checks: which.
+        say: called with each result at once.
+        checks: the checks to run.
     """
     made = []
     for check in checks:
@@ -326,5 +324,5 @@ def show(to_json: Path | None) -> int:
     elif to_json is not None:
         write_json(to_json, found)
     if not quiet:
-        print(f"failed: {', '.join(failed)}" if failed else "everything that is needed is here and works")
+        print(f"failed: {', '.join(failed)}" if failed else "everything required is installed and works")
     return 1 if failed else 0

@@ -27,20 +27,20 @@ __all__ = ["main", "run_notebook"]
 
 _NETWORK_SCRIPT = re.compile(r"<script[^>]*\ssrc=['\"]https?://[^>]*>\s*</script>")
 _SLOWER = 3  # exit code of `compare`
-_USAGE = 2  # exit code of a command line that names nothing to do
+_USAGE = 2  # exit code of an invalid command line
 _WRITTEN = "`ddp-lab run` writes such a folder, `lab.timeline.save(path)` a file"
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 # benchmark -> what it compares; each is a module of ddp_lab.bench with a `main(argv) -> int`
 BENCHMARKS = {
-    "all-reduce": "an all-reduce, or any collective, through shared memory and Gloo, with limits of the memory",
+    "all-reduce": "an all-reduce, or another collective, through shared memory and Gloo, with the limits of the memory",
     "cell": "round trip of a trivial cell: %%distributed against %%px",
     "memory": "peak memory of gradients and buckets: ours against torch's",
-    "paper": "the DDP paper's figures 2 and 6 to 12: measured here, beside simulated and published values",
+    "paper": "the DDP paper's figures 2 and 6 to 12: measured here, next to simulated and published values",
     "start": "%cluster start to the first collective, against plain ipyparallel",
     "step": "training step and its exposed communication: our DistributedDataParallel against torch's",
-    "tune": "what tuning gains over torch's default buckets, and how far it is from the best of a grid",
-    "what-if": "predicted steps against measured ones, over bucket caps, models and worlds",
+    "tune": "tuned buckets against torch's default ones and against the best of a grid",
+    "what-if": "predicted steps against measured ones, over bucket sizes, models and world sizes",
 }
 
 
@@ -53,7 +53,7 @@ def demo(arguments: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     notebook = nbformat.read(source, as_version=4)
     print(f"running {source.name} on a cluster ...", flush=True)
-    # Figures carry plotly.js with them, so that the page needs no network.
+    # Figures embed plotly.js, so that the page needs no network.
     os.environ["PLOTLY_RENDERER"] = "plotly_mimetype+notebook"
     began = time.monotonic()
     try:
@@ -73,28 +73,28 @@ def run_notebook(notebook: Any, folder: Path) -> None:
 
     Args:
         notebook: of nbformat.
-        folder: where the kernel works.
+        folder: the kernel's working directory.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell failed, and has no tag that allows it.
+        nbclient.exceptions.CellExecutionError: a cell failed without a tag that allows it.
     """
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     with tempfile.TemporaryDirectory() as private:
-        # Through files that only this user can open, instead of TCP ports.
+        # Sockets are files that only this user can open, not TCP ports.
         kernel = AsyncKernelManager(transport="ipc", connection_file=str(Path(private, "kernel.json")))
         client = NotebookClient(notebook, kernel, timeout=600, resources={"metadata": {"path": str(folder)}})
-        client.owns_km = True  # it ends the kernel, too
+        client.owns_km = True  # it ends the kernel too
         client.execute()
 
 
 def _to_html(notebook: Any) -> str:
-    """Returns one page that asks no network for anything."""
+    """Returns one page that needs no network."""
     from nbconvert import HTMLExporter
 
     page = copy.deepcopy(notebook)
-    page["metadata"].pop("widgets", None)  # live views need a kernel; beside each stands its picture
+    page["metadata"].pop("widgets", None)  # live views need a kernel; each has a picture next to it
     for output in (output for cell in page["cells"] for output in cell.get("outputs", [])):
         data = output.get("data", {})
         data.pop("application/vnd.jupyter.widget-view+json", None)
@@ -109,7 +109,7 @@ def _to_html(notebook: Any) -> str:
 
 
 def _printed(notebook: Any, tag: str) -> list[str]:
-    """Returns the text lines that the cells with this tag printed, without colours."""
+    """Returns the lines that the cells with this tag printed, without colours."""
     texts = (
         str(output.get("text") or output.get("data", {}).get("text/plain", ""))
         for cell in notebook["cells"]
@@ -121,15 +121,15 @@ def _printed(notebook: Any, tag: str) -> list[str]:
 
 
 def lab(arguments: argparse.Namespace) -> int:
-    """Opens JupyterLab on the lessons or on what was named; never returns."""
+    """Opens JupyterLab on the lessons or on the given place; never returns."""
     if shutil.which("jupyter-lab", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") is None:
-        raise DdpLabError("JupyterLab is not installed: `pip install 'ddp_lab[notebooks]'`")
+        raise DdpLabError("JupyterLab is not installed: run `pip install 'ddp_lab[notebooks]'`")
     command = _jupyterlab(arguments.options)
     os.execv(command[0], command)
 
 
 def _jupyterlab(given: Sequence[str]) -> list[str]:
-    """The command that opens what the options name, else the lessons."""
+    """The command that opens the place that the options give, else the lessons."""
     if lesson_files.names_a_folder(given):
         return lesson_files.lab_command(None, given)
     place, options = _place(given)
@@ -143,7 +143,7 @@ def _jupyterlab(given: Sequence[str]) -> list[str]:
 
 
 def _place(options: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """What to open, named before or after JupyterLab's options, and these options; a value of theirs is no place."""
+    """The place to open, given before or after JupyterLab's options, and these options; their values are not places."""
     if options and not options[0].startswith("-"):
         if not Path(options[0]).exists():
             raise DdpLabError(f"there is no folder or notebook {options[0]!r}")
@@ -154,18 +154,18 @@ def _place(options: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def _main_of(module: str, arguments: argparse.Namespace) -> int:
-    """Hands the options on to a command of another package; its exit code."""
+    """Passes the options to a command of another package; returns its exit code."""
     code: int = importlib.import_module(f"ddp_lab.{module}").main(arguments.options)
     return code
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs a training script under torch's elastic agent, records it and reports; the script's exit code."""
+    """Runs a training script under torch's elastic agent, records it and reports; returns the script's exit code."""
     return _main_of("launch.agent", arguments)
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Runs a training script and looks for faster bucket caps meanwhile; the script's exit code."""
+    """Runs a training script and searches for a faster bucket size; returns the script's exit code."""
     return _main_of("launch.tune", arguments)
 
 
@@ -176,7 +176,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _read() -> Iterator[None]:
-    """What can't be read is told in one line."""
+    """Reports unreadable files in one line."""
     try:
         yield
     except FileNotFoundError as error:
@@ -187,7 +187,7 @@ def _read() -> Iterator[None]:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Merges what ranks recorded, says in words what it shows, writes it as one HTML page; 1 if there is nothing."""
+    """Merges recordings of ranks, prints a summary and writes one HTML page; 1 if there is nothing to show."""
     from ..launch import reports
 
     source = Path(arguments.files[0])
@@ -203,7 +203,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Says how two recorded runs differ; exit code 3 if the second one's step is clearly slower by the threshold."""
+    """Compares two recorded runs; exit code 3 if the second one's step is clearly slower by the threshold."""
     from ..timeline.comparison import compare as compare_runs
 
     with _read():
@@ -215,7 +215,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def check_install(arguments: argparse.Namespace) -> int:
-    """Says of each thing that is needed whether it is here and works; exit code 1 if one does not."""
+    """Checks each required part; exit code 1 if one fails."""
     return importlib.import_module(".check_install", __package__).show(arguments.json)  # type: ignore[no-any-return]
 
 
@@ -235,8 +235,8 @@ def _parser() -> Parser:
 def _add_demo(commands: Any) -> None:
     made = commands.add_parser(
         "demo",
-        help="run the quickstart notebook on a cluster and write it as a page",
-        description="Runs the quickstart notebook on a cluster; writes it with its outputs, and a page of it.",
+        help="run the quickstart notebook on a cluster and write it as an HTML page",
+        description="Runs the quickstart notebook on a cluster; writes it with its outputs, and as an HTML page.",
         examples=("ddp-lab demo", "ddp-lab demo --output /tmp/demo"),
     )
     made.add_argument(
@@ -244,7 +244,7 @@ def _add_demo(commands: Any) -> None:
         type=folder_to_write,
         default=Path("build/demo"),
         metavar="FOLDER",
-        help="for the notebook and the page (%(default)s)",
+        help="folder for the notebook and the page (%(default)s)",
     )
     made.set_defaults(call=demo)
 
@@ -255,7 +255,7 @@ def _add_lab(commands: Any) -> None:
         help="open JupyterLab with the notebooks and tutorials",
         usage="ddp-lab lab [-h] [PLACE] [JUPYTERLAB'S OPTIONS]",
         description="Opens JupyterLab on the lessons, or on a folder or notebook of your own. JupyterLab's options are "
-        "handed on; `ddp-lab lab --help-all` lists them.",
+        "passed on; `ddp-lab lab --help-all` lists them.",
         examples=("ddp-lab lab", "ddp-lab lab my_notebooks --no-browser --port=8889"),
     )
     made.add_argument("place", nargs="?", metavar="PLACE", help="a folder or a notebook (the lessons)")
@@ -263,45 +263,45 @@ def _add_lab(commands: Any) -> None:
 
 
 def _add_run_and_tune(commands: Any) -> None:
-    made = commands.add_parser("run", help="run any training script as torchrun does, recorded, and report")
+    made = commands.add_parser("run", help="run a training script as torchrun does, record it and report")
     made.set_defaults(call=run)
-    made = commands.add_parser("tune", help="run any training script as torchrun does, and look for faster bucket caps")
+    made = commands.add_parser("tune", help="run a training script as torchrun does and tune its bucket size")
     made.set_defaults(call=tune)
 
 
 def _add_report(commands: Any) -> None:
     made = commands.add_parser(
         "report",
-        help="say and draw what was recorded",
-        description="Merges the files of all ranks of one run, says in words what they show, and writes a page. Exit "
-        "code 1: there is nothing to show.",
+        help="summarise a recorded run and write an HTML report",
+        description="Merges the files of all ranks of one run, prints a summary and writes an HTML page. Exit code 1: "
+        "there is nothing to show.",
         examples=("ddp-lab report run-a", "ddp-lab report rank*.npz --output page.html"),
     )
     made.add_argument(
         "files",
         nargs="+",
         metavar="FILE",
-        help="a folder of `ddp-lab run`, journals of its ranks, or what `lab.timeline.save(path)` and "
-        "`ddp_lab.recording.save(path)` wrote",
+        help="a folder of `ddp-lab run`, journals of its ranks, or files of `lab.timeline.save(path)` and "
+        "`ddp_lab.recording.save(path)`",
     )
     made.add_argument(
-        "--output", type=file_to_write, metavar="PAGE", help="the HTML page to write (beside the first FILE)"
+        "--output", type=file_to_write, metavar="PAGE", help="the HTML page to write (default: next to the first FILE)"
     )
-    made.add_argument("--partial", action="store_true", help="report although files of some ranks are missing")
+    made.add_argument("--partial", action="store_true", help="report even if files of some ranks are missing")
     made.set_defaults(call=report)
 
 
 def _add_compare(commands: Any) -> None:
     made = commands.add_parser(
         "compare",
-        help="say how two recorded runs differ",
-        description="Compares per phase, rank and bucket, with 99 % intervals over the steps. Exit code 0: B's step is "
-        "not clearly slower than A's by the threshold; 3: it is; 1: the runs can't be compared.",
+        help="compare two recorded runs",
+        description="Compares two runs per phase, rank and bucket, with 99 % intervals over the steps. Exit code 0: "
+        "B's step is not clearly slower than A's by the threshold; 3: it is; 1: the runs can't be compared.",
         examples=("ddp-lab compare run-a run-b", "ddp-lab compare run-a run-b --threshold 5% --json differences.json"),
     )
     made.add_argument("files", nargs=2, metavar="RUN", help="A and B: files of `timeline.save(path)`, or run folders")
     made.add_argument(
-        "--threshold", type=percent, default=5.0, metavar="PERCENT", help="of the step, e.g. 5%% (%(default)s %%)"
+        "--threshold", type=percent, default=5.0, metavar="PERCENT", help="share of the step, e.g. 5%% (%(default)s %%)"
     )
     made.add_argument("--json", type=file_to_write, metavar="FILE", help="write all differences here")
     made.set_defaults(call=compare)
@@ -310,9 +310,9 @@ def _add_compare(commands: Any) -> None:
 def _add_check_install(commands: Any) -> None:
     made = commands.add_parser(
         "check-install",
-        help="is everything here that is needed, and does it work?",
-        description="Looks at Python, torch, the extension, JupyterLab, /dev/shm, loopback and limits, and averages a "
-        "gradient on a real cluster. Exit code 0: it works; 1: something does not, and its line says what to do.",
+        help="check the installation",
+        description="Checks Python, torch, the extension, JupyterLab, /dev/shm, loopback and limits, and averages a "
+        "gradient on a real cluster. Exit code 0: everything works; 1: a check failed, and its line says what to do.",
         examples=("ddp-lab check-install", "ddp-lab check-install --json"),
     )
     made.add_argument(
@@ -321,7 +321,7 @@ def _add_check_install(commands: Any) -> None:
         const="-",
         type=file_to_write,
         metavar="FILE",
-        help="write the result there; without FILE on stdout, alone",
+        help="write the result as JSON to FILE; without FILE, only to stdout",
     )
     made.set_defaults(call=check_install)
 
@@ -329,15 +329,15 @@ def _add_check_install(commands: Any) -> None:
 def _add_bench(commands: Any) -> None:
     made = commands.add_parser(
         "bench",
-        help="measure side by side",
+        help="run benchmarks (ddp_lab against torch and others)",
         usage="ddp-lab bench [-h] NAME [OPTIONS]",
-        description="Measures ddp_lab beside what it is compared with. `ddp-lab bench NAME --help` lists a\n"
+        description="Measures ddp_lab next to what it is compared with. `ddp-lab bench NAME --help` lists a\n"
         "benchmark's own options, `--json FILE` among them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="benchmarks:\n" + "\n".join(f"  {name:12} {what}" for name, what in BENCHMARKS.items()),
         examples=("ddp-lab bench step --models mlp", "ddp-lab bench all-reduce --json all_reduce.json"),
     )
-    made.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME", help="of the benchmark")
+    made.add_argument("name", choices=sorted(BENCHMARKS), metavar="NAME", help="name of the benchmark")
     made.set_defaults(call=bench)
 
 
@@ -348,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not given:
         parser.print_help()
         return _USAGE
-    # `run`, `tune` and `bench NAME` hand on every further option, --help too; `lab` keeps that one.
+    # `run`, `tune` and `bench NAME` pass on every further option, including --help; `lab` handles that one itself.
     keep = {"lab": 1, "run": 1, "tune": 1, "bench": 2}.get(given[0], len(given))
     if given[0] == "bench" and (len(given) < 2 or given[1].startswith("-")):
         keep = len(given)

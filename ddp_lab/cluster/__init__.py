@@ -1,3 +1,3 @@
-"""A cluster of ranks: its members, its processes, the cells that run on it."""
+"""A cluster of ranks: its members, its processes, and the cells that run on it."""
 
 __all__ = ["attached", "cells", "cluster", "processes"]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ..widgets.dashboard import Dashboard
 
 
-INTERVAL = 0.05  # seconds between two questions while nothing new comes
-PATIENCE = 5.0  # seconds that an answer may take
+INTERVAL = 0.05  # seconds between two requests while there is nothing new
+PATIENCE = 5.0  # seconds to wait for an answer
 
 _Have = dict[str, tuple[int, int]]
 
@@ -40,7 +40,7 @@ class _Connection:
         except (ValueError, binascii.Error):
             keys = b""
         if len(keys) != 64:
-            raise ValueError("this is no token of `ddp-lab run --serve`: it is in the file attach.json of its folder")
+            raise ValueError("not a token of `ddp-lab run --serve`: copy it from attach.json in the run's folder")
         self._address = address
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
@@ -55,7 +55,7 @@ class _Connection:
         self._socket.send(json.dumps({"have": have}).encode())
         if not self._socket.poll(int(PATIENCE * 1e3)):
             raise ConnectionError(
-                f"nobody answers at {self._address}: has the job ended, or is the token that of another one?"
+                f"no answer from {self._address}: the job may have ended, or the token belongs to another job"
             )
         head, *data = self._socket.recv_multipart()
         return _pieces(head, data)
@@ -66,11 +66,11 @@ class _Connection:
 
 
 def _pieces(head: bytes, data: Sequence[bytes]) -> list[journal.Piece]:
-    """What the port has answered.
+    """The port's answer.
 
     Raises:
-        ConnectionError: it says why it can't.
-        ValueError: it is no answer.
+        ConnectionError: the port reports an error.
+        ValueError: the answer can't be read.
     """
     try:
         answer = json.loads(head)
@@ -81,19 +81,19 @@ def _pieces(head: bytes, data: Sequence[bytes]) -> list[journal.Piece]:
             for one, part in zip(answer["pieces"], data, strict=True)
         ]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise ValueError(f"the job's port gave no answer that can be read: {type(error).__name__}: {error}") from error
+        raise ValueError(f"the job's port sent an unreadable answer: {type(error).__name__}: {error}") from error
     return made
 
 
 class Attached:
-    """A job that is followed while it runs: what `attach` returns. A context manager.
+    """A job that is followed while it runs, as `attach` returns it. A context manager.
 
     Attributes:
-        timeline: what its ranks have recorded, from the beginning; grows until `close`.
+        timeline: the events that its ranks have recorded, from the beginning; grows until `close`.
     """
 
     def __init__(self, news: Callable[[_Have], list[journal.Piece]], let_go: Callable[[], None] | None = None) -> None:
-        # What the journals hold beyond what was read; what is called when nothing more is asked.
+        # Bytes of the journals that were not read yet; called when following ends.
         self.timeline = Timeline()
         self._news, self._let_go = news, let_go or (lambda: None)
         self._files: dict[str, tuple[int, Decoder]] = {}  # name -> life
@@ -115,7 +115,7 @@ class Attached:
 
     @property
     def following(self) -> bool:
-        """Whether more may come; no longer after `close`, or when the connection has ended."""
+        """Whether more may arrive: false after `close`, or when the connection has ended."""
         return self._thread.is_alive()
 
     def check(self) -> None:
@@ -124,17 +124,17 @@ class Attached:
             raise ClusterError(f"the job is no longer followed: {self._error}") from self._error
 
     def notices(self) -> list[str]:
-        """Sentences on what of the journals is damaged or missing."""
+        """Sentences on damaged or missing parts of the journals."""
         return [notice for _, decoder in self._files.values() for notice in decoder.notices()]
 
     def dashboard(self) -> Dashboard:
-        """The live dashboard of the job; it has no controls, for it does not touch the ranks."""
+        """The live dashboard of the job; without controls, because it does not touch the ranks."""
         from ..widgets import dashboard
 
         return dashboard.of_recording(self.timeline)
 
     def close(self) -> None:
-        """Ends the connection; the timeline stays as it is. The job goes on."""
+        """Ends the connection; the timeline stays as it is, and the job continues."""
         self._closing.set()
         self._thread.join()
 
@@ -150,14 +150,15 @@ class Attached:
             self._let_go()
 
     def _take(self, pieces: list[journal.Piece]) -> bool:
-        """Appends what came to the timeline; returns whether anything did."""
+        """Appends what arrived to the timeline; returns whether anything did."""
         for piece in pieces:
             life, decoder = self._files.get(piece.name, (None, None))
-            if decoder is None or life != piece.life:  # the file was written anew, shorter
+            if decoder is None or life != piece.life:  # the file was rewritten, shorter
                 decoder = Decoder(Path(piece.name))
                 self._files[piece.name] = piece.life, decoder
             if piece.offset != decoder.offset:
-                raise ValueError(f"{printable(piece.name)} came from byte {piece.offset} on, not from {decoder.offset}")
+                name = printable(piece.name)
+                raise ValueError(f"{name} was sent from byte {piece.offset}, expected from byte {decoder.offset}")
             for said in decoder.feed(piece.data):
                 self._append(decoder, said)
         return bool(pieces)
@@ -167,7 +168,7 @@ class Attached:
             self.timeline.extend(said)
             return
         opening = decoder.opening
-        assert opening is not None  # the first thing that a journal says
+        assert opening is not None  # the first message of a journal
         if isinstance(said, dict):
             self.timeline.describe(opening.rank, {**said, "session": opening.session})
             return
@@ -181,17 +182,17 @@ class Attached:
 def attach(address: str, token: str | None = None) -> Attached:
     """Follows a job of `ddp-lab run` while it trains: its timeline and dashboard, live, from a notebook.
 
-    The ranks are not touched. What was recorded before is there, too.
+    The ranks are not touched. Events recorded before are included.
 
     Args:
-        address: the folder of the run, where this process can read it (on the same host that is all); or
-            ``"host:port"`` of a job that was started with ``--serve``.
-        token: with ``"host:port"``, the token that is in the file ``attach.json`` of the run's folder.
+        address: the folder of the run, if this process can read it, as on the same host; or ``"host:port"`` of a
+            job that was started with ``--serve``.
+        token: for ``"host:port"``, the token in the file ``attach.json`` of the run's folder.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: the token is none, or missing; or a journal is none, or what it says is not what ranks write.
-        ConnectionError: nobody who knows the token answers there.
+        ValueError: the token is invalid or missing, or a journal can't be read.
+        ConnectionError: nothing that knows the token answers there.
 
     Example:
         >>> job = ddp_lab.attach("ddp-lab-20260102-030405")

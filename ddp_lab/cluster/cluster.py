@@ -1,7 +1,7 @@
-"""Cluster: ranks that cells run on.
+"""Cluster: the ranks that cells run on.
 
 A cluster is a controller, a fork server and one engine per rank on this machine, an ipyparallel client, and a wire
-for events and control. What the ranks do is in `ddp_lab.engine`; this side reaches it by name only, and never
+for events and control. The code of the ranks is in `ddp_lab.engine`; this side refers to it by name only, and never
 imports torch.
 """
 
@@ -53,7 +53,7 @@ _numbers = itertools.count(1)  # of clusters without a name of their own
 
 
 def _of_training(method: Callable[Concatenate[TrainingControl, _P], _R]) -> Callable[Concatenate[Cluster, _P], _R]:
-    """What `Cluster.training` does, as a method of the cluster."""
+    """A method of `Cluster.training`, as a method of the cluster."""
 
     @functools.wraps(method)
     def forwarded(self: Cluster, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -64,10 +64,10 @@ def _of_training(method: Callable[Concatenate[TrainingControl, _P], _R]) -> Call
 
 
 class Cluster:
-    """Ranks on this machine, one per GPU, or CPU ranks where there is none; or on several hosts.
+    """Ranks on this machine, one per GPU or CPU ranks if there is none; or on several hosts.
 
     Use it as a context manager in scripts; in notebooks `%cluster start` makes one. All processes end with this
-    one, however it ends, unless they are detached.
+    one, even if it is killed, unless the cluster is detached.
 
     Args:
         n: number of ranks; None for one per device, or 2 CPU ranks.
@@ -75,33 +75,33 @@ class Cluster:
             without GPUs shared memory (``"shm"``), and Gloo where ranks are on several hosts.
         devices: which of the visible GPUs, by index; None for all.
         env: environment variables of the ranks, set before torch is imported there.
-        watch_seconds: a cell that makes no progress for so long while ranks wait for each other is told why, once;
-            None: never.
+        watch_seconds: hang timeout. A cell whose ranks wait for each other without progress for this long reports the
+            cause, once; None: never.
         hosts: ranks on other machines, over ssh: ``"a:4,b:4"``, ``["a:4", "b:4"]`` or ``{"a": 4, "b": 4}``, numbered
-            by host; ``"localhost"`` is this machine, ``"allocation"`` stands for the hosts and tasks that Slurm, PBS,
-            LSF or Grid Engine has given to this job. Code, data and packages must be there.
-        engines: what starts them: ``"ssh"``; inside of an allocation, whose hosts are the default then, ``"slurm"``
+            by host; ``"localhost"`` is this machine, ``"allocation"`` means the hosts and tasks that Slurm, PBS,
+            LSF or Grid Engine has allocated to this job. Code, data and packages must exist there.
+        engines: how they are started: ``"ssh"``; inside an allocation, whose hosts are then the default, ``"slurm"``
             (srun), ``"mpi"`` (mpiexec), ``"lsf"`` (blaunch) or ``"sge"`` (qrsh); or a command's words, for example
             ``["docker", "exec", "-i", "{host}"]``.
-        python: the Python that runs ranks on other hosts; None for the path of this one.
-        address: this machine's address that the hosts reach; None finds it.
-        host_seconds: a host that answers nothing for so long is lost, and its ranks with it.
+        python: path of the Python that runs ranks on other hosts; None: the same path as here.
+        address: the address of this machine to which the hosts connect; None: found automatically.
+        host_seconds: host timeout. A host that does not respond for this long is lost, and its ranks with it.
         detach: whether the ranks outlive this process, with their variables and what they run, until `stop`:
-            `Cluster.find` attaches to them again, from any process of this user. The end of a ``with`` block leaves
-            such a cluster running.
-        name: tells it from other clusters of this process, and finds a detached one again; None for ``cluster-1``,
-            ``cluster-2``, ..., or ``lab-1``, ``lab-2``, ... if it is detached.
-        lease_seconds: how long a detached cluster lives while no client is attached.
+            `Cluster.find` attaches to them again, from any process of this user. Such a cluster
+            keeps running after a ``with`` block.
+        name: distinguishes it from other clusters of this process, and identifies a detached one; None for
+            ``cluster-1``, ``cluster-2``, ..., or ``lab-1``, ``lab-2``, ... if it is detached.
+        lease_seconds: idle timeout: how long a detached cluster lives while no client is attached.
 
     Attributes:
         results: name (of `%%distributed --name`, or a label) -> `CellRun` of the last such cell, running or ended:
             `.status()`, `.wait()`, `.outputs()`, `.text(rank)`, `.interrupt()`, `.values`, `.failures`.
         timeline: `Timeline` of what the ranks record; it stays when the cluster stops.
-        training: `TrainingControl`, which acts on models while they train.
-        link: `LinkModel` that `measure_link` has fitted; None before.
+        training: `TrainingControl`, which changes and inspects models while they train.
+        link: the `LinkModel` that `measure_link` has fitted; None before.
 
     Raises:
-        ValueError: an argument makes no sense here.
+        ValueError: an argument is invalid here.
 
     Example:
         with ddp_lab.Cluster(2) as lab:
@@ -155,7 +155,7 @@ class Cluster:
         self.training = TrainingControl(self)
         self.link: LinkModel | None = None
 
-    # Life
+    # Life cycle
 
     @property
     def running(self) -> bool:
@@ -176,14 +176,14 @@ class Cluster:
         """Starts the processes and joins the ranks; returns once every rank has finished an all-reduce.
 
         Args:
-            progress: called with a fraction from 0 to 1 and what is being waited for, in the calling thread.
+            progress: called in the calling thread with a fraction from 0 to 1 and the current stage.
 
         Raises:
-            ClusterError: it runs already, another one of its name does, or a rank failed to start; the message holds
-                the end of its log.
+            ClusterError: it is running already, so is another one of its name, or a rank failed to start; the message
+                contains the end of its log.
         """
         if self._session is not None:
-            raise ClusterError("the cluster runs already")
+            raise ClusterError("the cluster is already running")
         self._check_only_one()
         show = progress or ignore
         keeper = None
@@ -201,7 +201,7 @@ class Cluster:
         return self
 
     def stop(self) -> None:
-        """Ends every process of the cluster and waits for them; without effect on a stopped one."""
+        """Ends every process of the cluster and waits for them; no effect if it is stopped."""
         session = self._session
         if session is None or session.owner != os.getpid():
             return
@@ -212,7 +212,7 @@ class Cluster:
             self._is_down()
 
     def restart(self, progress: Progress | None = None) -> None:
-        """Replaces every rank's process by a new one: variables are gone, groups are new."""
+        """Restarts every rank's process: variables are lost, process groups are new."""
         session, show = self.session, progress or ignore
         if session.processes.broken:
             self.stop()
@@ -227,26 +227,26 @@ class Cluster:
         show(1.0, "ready")
 
     def rejoin(self, replace: Iterable[int] = ()) -> dict[int, str]:
-        """Gives the ranks new process groups; variables are kept, and models and names follow to the new groups.
+        """Rebuilds the process groups; variables are kept, and models and names refer to the new groups.
 
-        A rank whose process has ended gets a new one, without variables: `ddp_lab.restore_from` copies them.
+        A failed rank gets a new process, without variables: `ddp_lab.restore_from` copies them from another rank.
 
         Args:
-            replace: ranks whose processes are ended first, whatever they do.
+            replace: ranks whose processes are terminated and restarted, whatever they do.
 
         Returns:
             rank -> how its former process ended, for those that have a new one.
 
         Raises:
-            ClusterError: a rank still runs a cell, or could not be started.
+            ClusterError: a rank is still running a cell, or could not be started.
         """
         return self.session.members.rejoin(replace=[] if not replace else self._chosen(replace))
 
     def use(self) -> None:
-        """Makes it the current cluster of this process: `%%distributed` cells without ``--cluster`` run on it.
+        """Makes this the current cluster of the process: `%%distributed` cells without ``--cluster`` run on it.
 
         Raises:
-            ClusterError: it does not run.
+            ClusterError: it is not running.
         """
         if not self.running:
             raise _does_not_run()
@@ -255,18 +255,17 @@ class Cluster:
 
     @classmethod
     def find(cls, name: str | None = None, *, take_over: bool = False) -> Cluster:
-        """Attaches to a detached cluster of this user on this machine; the ranks, their variables and cells are as
-        they were.
+        """Attaches to a detached cluster of this user on this machine; its ranks, variables and cells are unchanged.
 
-        `left` then says what has run meanwhile. A cell that still runs can be interrupted; the next cell has to wait
-        for its end.
+        `left` then lists the cells that ran meanwhile. One that is still running can be interrupted; the next cell
+        waits for its end.
 
         Args:
-            name: which; None for the only one.
-            take_over: send a client away that is attached: its cells go on, but it hears nothing of them any more.
+            name: which cluster; None if there is only one.
+            take_over: whether to disconnect a client that is attached; its cells continue on the ranks.
 
         Raises:
-            ClusterError: there is no such cluster, a client is attached, or this process runs another one of its name.
+            ClusterError: there is no such cluster, a client is attached, or another cluster of that name runs here.
 
         Example:
             lab = ddp_lab.Cluster.find("train")
@@ -292,38 +291,38 @@ class Cluster:
 
     @staticmethod
     def detached() -> list[DetachedCluster]:
-        """This user's detached clusters on this machine: name, ranks, who is attached, how long they live."""
+        """This user's detached clusters on this machine: name, ranks, attached client, remaining idle time."""
         return detached_clusters()
 
     def detach(self) -> None:
-        """Lets go of a cluster that was started with ``detach=True``: its ranks and their cells go on without us.
+        """Detaches from a cluster that was started with ``detach=True``; its ranks and their cells keep running.
 
-        Cells that are waited for here end with an error; on the ranks they run on.
+        A call that waits for a cell here raises an error; the cell itself continues on the ranks.
 
         Raises:
-            ClusterError: it does not run, or was not started so.
+            ClusterError: it is not running, or was not started with ``detach=True``.
         """
         session = self._session
         if session is None:
-            raise ClusterError("the cluster does not run")
+            raise ClusterError("the cluster is not running")
         if session.processes.keeper is None:
             raise ClusterError(
                 "only a cluster started with detach=True (`%cluster start --detach`) outlives this process"
             )
         if session.owner == os.getpid():
-            self._let_go(f"went on without this process (`%cluster attach {self.name}` finds the cluster again)")
+            self._let_go(f"kept running without this process (`%cluster attach {self.name}` re-attaches)")
 
     @property
     def left(self) -> tuple[LeftCell, ...]:
-        """The cells that ran on while nobody was attached, as they are now; empty but for a cluster that was found."""
+        """The cells that ran while no client was attached, as they are now; empty unless `find` made this object."""
         return () if self._session is None else self._session.ask_left()
 
     def successor(self) -> Cluster | None:
-        """The cluster that this process uses now that this one does not run; None if there is none."""
+        """The cluster that this process uses now that this one is stopped; None if there is none."""
         return None if self.running else current_cluster()
 
     def runs_on(self, hosts: str, n: int | None) -> bool:
-        """Whether its ranks are on these hosts, named as for the constructor."""
+        """Whether its ranks are on these hosts, given as for the constructor."""
         return self._config.hosts is not None and self._config.hosts.hosts == parse_hosts(hosts, n)
 
     def __repr__(self) -> str:
@@ -340,7 +339,7 @@ class Cluster:
         if lost:
             return f"{label_of(lost)} lost"
         cells = [run.label for run in self.results.ahead(range(self.world_size))]
-        return f"runs {enumeration(cells)}" if cells else "idle"
+        return f"running {enumeration(cells)}" if cells else "idle"
 
     def __enter__(self) -> Cluster:
         return self if self.running else self.start()
@@ -357,7 +356,7 @@ class Cluster:
 
     @property
     def last_result(self) -> CellResult | None:
-        """Of the last cell that was waited for and did not fail."""
+        """The result of the last cell that was waited for and did not fail."""
         return self._runner.last_result
 
     def run(
@@ -376,24 +375,24 @@ class Cluster:
         """Runs a cell, or calls a function, on ranks.
 
         Args:
-            code: the cell's text, or a function. Of cells that wait for each other on a rank, those behind one that
-                fails are not run.
+            code: the cell's text, or a function. If a cell fails on a rank, cells that were queued behind it there are
+                not run.
             args: the function's arguments.
             ranks: where; None for all.
             wait: False returns the `CellRun` at once.
             timeout: seconds after which the ranks are interrupted.
             label: the cell's name in tracebacks, and in `results`.
             board: shows the outputs; None for the one that fits this process.
-            view: with `wait=False` shows how far the cell is; None for a widget in a notebook, else for none.
-            tick: called now and then while waiting.
+            view: with `wait=False`, shows the cell's progress; None: a widget in a notebook, nothing elsewhere.
+            tick: called from time to time while waiting.
             kwargs: the function's keyword arguments.
 
         Returns:
             `CellResult`; with `wait=False`, the `CellRun`.
 
         Raises:
-            CellError: it failed on a rank; peers that waited for that rank have ended too, variables are kept.
-            ClusterError: a rank still runs a cell, or the cluster does not run.
+            CellError: it failed on a rank; ranks that waited for that rank were unblocked, and variables are kept.
+            ClusterError: a rank is still running a cell, or the cluster is not running.
         """
         options = CellOptions(
             label=label, args=args, kwargs=kwargs, board=board, timeout=timeout, watch_seconds=self.watch_seconds
@@ -410,16 +409,16 @@ class Cluster:
         )
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
-        """Raises KeyboardInterrupt in the cells that run, also in a collective that waits; returns at once."""
+        """Raises KeyboardInterrupt in the running cells, even inside a blocked collective; returns at once."""
         self.session.members.interrupt(ranks)
 
     def push(self, mapping: Mapping[str, Any], ranks: Iterable[int] | None = None) -> None:
-        """Sets variables on ranks (None: all): all of them everywhere, or, if one can't travel or be loaded, none.
+        """Sets variables on ranks (None: all): all of them everywhere, or none if one can't be sent or loaded.
 
-        Arrays and tensors arrive as they are, each rank with a copy of its own, and models of the notebook's classes.
+        Arrays, tensors and models of the notebook's classes arrive unchanged; each rank has a copy of its own.
 
         Raises:
-            TypeError: a value can't be sent; the message names it and its part.
+            TypeError: a value can't be sent; the message names it and the part that can't be.
         """
         chosen = self._chosen(ranks)
         variables.push(self.run, mapping, chosen, self.far_ranks.intersection(chosen))
@@ -427,28 +426,28 @@ class Cluster:
     def pull(self, name: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
         """Returns rank -> value of a variable or expression (None: all ranks).
 
-        Tensors come to the host, as tensors if this process has imported torch, else as numpy arrays (bfloat16 and
-        float8 as float32); of a model or an optimizer comes the `state_dict()`.
+        Tensors are copied to the host, as tensors if this process has imported torch, else as numpy arrays (bfloat16
+        and float8 as float32). For a model or an optimizer, its `state_dict()` is returned.
         """
         chosen = self._chosen(ranks)
         return variables.pull(self.run, name, chosen, self.far_ranks.intersection(chosen))
 
-    # Looks
+    # Inspection
 
     def status(self) -> tuple[RankRecord, ...]:
         """Every rank as it is now."""
         return self.session.members.records()
 
     def vitals(self, seconds: float = 1.0) -> tuple[RankVitals, ...]:
-        """Every rank as it is now, what it runs for how long, when it was last heard of, and its GPU.
+        """Every rank as it is now: its cell and for how long it runs, when it was last heard from, and its GPU.
 
         Args:
-            seconds: to wait for answers at most; a rank without one is ``"silent"``.
+            seconds: how long to wait for answers at most; a rank without one is ``"silent"``.
         """
         return self.session.members.vitals(seconds)
 
     def doctor(self) -> Report:
-        """Says why the ranks do not come on, and what each of them does; also while a cell runs, without stopping it.
+        """Diagnoses a hang: the cause, and what each rank is doing; also while a cell runs, without stopping it.
 
         Example:
             lab.doctor()
@@ -462,11 +461,11 @@ class Cluster:
         return {} if self._session is None else self._session.processes.pids
 
     def busy_ranks(self) -> set[int]:
-        """Ranks that were given a cell that has not ended."""
+        """Ranks that were sent a cell that has not ended."""
         return self.session.members.busy()
 
     def lost(self) -> Mapping[int, str]:
-        """rank -> how its process ended, for those that have none."""
+        """rank -> how its process ended, for failed ranks."""
         return self.session.members.lost()
 
     @property
@@ -481,7 +480,7 @@ class Cluster:
 
     @property
     def far_ranks(self) -> frozenset[int]:
-        """Ranks of other hosts: large objects travel to and from them in messages, not through shared memory."""
+        """Ranks of other hosts: large objects are sent to and from them in messages, not through shared memory."""
         return self.session.processes.far_ranks
 
     @property
@@ -489,7 +488,7 @@ class Cluster:
         """The channel for events and control."""
         return self.session.wire
 
-    # Models that train
+    # Training models
 
     reconfigure = _of_training(TrainingControl.reconfigure)
     before_after = _of_training(TrainingControl.before_after)
@@ -509,11 +508,11 @@ class Cluster:
     looks = _of_training(TrainingControl.looks)
 
     def measure_link(self, sizes: Sequence[int] | None = None, repeats: int = 7) -> LinkModel:
-        """Measures all-reduces on the ranks (about a second on 2 CPU ranks) and fits a model of the link to them.
+        """Measures all-reduces on the ranks (about a second on 2 CPU ranks) and fits a model of the interconnect.
 
         Args:
             sizes: bytes of the buffers; None: 1 KiB to 16 MiB.
-            repeats: measurements of each size.
+            repeats: number of measurements of each size.
         """
         from ..control.tuning import measure_link
 
@@ -521,10 +520,10 @@ class Cluster:
         return self.link
 
     def simulate(self, link: LinkModel | None = None, **what: Any) -> WhatIf[Timeline]:
-        """Predicts the step of the model that trained last, see `Timeline.simulate`.
+        """Predicts the step of the model that trained last; see `Timeline.simulate`.
 
         Args:
-            link: how long an all-reduce takes; None: as measured on the ranks, now if `measure_link` was not called.
+            link: how long an all-reduce takes; None: as measured by `measure_link`, which is called if it was not.
             what: see `Timeline.simulate`.
         """
         from ..timeline.what_if import what_if
@@ -543,29 +542,29 @@ class Cluster:
         apply: bool = True,
         tell: Callable[[str], object] | None = None,
     ) -> Tuned:
-        """Looks for bucket caps (and comm hooks) with which the model trains faster, and gives it those.
+        """Searches for bucket size limits (and comm hooks) with which the model trains faster, and applies the best.
 
-        Candidates come from the simulator. They and what the model has take turns of some training steps each; the
-        best one is taken if its 95 % bound leaves no doubt that it is faster, else nothing is changed. After an error,
-        an interrupt, or when training ends too early, the model has what it had.
+        Candidates come from the simulator. They are A/B-tested against the current setting in alternating blocks of
+        training steps. The best one is applied if it is faster by its 95 % bound, else nothing is changed. After an
+        error, an interrupt, or if training ends too early, the model's original setting is restored.
 
-        Either the steps are those of a cell that trains meanwhile (``%%distributed --no-wait``), or `step` says what
-        one training step is and tune trains them itself; both are steps like others, and move the weights.
+        The steps are either those of a cell that trains meanwhile (``%%distributed --no-wait``), or tune runs `step`
+        itself. Both are ordinary training steps and change the weights.
 
         Args:
             step: the code of one training step on each rank, such as ``"train_step()"``; None: a cell trains.
             reducer: which model; None for the most recently active of those that exist.
-            lossy: try comm hooks, too, that round gradients to 16 bits.
-            seconds: how long it may take.
-            steps: of a turn; None: about 0.3 s of them.
-            apply: False: the model keeps what it has; the result says what is faster.
-            tell: is called with a line on each round; None: prints them to stderr.
+            lossy: whether to try also comm hooks that round gradients to 16 bits.
+            seconds: time limit.
+            steps: training steps per block; None: about 0.3 s of them.
+            apply: False: the model keeps its setting; the result says what is faster.
+            tell: called with a line on each round; None: the lines are printed to stderr.
 
         Returns:
-            What was found; printed, it says what to write into the program.
+            The result; printed, it shows what to write into the program.
 
         Raises:
-            ClusterError: nothing trains, or the ranks don't answer.
+            ClusterError: no model is training, or the ranks don't respond.
             CellError: `step` failed.
 
         Example:
@@ -589,10 +588,10 @@ class Cluster:
     # Widgets
 
     def panel(self) -> ClusterPanel:
-        """Returns a widget that shows each rank live, with buttons to interrupt, rejoin and restart; always the same.
+        """Returns the widget that shows each rank live, with buttons to interrupt, rejoin and restart.
 
-        State, device, memory, processor and GPU, newest step, seconds since the rank was last heard of. It works while
-        a cell runs. A cluster that is the last expression of a notebook's cell shows it.
+        It shows state, device, memory, CPU and GPU use, newest step, and seconds since the rank was last heard from,
+        also while a cell runs. A cluster that is the last expression of a notebook's cell shows it.
         """
         from ..widgets.cluster_panel.panel import ClusterPanel
 
@@ -605,7 +604,7 @@ class Cluster:
         if kernel_shell() is not None:
             self.panel()._ipython_display_()
             return
-        text = status_tables(self.status())[0] if self.running else "The cluster does not run: `.start()` starts it."
+        text = status_tables(self.status())[0] if self.running else "The cluster is not running: `.start()` starts it."
         write_line("stdout", text)
 
     def dashboard(self, *views: str) -> Dashboard:
@@ -613,7 +612,7 @@ class Cluster:
 
         Args:
             views: of ``"timeline"``, ``"sync"``, ``"overlap"``, ``"stragglers"``, ``"buckets"``, ``"findings"``,
-                ``"step"`` (through a backward), ``"rehearsal"`` (faults on purpose), ``"what_if"`` (sliders),
+                ``"step"`` (through a backward), ``"rehearsal"`` (fault injection), ``"what_if"`` (sliders),
                 ``"gradients"`` and ``"collectives"``; none: all.
         """
         from ..widgets.dashboard import Dashboard
@@ -621,10 +620,11 @@ class Cluster:
         return Dashboard(self.timeline, views=views or None, **self.dashboard_means())
 
     def what_if(self) -> WhatIfSliders:
-        """Returns a widget that predicts the step for what its sliders say, beside what was recorded.
+        """Returns a widget that predicts the step for the values of its sliders, next to the recorded step.
 
-        World size, bandwidth and latency of the link, bucket cap, "without the straggler"; "Run it" has the ranks that
-        train take turns with a cap and with what they have, and tells the prediction's error.
+        Sliders: world size, bandwidth and latency of the interconnect, bucket size limit, "without the straggler".
+        "Run it" tests a bucket size limit against the current one on the training ranks and shows the prediction's
+        error.
         """
         from ..widgets.view_widgets import WhatIfSliders
 
@@ -633,21 +633,21 @@ class Cluster:
     def show_collective(
         self, collective: str = "all_reduce", algorithm: str | None = None, *, bytes: int = DEFAULT_BYTES
     ) -> Collectives:
-        """Runs a collective step by step on the ranks, and returns a widget that plays what happened.
+        """Runs a collective step by step on the ranks, and returns a widget that animates it.
 
-        The tensors are real, small and the algorithm's own: who held which part after each step is read off the numbers
-        that arrived, and each step is timed (median of five runs). The widget runs others on demand.
+        The tensors are small and real: the numbers that arrived show which rank held which part after each step. Each
+        step is timed (median of five runs). The widget runs other collectives on demand.
 
         Args:
             collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"``, ``"reduce"``,
                 ``"gather"``, ``"scatter"`` or ``"all_to_all"``; the root is rank 0.
             algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"``, ``"doubling"`` or ``"direct"``, where the
                 collective has it; None for its first one.
-            bytes: of the buffer on each rank, up to 64 MiB; rounded up to whole numbers in as many parts as ranks.
+            bytes: size of the buffer on each rank, up to 64 MiB; rounded up so that each part holds whole numbers.
 
         Raises:
-            ValueError: there is no such algorithm, or it can't run on so many ranks.
-            ClusterError: the cluster does not run, a rank is dead, or the ranks run a cell.
+            ValueError: there is no such algorithm, or it does not support this number of ranks.
+            ClusterError: the cluster is not running, a rank has failed, or the ranks are running a cell.
 
         Example:
             lab.show_collective("all_reduce", "ring", bytes=1_000_000)
@@ -662,19 +662,19 @@ class Cluster:
         return made
 
     def dashboard_means(self) -> dict[str, Any]:
-        """What a dashboard can ask of the ranks."""
+        """The questions that a dashboard can ask the ranks."""
         from .views import dashboard_means
 
         return dashboard_means(self)
 
-    # Behind the scenes
+    # Internals
 
     @property
     def session(self) -> Session:
-        """What runs.
+        """The running session.
 
         Raises:
-            ClusterError: nothing does.
+            ClusterError: the cluster is not running.
         """
         if self._session is None:
             raise _does_not_run()
@@ -682,15 +682,15 @@ class Cluster:
 
     @property
     def _attached(self) -> bool:
-        """Whether it runs and outlives this process."""
+        """Whether it is running and outlives this process."""
         return self._session is not None and self._session.processes.keeper is not None
 
     def _check_only_one(self, detached: bool = False) -> None:
-        """Refuses the name of another cluster that runs here; a detached one may be attached here already."""
+        """Refuses the name of another cluster of this process; a detached one may be attached here already."""
         known = [one for one in _running if not (detached and one._attached)]
         if any(one.name == self.name for one in known if one.name is not None):
             raise ClusterError(
-                f"a cluster {self.name!r} runs in this process already: choose another name, or stop that one first"
+                f"a cluster {self.name!r} is already running in this process: choose another name, or stop it first"
             )
 
     def _begin(self, keeper: Keeper | None) -> Session:
@@ -719,7 +719,7 @@ class Cluster:
 
     def _taken(self, by: int) -> None:
         """On the keeper's reader thread: another client has the cluster now."""
-        self._let_go(f"passed to process {by}, which took the cluster over")
+        self._let_go(f"was taken over by process {by}")
 
     def _let_go(self, why: str) -> None:
         session = self._session
@@ -728,14 +728,14 @@ class Cluster:
             session.let_go(why)
 
     def _view_of_run(self, waited: bool) -> RunView | None:
-        """What shows how far a cell is; if it is waited for, on pages that were opened meanwhile."""
+        """The view of a cell's progress; for a cell that is waited for, on pages opened meanwhile."""
         if kernel_shell() is None:
             return None
         from ..widgets.background_cell import BackgroundCell
 
         after = "its ranks ended with it"
         if self._attached:
-            after = f"its ranks go on: `%cluster attach {self.name}` says what became of it"
+            after = f"its ranks keep running: `%cluster attach {self.name}` shows how it ended"
         return BackgroundCell(self.timeline, after, waited)
 
     def _chosen(self, ranks: Iterable[int] | None) -> list[int]:
@@ -744,23 +744,23 @@ class Cluster:
             if not 0 <= rank < self.world_size:
                 raise ValueError(f"there is no rank {rank}: the cluster has ranks 0 to {self.world_size - 1}")
         if not chosen:
-            raise ValueError("no rank was chosen")
+            raise ValueError("choose at least one rank")
         return chosen
 
 
 def _does_not_run() -> ClusterError:
-    others = f"; {_running[-1]!r} runs: `lab = ddp_lab.current_cluster()`" if _running else ""
-    return ClusterError(f"the cluster does not run: start it with `%cluster start` or `.start()`{others}")
+    others = f"; {_running[-1]!r} is running: `lab = ddp_lab.current_cluster()`" if _running else ""
+    return ClusterError(f"the cluster is not running: start it with `%cluster start` or `.start()`{others}")
 
 
 def _automatic_name() -> str:
-    """``cluster-1``, ``cluster-2``, ...: one that no running cluster of this process has."""
+    """``cluster-1``, ``cluster-2``, ...: a name that no running cluster of this process has."""
     taken = {one.name for one in _running}
     return next(name for number in _numbers if (name := f"cluster-{number}") not in taken)
 
 
 def current_cluster() -> Cluster | None:
-    """The cluster that was started last, or chosen by `%cluster use`, and still runs; None if there is none."""
+    """The running cluster that was started last or chosen by `%cluster use`; None if there is none."""
     return _running[-1] if _running else None
 
 

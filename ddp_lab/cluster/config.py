@@ -1,4 +1,4 @@
-"""What a cluster was asked for: how many ranks, where, and how long they stay."""
+"""The configuration of a cluster: how many ranks, where, and how long they live."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ class ClusterConfig:
         name: str | None,
         lease_seconds: float,
     ) -> ClusterConfig:
-        """Checks what `Cluster` was given.
+        """Checks the arguments of `Cluster`.
 
         Raises:
-            ValueError: an argument makes no sense here.
+            ValueError: an argument is invalid here.
         """
         if name is not None and not is_name(name):
-            raise ValueError(f"name={name!r}: letters, digits, '.', '_' and '-', at most 64")
+            raise ValueError(f"name={name!r} is invalid: use letters, digits, '.', '_' and '-', at most 64")
         if not 0 < lease_seconds < float("inf"):
             raise ValueError(f"lease_seconds={lease_seconds}: give a time in seconds")
         if detach and hosts is not None:
-            raise ValueError("detach=True: ranks on other hosts end with this process; leave out hosts")
+            raise ValueError("detach=True can't be combined with hosts: ranks on other hosts end with this process")
         if backend not in _BACKENDS:
             raise ValueError(f"backend={backend!r}: choose one of {', '.join(_BACKENDS)}")
         environment = {name: str(value) for name, value in (env or {}).items()}
@@ -68,14 +68,14 @@ class ClusterConfig:
             hosts = ALLOCATION
         if hosts is None:
             if (starting.engines, starting.python, starting.address) != ("ssh", None, None):
-                raise ValueError("engines=, python= and address= say how ranks run on other hosts: give hosts= as well")
+                raise ValueError("engines=, python= and address= configure ranks on other hosts: give hosts= as well")
             return cls(place(n, devices, environment, backend), backend, None, detach, lease_seconds)
         starting.check()
         settings = HostSettings(parse_hosts(hosts, n), devices, environment, backend, starting)
         return cls(provisional(settings.hosts), backend, settings, detach, lease_seconds)
 
     def notes(self) -> dict[str, Any]:
-        """What a later client has to know of a detached cluster; plain data, for `noted`."""
+        """What a later client must know about a detached cluster; plain data, for `noted`."""
         return {
             "version": __version__,
             "world_size": self.placement.world_size,
@@ -88,12 +88,12 @@ class ClusterConfig:
         """The configuration of a detached cluster.
 
         Raises:
-            ClusterError: another version of ddp_lab has started it.
+            ClusterError: another version of ddp_lab started it.
         """
         if notes.get("version") != __version__:
             raise ClusterError(
-                f"the cluster was started by ddp_lab {notes.get('version')}, this is {__version__}: find it with that "
-                "version, or let its lease run out"
+                f"the cluster was started by ddp_lab {notes.get('version')}, this is {__version__}: attach with that "
+                "version, or wait until its idle timeout expires"
             )
         placed = notes["placement"]
         environments = {int(rank): variables for rank, variables in placed["rank_environments"].items()}

@@ -1,12 +1,12 @@
-"""The ranks of a cluster as members of its process groups: joining, looking after them, rejoining.
+"""The ranks of a cluster as members of its process groups: joining, monitoring them, rejoining.
 
 See [Note: suspect]. After a cell that failed, was interrupted or lost a rank, groups may be broken: a rank shut its
-sockets down, or entered a collective that its peers did not. Before the next cell the ranks are asked; if all groups
-are whole, all members equally far and no collective is left under way (of two that don't match, none ends), nothing was
-lost, else the ranks rejoin.
+sockets down, or entered a collective that its peers did not. Before the next cell the ranks are asked. If all groups
+are intact, all members are in step and no collective is in flight (a mismatched one never ends), nothing was lost; else
+the ranks rejoin.
 
-See [Note: replaced ranks]. A rank whose process has ended gets a new one when the ranks rejoin. The others keep their
-processes, variables and models; the new rank has none, so the first that is shown after it says which ranks are new.
+See [Note: replaced ranks]. A failed rank gets a new process when the ranks rejoin. The others keep their processes,
+variables and models. The new rank has none, so the next output names the ranks that are new.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _ANSWER_SECONDS = 1.0
 _MOMENT_SECONDS = 0.2
 _PLACE_SECONDS = 5.0  # torch looks the source lines of all recorded stacks up
 _END_SECONDS = 30.0
-_SILENT = "answered nobody (a call into C code held Python's interpreter, or it was stopped) and was ended"
+_SILENT = "was unresponsive (a C call held the GIL, or the process was suspended) and was terminated"
 
 
 class Membership:
-    """Joins the ranks and knows whether their groups are whole.
+    """Joins the ranks and knows whether their groups are intact.
 
     Args:
         processes: the cluster's processes, all engines registered.
         wire: the channel to the ranks.
-        backend: the default group's backend, ``"auto"`` for what fits the devices.
-        clocks: of several hosts; None: one clock serves all.
+        backend: the default group's backend; ``"auto"`` chooses it by the devices.
+        clocks: of several hosts; None: all share one clock.
     """
 
     def __init__(self, processes: Processes, wire: Wire, backend: str, clocks: HostClocks | None = None) -> None:
@@ -56,12 +56,12 @@ class Membership:
         self._backend = backend
         self._world_size = processes.placement.world_size
         self._lock = threading.Lock()
-        self._told: set[str] = set()  # cells whose ranks have been told that one was freed
+        self._told: set[str] = set()  # cells whose ranks have been told that one was unblocked
         self._open: dict[str, set[int]] = {}  # cell -> ranks whose code has not ended
         self._given: dict[str, set[int]] = {}  # cell that has not ended -> all ranks that run, or ran, it
         self._failed: set[str] = set()  # cells that failed on a rank
         self._joined: dict[int, dict[str, Any]] = {}
-        self._ended: dict[int, str] = {}  # ranks that were ended from here, and why
+        self._ended: dict[int, str] = {}  # ranks that this process terminated, and why
         self.suspect = False
         self.on_joined: Callable[[], None] | None = None  # called when ranks have joined or rejoined
         self.on_lost: Callable[[Mapping[int, str]], None] | None = None  # called before ranks get new processes
@@ -72,19 +72,19 @@ class Membership:
         self._processes.fork_server.on_exit = self._on_exit
         with self._lock:
             self._open.clear()
-            self._given.clear()  # of processes that were replaced
+            self._given.clear()  # cells of processes that were replaced
         self._call(range(self._world_size), progress)
 
     def adopt(self, joined: Mapping[int, Mapping[str, Any]], running: Mapping[int, str]) -> None:
         """Takes over ranks that joined under an earlier client.
 
         Args:
-            joined: what `joined` was then.
+            joined: the value of `joined` then.
             running: rank -> the cell that it runs.
         """
         self._processes.fork_server.on_exit = self._on_exit
         self._joined = {rank: dict(found) for rank, found in joined.items()}
-        self.suspect = True  # nobody has seen how the last cell ended
+        self.suspect = True  # how the last cell ended is unknown
         with self._lock:
             for rank, cell in running.items():
                 self._open.setdefault(cell, set()).add(rank)
@@ -92,33 +92,33 @@ class Membership:
 
     @property
     def joined(self) -> dict[int, dict[str, Any]]:
-        """rank -> what it said of itself when it joined; plain data."""
+        """rank -> what it reported when it joined; plain data."""
         return self._joined
 
     def give_up(self, why: str) -> None:
-        """From now on every rank counts as lost: this process has let go of the cluster."""
+        """From now on every rank counts as lost: this process has detached from the cluster."""
         for rank in range(self._world_size):
             self._ended.setdefault(rank, why)
             self._processes.fork_server.exits.setdefault(rank, 0)
 
     def rejoin(self, progress: Progress = ignore, replace: Iterable[int] = ()) -> dict[int, str]:
-        """Gives all ranks new groups, and those whose process has ended a new one. See [Note: replaced ranks].
+        """Gives all ranks new groups, and failed ranks new processes. See [Note: replaced ranks].
 
         Args:
-            progress: is told how far it is.
-            replace: ranks whose processes are ended first, whatever they do.
+            progress: called with the progress.
+            replace: ranks whose processes are terminated and restarted, whatever they do.
 
         Returns:
             rank -> how its former process ended, for those that have a new one.
 
         Raises:
-            ClusterError: a rank still runs a cell, or could not be started.
+            ClusterError: a rank is still running a cell, or could not be started.
         """
         if self._processes.fork_server.failed:
-            why = next(iter(self.lost().values()), "ended (`%cluster restart` gives new ranks)")
+            why = next(iter(self.lost().values()), "have exited (`%cluster restart` starts new ones)")
             raise ClusterError(f"all ranks {why}")
         self._processes.look_after()
-        self._end(replace, "was ended for a new one")
+        self._end(replace, "was terminated to be replaced")
         lost = self.lost()
         self._check_idle()
         self._ask("settle")  # no thread of an earlier cell may shut the new groups down
@@ -133,7 +133,7 @@ class Membership:
             self._call(lost, progress)
         except BaseException:
             with held_back():
-                self._end(lost, "was ended: the ranks could not rejoin")  # it may be half of a rank
+                self._end(lost, "was terminated: the ranks could not rejoin")  # it may have joined only in part
             raise
         self._ended.clear()
         return lost
@@ -159,9 +159,9 @@ class Membership:
             self._given[cell] = set(self._open[cell])
 
     def note_end(self, rank: int, cell: str, failed: bool) -> None:
-        """Notes that a cell's code has ended on a rank: whoever hears it first says so, its status or its reply.
+        """Notes that a cell's code has ended on a rank, as its status or its reply says first.
 
-        Once a cell has failed and has ended on all its ranks, nobody waits: no group has to be freed.
+        Once a cell has failed and has ended on all its ranks, no rank waits: no group needs to be unblocked.
         """
         with self._lock:
             missing = self._open.get(cell)
@@ -180,20 +180,20 @@ class Membership:
         self._wire.send(None, {"op": "settle", "cell": cell})
 
     def interrupt(self, ranks: Iterable[int] | None = None, cell: str | None = None) -> None:
-        """Makes ranks (None: all) end a cell (None: each they were given), or not begin it; returns at once."""
+        """Makes ranks (None: all) end a cell (None: each they were sent), or not begin it; returns at once."""
         self.suspect = True
         with self._lock:
             cells = list(self._given) if cell is None else [cell]
         self._wire.send(ranks, {"op": "interrupt", "cells": cells})
 
     def busy(self) -> set[int]:
-        """Living ranks that were given a cell whose code has not ended, whether they have begun it or not."""
+        """Living ranks that were sent a cell whose code has not ended, whether or not they have begun it."""
         lost = self.lost()
         with self._lock:
             return {rank for ranks in self._open.values() for rank in ranks if rank not in lost}
 
     def settle(self) -> None:
-        """Tells the ranks that a cell is over everywhere, and asks whether its groups are whole and equally far."""
+        """Tells the ranks that a cell has ended everywhere, and asks whether its groups are intact and in step."""
         answers = self._ask("settle")
         whole = len(answers) == self._world_size and all(
             answer.get("whole") and answer.get("cell") is None and not answer.get("in_flight")
@@ -203,7 +203,7 @@ class Membership:
             self.suspect = False
 
     def lost(self) -> dict[int, str]:
-        """rank -> how its process ended, for those that have."""
+        """rank -> how its process ended, for failed ranks."""
         server = self._processes.fork_server
         exits, reasons = list(server.exits.items()), dict(server.reasons)
         return {rank: self._ended.get(rank) or reasons.get(rank) or exit_words(code) for rank, code in exits}
@@ -211,14 +211,14 @@ class Membership:
     def last_words(self, rank: int) -> str:
         """The last lines that a rank's process wrote outside cells."""
         log = self._processes.fork_server.log_of(rank)
-        return last_words(log) if log.exists() else ""  # that of a lost host lies there
+        return last_words(log) if log.exists() else ""  # the log of a lost host is there
 
     def records(self) -> tuple[RankRecord, ...]:
         """Every rank as it is now."""
         return self._records(self._ask("vitals"))
 
     def vitals(self, seconds: float) -> tuple[RankVitals, ...]:
-        """What `Cluster.vitals` returns; waits so many seconds for answers at most."""
+        """The value of `Cluster.vitals`; waits `seconds` for answers at most."""
         answers = self._ask("vitals", seconds)
         silence = self._wire.silence()
         return tuple(
@@ -277,7 +277,7 @@ class Membership:
         return self._with_places(made)
 
     def _with_places(self, ranks: list[Examined]) -> list[Examined]:
-        """Asks ranks that entered different collectives where they did."""
+        """Asks ranks that entered different collectives where they entered them."""
         found = mismatch_of(ranks)
         if found is None:
             return ranks
@@ -296,19 +296,19 @@ class Membership:
         return pid is not None and rank not in self._processes.far_ranks and machine.stopped(pid)
 
     def ask(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """What these ranks answer to a ping at once."""
+        """The immediate answers of these ranks to a ping."""
         return self._wire.request(ranks, "ping", _MOMENT_SECONDS)
 
     def end_silent(self, ranks: Iterable[int]) -> None:
-        """Ends those of these ranks that answer nobody: no interrupt can reach them; but not if they were stopped."""
+        """Terminates those of these ranks that are unresponsive, which no interrupt reaches; not suspended ones."""
         living = [rank for rank in ranks if rank not in self.lost() and not self.is_stopped(rank)]
         answers = self._wire.request(living, "ping", _ANSWER_SECONDS)
         silent = {rank for rank in living if rank not in answers}
-        # Not the rank is silent, but the way to it: it may run on, and is ended with its host if that stays away.
+        # The connection is silent, not the rank: it may still run, and ends with its host if that stays unreachable.
         self._end(silent - self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS), _SILENT)
 
     def _end(self, ranks: Iterable[int], why: str) -> None:
-        """Kills these ranks' processes and waits until they are gone."""
+        """Kills these ranks' processes and waits until they have exited."""
         living = [rank for rank in ranks if rank not in self.lost()]
         for rank in living:
             self._ended[rank] = why
@@ -316,13 +316,13 @@ class Membership:
         deadline = time.monotonic() + _END_SECONDS
         while not self.lost().keys() >= set(living):
             if time.monotonic() > deadline:
-                raise ClusterError(f"{label_of(living)} can't be ended: `%cluster stop` ends the whole cluster")
+                raise ClusterError(f"{label_of(living)} can't be terminated: `%cluster stop` ends the whole cluster")
             time.sleep(0.005)
 
     def _check_idle(self) -> None:
-        """Raises `ClusterError` if a rank still runs a cell, or does not answer.
+        """Raises `ClusterError` if a rank is still running a cell, or does not respond.
 
-        One that is being freed gets a moment to end, and one whose own code has ended the time to tell how: its first
+        One that is being unblocked gets a moment to end. One whose own code has ended gets time to report: its first
         traceback takes seconds on a busy machine.
         """
         begin = time.monotonic()
@@ -337,24 +337,23 @@ class Membership:
                 cut_off = self._processes.fork_server.unreachable(silent, _ANSWER_SECONDS)
                 if cut_off:
                     raise ClusterError(
-                        f"the host of {label_of(cut_off)} does not answer: wait for it, or for its being given up"
+                        f"the host of {label_of(cut_off)} is unreachable: wait for it, or until it is declared lost"
                     )
                 stopped = [rank for rank in silent if self.is_stopped(rank)]
                 if stopped:
                     pids = " ".join(str(self._processes.fork_server.pids[rank]) for rank in stopped)
                     raise ClusterError(
                         f"{label_of(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP): "
-                        f"`kill -CONT {pids}` continues {'it' if len(stopped) == 1 else 'them'}"
+                        f"`kill -CONT {pids}` resumes {'it' if len(stopped) == 1 else 'them'}"
                     )
                 if silent:
                     raise ClusterError(
-                        f"rank {silent[0]} does not answer: wait for it, or give it a new process "
+                        f"rank {silent[0]} does not respond: wait for it, or restart its process "
                         f"(`%cluster rejoin --replace {silent[0]}`; its variables are lost)"
                     )
                 raise ClusterError(
-                    f"rank {busy[0]} still runs a cell: wait for it, interrupt it (`%cluster interrupt`), or, where "
-                    f"that does not help, give it a new process (`%cluster rejoin --replace {busy[0]}`; its variables "
-                    "are lost)"
+                    f"rank {busy[0]} is still running a cell: wait for it, or interrupt it (`%cluster interrupt`); if "
+                    f"that fails, restart its process (`%cluster rejoin --replace {busy[0]}`; its variables are lost)"
                 )
             time.sleep(0.01)
 
@@ -406,7 +405,7 @@ class Membership:
             self.on_joined()
 
     def _on_status(self, rank: int, status: Mapping[str, Any]) -> None:
-        """On the wire's thread: a freed rank's peers are freed too, whichever group they wait on."""
+        """On the wire's thread: the peers of an unblocked rank are unblocked too, whichever group they wait on."""
         if not status.get("whole", True):
             self.suspect = True
         if status.get("ended"):
@@ -446,7 +445,7 @@ def _c10d_backend(backend: str, device: str, hosts: Set[str]) -> str:
 
 
 def _equally_far(answers: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether every group's members have entered as many collectives."""
+    """Whether all members of each group have entered the same number of collectives."""
     counts: dict[str, set[int]] = {}
     for answer in answers:
         for name, count in answer["sequences"].items():

@@ -1,4 +1,4 @@
-"""Runs the cells of one cluster, and keeps what became of them: by name, and which a new one has to wait for.
+"""Runs the cells of one cluster and keeps their results: by name, and those that a new cell must wait for.
 
 A rank runs one cell at a time, in the order in which they were sent. If one of them fails or is interrupted on a rank,
 those that waited for it there are not run (`ddp_lab.engine.cells.cell`), as in a notebook whose cells were queued.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-_clients = itertools.count(time.time_ns())  # ranks remember cells by their ids: no later client may use one again
+_clients = itertools.count(time.time_ns())  # ranks remember cells by their ids, so later clients must not reuse them
 
 
 class Runs(Mapping[str, CellRun]):
-    """Name -> `CellRun` of the last cell of that name: while it runs, and when it has ended, however it did."""
+    """Name -> `CellRun` of the last cell of that name: while it runs and after it has ended, in whatever way."""
 
     def __init__(self) -> None:
         self._named: dict[str, CellRun] = {}
@@ -40,7 +40,7 @@ class Runs(Mapping[str, CellRun]):
         """Notes a cell that has been sent; `name` may be empty."""
         self._open = [*(each for each in self._open if not each.done), run]
         if name:
-            self._named.pop(name, None)  # the last one comes last
+            self._named.pop(name, None)  # the newest is last
             self._named[name] = run
 
     def ahead(self, ranks: Iterable[int]) -> tuple[CellRun, ...]:
@@ -55,7 +55,7 @@ class Runs(Mapping[str, CellRun]):
 
     def __getitem__(self, name: str) -> CellRun:
         if name not in self._named:
-            known = f"there are {', '.join(self._named)}" if self._named else "no cell has been given a name"
+            known = f"there are {', '.join(self._named)}" if self._named else "no cell has a name"
             raise KeyError(f"{name!r}: {known} (`%%distributed --name NAME` names a cell)")
         return self._named[name]
 
@@ -105,11 +105,11 @@ class CellRunner:
         Args:
             session: whose ranks.
             ranks: which of them, checked.
-            options: what was given for the cell.
-            new_view: given whether the cell is waited for, makes what shows how far it is.
+            options: the cell's options.
+            new_view: makes the view of the cell's progress; its argument: whether the cell is waited for.
         """
         members = session.members
-        idle = members.suspect  # then the ranks are waited for
+        idle = members.suspect  # then wait for the ranks
         replaced = members.ensure_whole()
         number = next(self._numbers)
         name = code.name if isinstance(code, CellText) else options.label or ""
@@ -133,7 +133,7 @@ class CellRunner:
             late = (lambda: new_view(True)) if isinstance(code, CellText) else None
             try:
                 self.last_result = cell_run.wait(tick, late)
-            except (CellError, KeyboardInterrupt):  # the ranks are waited for, too, before anything else is said
+            except (CellError, KeyboardInterrupt):  # wait for the ranks too before reporting anything else
                 members.suspect = True
                 members.settle()
                 raise
@@ -141,5 +141,5 @@ class CellRunner:
             return self.last_result
 
     def give_up(self, why: str) -> None:
-        """Ends all cells that run: their ranks are being ended."""
+        """Ends all running cells: their ranks are being terminated."""
         self.results.give_up(dict.fromkeys(range(self._world_size), why))

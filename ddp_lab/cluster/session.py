@@ -1,7 +1,7 @@
-"""A cluster that runs: its processes, the wire to its ranks and what is known of them.
+"""A running cluster: its processes, the wire to its ranks and their state.
 
-One thread opens, closes and lets go: the one that starts and stops the cluster, or the keeper's reader when another
-client takes the cluster over. What the parts do meanwhile is guarded by themselves.
+One thread opens, closes and detaches: the one that starts and stops the cluster, or the keeper's reader when another
+client takes the cluster over. The parts guard their own state meanwhile.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 _LAST_LINES = 10
 _HELLO_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
-_PARTING_SECONDS = 2.0  # that what was said last may take to leave
+_PARTING_SECONDS = 2.0  # for the last messages to be sent
 
 
 @dataclass(frozen=True)
 class LeftCell:
-    """A cell that ran on while no client was attached.
+    """A cell that ran while no client was attached.
 
     Attributes:
         label: its name.
-        ranks: those that were given it.
-        running: those on which it still runs.
-        errors: rank -> what it failed with.
-        seconds: since it began; of one that has ended, that it took.
-        text: rank -> the end of what it has printed, at most 8,192 characters.
+        ranks: those that were sent it.
+        running: those on which it is still running.
+        errors: rank -> its error.
+        seconds: time since it began; for one that has ended, its duration.
+        text: rank -> the end of its printed text, at most 8,192 characters.
     """
 
     label: str
@@ -55,7 +55,7 @@ class LeftCell:
 
     def __str__(self) -> str:
         if self.running:
-            head = f"{self.label} still runs on {label_of(self.running)}, for {self.seconds:.0f} s"
+            head = f"{self.label} is still running on {label_of(self.running)}, for {self.seconds:.0f} s"
         else:
             head = f"{self.label} ended on {label_of(self.ranks)} after {self.seconds:.1f} s"
         lines = [head, *(f"  rank {rank}: {error}" for rank, error in self.errors.items())]
@@ -65,20 +65,20 @@ class LeftCell:
 
 
 class Session:
-    """From the start of a cluster, or from attaching to it, until it is stopped or let go.
+    """A cluster's life from its start, or from attaching to it, until it is stopped or detached from.
 
     Args:
-        config: what was asked for.
+        config: the cluster's configuration.
         keeper: of a detached cluster.
-        timeline: takes events, descriptions and what ranks say of themselves.
+        timeline: receives events, descriptions and statuses of ranks.
         on_lost: called before ranks get new processes: rank -> how the former ones ended.
-        notes: what a later client has to know besides the session's own.
+        notes: data for a later client besides the session's own.
 
     Attributes:
-        owner: the process that has it; a child that was forked from it has not.
+        owner: the process that owns it; a child forked from it does not.
         processes: controller, fork server and engines.
-        clocks: of ranks on several hosts; None: one clock serves all.
-        left: rank -> what it said, when this client attached, of the cell that it ran while nobody was attached.
+        clocks: of ranks on several hosts; None: all share one clock.
+        left: rank -> its answer, when this client attached, on the cell that it ran while no client was attached.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Session:
         self._meet().join(progress)
 
     def open_again(self, keeper: Keeper) -> None:
-        """Connects to a cluster that runs, and asks its ranks what they do."""
+        """Connects to a running cluster and asks its ranks for their state."""
         self._listen(ignore)
         members = self._meet()
         self.processes.open_again({int(rank): engine for rank, engine in keeper.notes["engine_of_rank"].items()})
@@ -150,7 +150,7 @@ class Session:
         self.left = {rank: answer for rank, answer in told.items() if _is_news(answer, keeper.alone_since)}
 
     def ask_left(self) -> tuple[LeftCell, ...]:
-        """The cells that ran while nobody was attached, as they are now, by what each rank says of its last one."""
+        """The cells that ran while no client was attached, as they are now, by each rank's answer on its last one."""
         if self.left:
             for rank, answer in self.wire.request(self.left, "last_cell", _ANSWER_SECONDS).items():
                 if answer["cell"]["id"] == self.left[rank]["cell"]["id"]:
@@ -176,11 +176,11 @@ class Session:
                 self._wire.close()
 
     def let_go(self, why: str) -> None:
-        """Leaves a detached cluster to its keeper; cells that are waited for here end with `why`."""
+        """Leaves a detached cluster to its keeper; calls that wait for a cell here end with `why`."""
         if self._members is not None:
             self._members.give_up(why)
         if self._wire is not None:
-            # Before the keeper is left: then the next client may listen in its place. An interrupt still leaves.
+            # Before disconnecting from the keeper, after which the next client may listen; also after an interrupt.
             self._wire.close(_PARTING_SECONDS)
         self.processes.fork_server.on_exit = None
         self.processes.leave()
@@ -194,7 +194,7 @@ class Session:
         wire.on_status(self._timeline.set_status)
 
     def _new_wire(self, address: str) -> Wire:
-        """A wire at this address; one that a later client can have again where the cluster may outlive this one."""
+        """A wire at this address; a later client can reopen it if the cluster may outlive this one."""
         keeper = self.processes.keeper
         if keeper is None:
             return Wire(address)
@@ -209,7 +209,7 @@ class Session:
         return made
 
     def _remember(self) -> None:
-        """Leaves for a later client what it has to know; called whenever ranks have joined."""
+        """Stores what a later client must know; called whenever ranks have joined."""
         keeper = self.processes.keeper
         if keeper is not None:
             own = {"engine_of_rank": self.processes.engine_of_rank, "joined": self.members.joined}
@@ -221,7 +221,7 @@ class Session:
 
 
 def _is_news(answer: Mapping[str, Any], alone_since: float) -> bool:
-    """Whether a rank's last cell runs, or has ended since the last client left."""
+    """Whether a rank's last cell is running, or ended after the last client disconnected."""
     return answer["cell"]["ended"] is None or bool(answer["cell"]["ended"] >= alone_since)
 
 

@@ -1,4 +1,4 @@
-"""What the widgets of a cluster can ask of its ranks."""
+"""The questions that a cluster's widgets can ask its ranks."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def dashboard_means(cluster: Ranks) -> dict[str, Any]:
 
 
 def _why_busy(cluster: Ranks) -> str:
-    """Why no collective can be run on the ranks just now; "" if one can, or if there are no ranks."""
+    """Why no collective can be run on the ranks now; "" if one can, or if there are no ranks."""
     try:
         busy = cluster.busy_ranks()
     except ClusterError:
         return ""
     if not busy:
         return ""
-    runs = "runs" if len(busy) == 1 else "run"
-    return f"{label_of(busy).capitalize()} {runs} a cell: wait for its end, or interrupt it."
+    are = "is" if len(busy) == 1 else "are"
+    return f"{label_of(busy).capitalize()} {are} running a cell: wait until it ends, or interrupt it."

@@ -2,9 +2,9 @@
 
 After `import ddp_lab.comm`, ``"shm"`` is a name like ``"gloo"``: `torch.distributed.init_process_group("shm")`,
 `new_group(backend="shm")`, under torchrun or anywhere. `round_robin_process_group` makes one group of several.
-Where MPI was there when ddp_lab was built, ``"mpi"`` is one, too, for processes that mpiexec started.
-`all_reduce_multigpu` and its kin take several tensors of each process. `capabilities` tells which operation works with
-which backend on which device here.
+If ddp_lab was built with MPI, so is ``"mpi"``, for processes started by mpiexec.
+`all_reduce_multigpu` and similar functions take several tensors of each process. `capabilities` shows which operation
+works with which backend on which device here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def register() -> None:
-    """Makes ``"shm"``, ``"round_robin"`` and, if it was built, ``"mpi"`` known to torch.distributed; once is enough."""
+    """Registers ``"shm"``, ``"round_robin"`` and, if built, ``"mpi"`` with torch.distributed; repeatable."""
     shared_memory.register()
     round_robin.register()
     mpi.register()

@@ -1,8 +1,8 @@
-"""Which operation works with which backend on which device: found out by trying, on this machine.
+"""Which operation works with which backend on which device, determined by trying it on this machine.
 
-Two processes are started (`capability_trial.py`), and two more by mpiexec where there is MPI. They form a group of each
-backend and try each operation with tensors of each device. What they write is read here. An operation can end a process
-(Gloo's does where it is given memory that it can't read): then two new ones go on with the next.
+Two processes are started (`capability_trial.py`), and two more by mpiexec if there is MPI. They form a group of each
+backend and try each operation with tensors of each device. Their answers are read here. An operation can end a process
+(e.g. Gloo's on memory that it can't read): then two new ones continue with the next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Capabilities", "Capability", "capabilities"]
 
 _RANKS = 2
 _PYTHON = "the program of the trial, with its folder"
-# Two processes on this host whatever it has, root's too; of Open MPI 4 and 5.
+# Allows two processes on any host, also for root; options of Open MPI 4 and 5.
 _MPI_ON_ONE_HOST = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -42,15 +42,15 @@ _MARKS = {True: "✓", False: "✘"}
 
 @dataclass(frozen=True)
 class Capability:
-    """One answer.
+    """The result for one operation.
 
     Attributes:
-        operation: its name in `torch.distributed`, e.g. ``"all_reduce"``; ``""``: the answer is for all operations,
-            which could not be tried.
+        operation: its name in `torch.distributed`, e.g. ``"all_reduce"``; ``""``: the result is for all operations,
+            none of which could be tried.
         backend: e.g. ``"gloo"``.
         device: ``"cpu"`` or ``"cuda"``.
         works: whether it gave the right result on both ranks.
-        why_not: what it said, or why it could not be tried.
+        why_not: its error, or why it could not be tried.
     """
 
     operation: str
@@ -61,7 +61,7 @@ class Capability:
 
 
 class Capabilities:
-    """The table operation x backend x device of this machine, as `capabilities` found it; print it or show it.
+    """The table operation x backend x device of this machine, as `capabilities` determined it; print it or display it.
 
     Iterating gives each `Capability`.
     """
@@ -79,7 +79,7 @@ class Capabilities:
 
     @property
     def operations(self) -> list[str]:
-        """What was tried, in torch's names."""
+        """The tried operations, with torch's names."""
         return list(dict.fromkeys(one.operation for one in self._answers if one.operation))
 
     @property
@@ -88,13 +88,13 @@ class Capabilities:
         return {(one.backend, one.device): one.why_not for one in self._answers if not one.operation}
 
     def works(self, operation: str, backend: str, device: str = "cpu") -> bool:
-        """Whether an operation works; False where backend or device are not there.
+        """Whether an operation works; False if backend or device are not available.
 
         Raises:
             ValueError: no such operation was tried.
         """
         if operation not in self.operations:
-            raise ValueError(f"{operation!r} is none of {', '.join(self.operations)}")
+            raise ValueError(f"{operation!r} was not tried: choose one of {', '.join(self.operations)}")
         found = (
             one.works
             for one in self._answers
@@ -110,7 +110,7 @@ class Capabilities:
         ]
 
     def _notes(self) -> list[str]:
-        """Why what isn't there isn't, equal reasons once."""
+        """Why parts are not available; equal reasons once."""
         places: dict[str, list[str]] = {}
         for (backend, device), why_not in self.unavailable.items():
             places.setdefault(why_not, []).append(f"{backend} on {device}")
@@ -149,13 +149,13 @@ def capabilities(timeout_seconds: float = 180.0) -> Capabilities:
     seconds, most of them for importing torch.
 
     Args:
-        timeout_seconds: what has not been answered by then is told as such.
+        timeout_seconds: operations without a result by then are reported as such.
 
     Returns:
-        The table; `print` it, or let a notebook show it.
+        The table; `print` it, or let a notebook display it.
 
     Raises:
-        RuntimeError: nothing could be tried, and why.
+        RuntimeError: nothing could be tried; the message says why.
 
     Example:
         >>> table = ddp_lab.comm.capabilities()
@@ -174,7 +174,7 @@ def capabilities(timeout_seconds: float = 180.0) -> Capabilities:
 
 
 def _try(folder: Path, commands: Sequence[Sequence[str]], deadline: float) -> None:
-    """Runs these commands until everything is answered, anew behind an operation that has ended them."""
+    """Runs these commands until all results are there; restarts them after an operation that has ended them."""
     while True:
         tried = len(_lines(folder))
         stopped = _run_ranks(folder, commands, deadline)
@@ -198,7 +198,7 @@ def _run_ranks(folder: Path, commands: Sequence[Sequence[str]], deadline: float)
             if not any(code is None for code in codes) or any(codes):
                 break
             if time.monotonic() >= deadline:
-                return "no answer in the time that was given"
+                return "no answer within the time limit"
             time.sleep(0.02)
     finally:
         for one in running:
@@ -208,11 +208,11 @@ def _run_ranks(folder: Path, commands: Sequence[Sequence[str]], deadline: float)
         return ""
     first = next(number for number, code in enumerate(codes) if code)
     said = (folder / f"log {first}").read_text(errors="replace").splitlines()
-    return f"it ended the process with code {codes[first]}" + (f": {said[-1]}" if said else "")
+    return f"it ended the process with exit code {codes[first]}" + (f": {said[-1]}" if said else "")
 
 
 def _start(folder: Path, number: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    # Apart from any mpiexec that has started the caller.
+    # Independent of an mpiexec that has started the caller.
     own = {name: value for name, value in os.environ.items() if not name.startswith(mpi.LAUNCHED)}
     environment = {**own, **_MPI_ON_ONE_HOST, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment.pop("TORCH_DISTRIBUTED_DEBUG", None)
@@ -223,7 +223,7 @@ def _start(folder: Path, number: int, command: Sequence[str]) -> subprocess.Pope
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
-    """What rank 0 has written: a dict without ``works`` before it tries something, one with it after that."""
+    """Rank 0's answers: a dict without ``works`` before it tries something, one with it after that."""
     answers = folder / "answers"
     return [json.loads(line) for line in answers.read_text().splitlines()] if answers.exists() else []
 

@@ -1,8 +1,8 @@
-"""One of the two ranks that `capability_table.capabilities` starts: tries operations, writes down what came out.
+"""One of the two ranks that `capability_table.capabilities` starts: tries operations and writes the results.
 
 ``python -m ddp_lab.comm.capability_trial FOLDER RANK BACKEND ...``; RANK is ``mpi`` under mpiexec. The ranks meet in
-the folder; rank 0 writes a line of JSON into ``FOLDER/answers`` before it tries something, and one with what came out.
-What has been answered there is not tried again: where an operation has ended the ranks, new ones go on behind it.
+the folder; rank 0 writes a line of JSON into ``FOLDER/answers`` before each operation, and one with its result.
+Operations with a result there are not tried again: if an operation has ended the ranks, new ones continue after it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def why_not(backend: str, device: str) -> str:
         if mpi_missing():
             return mpi_missing()
         if started_by(_SIZE):
-            return "" if device == "cpu" else "MPI is used for CPU tensors alone"
-        return "groups of MPI only exist in processes that mpiexec started, and there is no mpiexec"
+            return "" if device == "cpu" else "MPI is used only for CPU tensors"
+        return "MPI groups require processes started by mpiexec, and there is no mpiexec"
     if backend == "nccl" and not torch.cuda.is_available():
         return _NO_GPU
     return ""
@@ -162,7 +162,7 @@ def _all_to_all_single(group: Any, rank: int, make: Make) -> Any:
 
 
 def _barrier(group: Any, rank: int, make: Make) -> Any:
-    make(0.0)  # a device that isn't there fails here
+    make(0.0)  # a missing device fails here
     group.barrier(_barrier_options(make(0.0).device)).wait()
 
 
@@ -200,11 +200,11 @@ class _Trial:
     """One rank's part."""
 
     def __init__(self, folder: Path, rank: int | None, backends: Sequence[str]) -> None:
-        """`rank`: None under mpiexec, which tells it."""
+        """`rank`: None under mpiexec, which sets it."""
         self._backends = backends
         self._answers = folder / "answers"
         self._answers.touch()
-        lines = self._answers.read_text().splitlines()  # rank 0 writes on when both are here
+        lines = self._answers.read_text().splitlines()  # rank 0 continues writing when both are here
         answered = [line for line in map(json.loads, lines) if "works" in line]
         self._known = {(line["operation"], line["backend"], line["device"]) for line in answered}
         self._store = FileStore(str(folder / f"store {len(lines)}"), _SIZE)
@@ -216,7 +216,9 @@ class _Trial:
         else:
             dist.init_process_group(default, store=PrefixStore("groups", self._store), rank=rank, world_size=_SIZE)
         self._rank = dist.get_rank()
-        os.environ["NCCL_HOSTID"] = f"rank {self._rank}"  # with one GPU both use it, which NCCL allows to hosts alone
+        os.environ["NCCL_HOSTID"] = (
+            f"rank {self._rank}"  # with one GPU both use it, which NCCL allows only for different hosts
+        )
         if torch.cuda.is_available():
             torch.cuda.set_device(self._rank % torch.cuda.device_count())
 
@@ -247,7 +249,7 @@ class _Trial:
             failed = failed or self._agree(partial(self._call, OPERATIONS[operation], group, device))
             self._write({**about, "works": not failed, "why_not": failed})
             if failed and group is not None:
-                # It may be of no use after that, and have something under way that never ends.
+                # It may be unusable after that, with an operation in flight that never ends.
                 for kind in group._device_types:
                     group._get_backend(kind).abort()
                 dist.destroy_process_group(group)
@@ -280,7 +282,7 @@ class _Trial:
                 raise RuntimeError(f"the result is {found.tolist()}, not {expected}")
 
     def _agree(self, action: Callable[[], None]) -> str:
-        """Does it on both ranks; returns why it failed on one of them, ``""`` if it did not."""
+        """Runs it on both ranks; returns why it failed on one of them, ``""`` if it did not."""
         self._count += 1
         try:
             action()

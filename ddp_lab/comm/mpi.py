@@ -1,13 +1,13 @@
-"""The backend "mpi" for a torch without one: `_mpi`, there if ddp_lab was built with MPI (`make mpi`).
+"""The backend "mpi" for a torch without one: `_mpi`, which exists if ddp_lab was built with MPI (`make mpi`).
 
 [Note: in torch's place for MPI]
-torch knows the name "mpi" and treats it apart: `init_process_group("mpi")` needs no rendezvous, since MPI itself says
-who is which rank; the group is made by `ProcessGroupMPI.create`. Wheels have no such class. `register` puts `_Creator`
-where torch looks for it, and lets `torch.distributed.is_mpi_available` say so. So what torch documents of MPI holds:
-processes that mpiexec started call `init_process_group("mpi")`, and nothing else.
+torch treats the name "mpi" specially: `init_process_group("mpi")` needs no rendezvous, because MPI itself assigns the
+ranks; the group is made by `ProcessGroupMPI.create`. Wheels lack this class. `register` puts `_Creator` in its place,
+and makes `torch.distributed.is_mpi_available` return True. So torch's documentation of MPI holds: processes started by
+mpiexec only call `init_process_group("mpi")`.
 
-Such a group has no store. Who needs one (for groups of other backends beside it) uses ``"mpi://"`` as `init_method`
-with any backend, "cpu:mpi" among them: ranks are MPI's, and rank 0 tells the others through MPI where its store is.
+Such a group has no store. If one is needed (for groups of other backends), use ``"mpi://"`` as `init_method` with any
+backend, including "cpu:mpi": ranks are MPI's, and rank 0 sends the others the address of its store through MPI.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ LAUNCHED = (
     "PMI_",
     "PMIX_",
     "MPI_LOCALNRANKS",
-)  # what any mpiexec, or srun with MPI, tells its processes
-_START = "start the program with `mpiexec -n {} python ...`, which is what tells MPI of the others"
+)  # variables that mpiexec, or srun with MPI, sets
+_START = "start the program with `mpiexec -n {} python ...`, from which MPI knows the other processes"
 
 _EXTENSION = "_mpi"
 _REMEDY = (
-    "install MPI's compiler (Debian: apt install libopenmpi-dev openmpi-bin), then build ddp_lab so: `make mpi`, or "
+    "install MPI's compiler (Debian: apt install libopenmpi-dev openmpi-bin), then build ddp_lab with `make mpi` or "
     "`MPICXX=mpicxx pip install --no-build-isolation --force-reinstall --no-deps .`"
 )
 _ENDING_SECONDS = 10.0
 
 _module: Any = None
-_failed = False  # the program ends with an exception
+_failed = False  # whether the program ends with an exception
 
 
 def why_not() -> str:
-    """Why there is no backend "mpi" here, with the remedy; ``""`` if there is one, torch's or ours."""
+    """Why there is no backend "mpi" here, with a fix; ``""`` if there is one, torch's or ours."""
     if dist.is_mpi_available() or native.path_of(_EXTENSION, torch.__version__) is not None:
         return ""
     return f"neither this torch nor ddp_lab was built with MPI: {_REMEDY}"
 
 
 def register() -> None:
-    """Makes ``"mpi"`` usable unless this torch has its own or there is no extension; once is enough."""
+    """Makes ``"mpi"`` usable unless this torch has its own or there is no extension; can be called repeatedly."""
     if dist.is_mpi_available() or why_not():
         return
     torchs: Any = distributed_c10d
@@ -84,33 +84,33 @@ def started_by(size: int) -> bool:
 
 
 def check_started(world_size: int) -> None:
-    """Refuses the backend where MPI can't know of all ranks, before it begins.
+    """Refuses the backend if MPI can't know all ranks, before it begins.
 
     Raises:
-        RuntimeError: there is no MPI, or these are not the ranks that mpiexec started; with the remedy.
+        RuntimeError: there is no MPI, or mpiexec did not start these ranks; the message has a fix.
     """
     missing = why_not()
     if missing:
-        raise RuntimeError(f"there is no backend 'mpi': {missing}")
+        raise RuntimeError(f"the backend 'mpi' is not available: {missing}")
     if world_size > 1 and not started_by(world_size):
         raise RuntimeError(
-            f"backend 'mpi' needs {world_size} processes that one mpiexec started, and this rank is none of them "
+            f"backend 'mpi' needs {world_size} processes started by one mpiexec, which did not start this rank "
             f"(a cluster forks its ranks): run a script with `mpiexec -n {world_size} python ...`, or use the backend "
             "'shm' or 'gloo'"
         )
 
 
 class _Creator:
-    """What torch calls to make a group of MPI."""
+    """Replaces the class that torch calls to make a group of MPI."""
 
     @staticmethod
     def create(ranks: Sequence[int]) -> Any:
         """The c10d backend on one of its ranks; no ranks: of all processes that mpiexec started together.
 
         Raises:
-            RuntimeError: MPI numbers the processes otherwise than torch does.
+            RuntimeError: MPI's ranks differ from torch's.
         """
-        # torch hands over the ranks alone, but the caller knows more.
+        # torch passes only the ranks, but the caller knows more.
         frame = inspect.currentframe()
         asking = frame.f_back.f_locals if frame is not None and frame.f_back is not None else {}
         if "opts" in asking:  # from torch 2.14 on
@@ -120,13 +120,13 @@ class _Creator:
         else:
             wanted = asking.get("group_rank", -1), asking.get("group_size", -1)
         if wanted[1] > 1 and not any(name.startswith(LAUNCHED) for name in os.environ):
-            # Begun nevertheless, MPI would start a daemon for this process alone.
+            # Otherwise MPI would start a daemon for this single process.
             raise RuntimeError(
-                f"no mpiexec started this process, which torch.distributed takes for rank {wanted[0]} of {wanted[1]}: "
+                f"mpiexec did not start this process, which is rank {wanted[0]} of {wanted[1]} for torch.distributed: "
                 + _START.format(wanted[1])
             )
         rank, size = _begin()
-        if wanted != (-1, -1):  # else it is what MPI says
+        if wanted != (-1, -1):  # else MPI decides
             _check_place((rank, size), wanted)
         backend = _module.backend(list(ranks) or list(range(size)))
         if isinstance(asking.get("timeout"), timedelta):
@@ -139,8 +139,8 @@ def _check_place(found: tuple[int, int], wanted: tuple[int, int]) -> None:
         started = any(name in os.environ for name in _SIZES)
         why = "all ranks must be started by one mpiexec, in its order" if started else _START.format(wanted[1])
         raise RuntimeError(
-            f"MPI takes this process for rank {found[0]} of {found[1]}, torch.distributed for rank {wanted[0]} of "
-            f"{wanted[1]}: {why}"
+            f"this process is rank {found[0]} of {found[1]} for MPI, but rank {wanted[0]} of {wanted[1]} for "
+            f"torch.distributed: {why}"
         )
 
 
@@ -151,7 +151,7 @@ def _begin() -> tuple[int, int]:
         try:
             _module = native.load(_EXTENSION)
         except ExtensionError as error:
-            raise RuntimeError(f"the backend mpi does not load: {error}; {_REMEDY}") from error
+            raise RuntimeError(f"the backend 'mpi' can't be loaded: {error}; {_REMEDY}") from error
         _end_with_process()
     rank, size = _module.begin()
     return int(rank), int(size)
@@ -160,7 +160,7 @@ def _begin() -> tuple[int, int]:
 def _end_with_process() -> None:
     """Lets MPI end when the program ends.
 
-    Not after an exception: MPI's end waits for all processes, and those that wait for this one would never come.
+    Not after an exception: MPI's end waits for all processes, and those that wait for this one would never arrive.
     mpiexec ends them when it sees the exit code.
     """
     pid = os.getpid()
@@ -173,7 +173,7 @@ def _end_with_process() -> None:
 
     def end() -> None:
         if not _failed and os.getpid() == pid and not _module.end(_ENDING_SECONDS):
-            print("ddp_lab: operations of MPI are still on their way at the program's end", file=sys.stderr)
+            print("ddp_lab: operations of MPI are still in flight at the program's end", file=sys.stderr)
 
     sys.excepthook = hook
     atexit.register(end)
@@ -193,4 +193,4 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) 
         there, port = _module.tell_all("").split()
         store = TCPStore("localhost" if there == host else there, int(port), mine[1], timeout=timeout)
     yield store, mine[0], mine[1]
-    raise RuntimeError("the ranks of mpi:// can't meet again")
+    raise RuntimeError("the ranks of mpi:// can't meet a second time")

@@ -1,8 +1,8 @@
-"""Collectives over several tensors of each process: the ``*_multigpu`` functions of torch 1.7, which torch has dropped.
+"""Collectives over several tensors of each process: the ``*_multigpu`` functions of torch 1.7, which torch has removed.
 
-Each process gives a list of tensors, one for each of its devices (GPUs, or the CPU several times), equally many on all
-processes. What they hold is brought together in the process, goes between processes in one collective, and is spread
-over the process's devices again. All tensors of one list have one shape and dtype.
+Each process gives a list of tensors, one for each of its devices (GPUs, or the CPU several times), the same number on
+all processes. They are combined within the process, exchanged between processes in one collective, and distributed to
+the process's devices again. All tensors of one list have one shape and dtype.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _LOCALLY: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 class MultiWork:
-    """A collective that was started with ``async_op=True``: the work between processes, then copies within this one.
+    """A collective that was started with ``async_op=True``: the `Work` between processes, then copies within this one.
 
-    The copies are made by whoever is first to learn that the collective is done: `wait`, `is_completed` or the future.
+    The copies are made by the first call that finds the collective done: `wait`, `is_completed` or the future.
     """
 
     def __init__(self, work: Any, finish: Callable[[], None]) -> None:
@@ -51,17 +51,17 @@ class MultiWork:
         self._finished = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Blocks until all tensors hold the result (on GPUs: makes the current streams wait); raises what failed."""
+        """Blocks until all tensors hold the result (on GPUs: makes the current streams wait); raises its error."""
         done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         self._spread()
         return done
 
     def is_completed(self) -> bool:
-        """Whether the collective has ended; if well, the tensors hold the result.
+        """Whether the collective has ended; if without error, the tensors hold the result.
 
-        Gloo's reduce_scatter says so only after `wait`.
+        For Gloo's reduce_scatter it is True only after `wait`.
         """
-        if self._finished:  # its future may complete before the work says so
+        if self._finished:  # its future may complete before the work does
             return True
         if not self._work.is_completed():
             return False
@@ -73,7 +73,7 @@ class MultiWork:
         """Completes when all tensors hold the result.
 
         Raises:
-            RuntimeError: the backend's work has no future (Gloo's reduce_scatter).
+            RuntimeError: the backend's `Work` has no future (Gloo's reduce_scatter).
         """
 
         def spread(done: torch.futures.Future[Any]) -> None:
@@ -100,11 +100,11 @@ def broadcast_multigpu(
         tensor_list: this process's tensors; those of rank `src` are the source and, but for one, receive too.
         src: global rank of the source.
         group: the processes; the default group if None.
-        async_op: return at once.
+        async_op: whether to return at once.
         src_tensor: index of the source in rank `src`'s list.
 
     Returns:
-        A work if `async_op`, else None; None in processes outside of the group.
+        A `Work` if `async_op`, else None; None in processes outside the group.
 
     Raises:
         ValueError: no tensors, different shapes or dtypes, or no such index.
@@ -126,12 +126,12 @@ def all_reduce_multigpu(
 
     Args:
         tensor_list: this process's tensors, input and output.
-        op: SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR, as far as the group's backend has them.
+        op: SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR, as far as the group's backend supports them.
         group: the processes; the default group if None.
-        async_op: return at once.
+        async_op: whether to return at once.
 
     Returns:
-        A work if `async_op`, else None; None in processes outside of the group.
+        A `Work` if `async_op`, else None; None in processes outside the group.
 
     Raises:
         ValueError: no tensors, different shapes or dtypes, or another `op`.
@@ -157,13 +157,13 @@ def reduce_multigpu(
     Args:
         tensor_list: this process's tensors.
         dst: global rank that gets the result.
-        op: SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR, as far as the group's backend has them.
+        op: SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR, as far as the group's backend supports them.
         group: the processes; the default group if None.
-        async_op: return at once.
+        async_op: whether to return at once.
         dst_tensor: index of the tensor in rank `dst`'s list that gets it.
 
     Returns:
-        A work if `async_op`, else None; None in processes outside of the group.
+        A `Work` if `async_op`, else None; None in processes outside the group.
 
     Raises:
         ValueError: no tensors, different shapes or dtypes, no such index, or another `op`.
@@ -188,14 +188,14 @@ def all_gather_multigpu(
 
     Args:
         output_tensor_lists: for each device a list of (world size times tensors of a process) tensors. Tensor j of
-            rank k comes to index ``k * len(input_tensor_list) + j`` (torch 1.7's text says ``k * world_size + j``,
-            which is the same where each process has as many tensors as there are processes).
+            rank k is at index ``k * len(input_tensor_list) + j`` (torch 1.7 documents ``k * world_size + j``,
+            which is the same if each process has as many tensors as there are processes).
         input_tensor_list: this process's tensors.
         group: the processes; the default group if None.
-        async_op: return at once.
+        async_op: whether to return at once.
 
     Returns:
-        A work if `async_op`, else None; None in processes outside of the group.
+        A `Work` if `async_op`, else None; None in processes outside the group.
 
     Raises:
         ValueError: no tensors, different shapes or dtypes, or lists of the wrong length.
@@ -231,12 +231,12 @@ def reduce_scatter_multigpu(
         output_tensor_list: this process's tensors, one for each device.
         input_tensor_lists: for each device a list of (world size times tensors of a process) tensors. Tensor j of
             rank k gets the reduction of all lists' index ``k * len(output_tensor_list) + j``.
-        op: SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR, as far as the group's backend has them.
+        op: SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR, as far as the group's backend supports them.
         group: the processes; the default group if None.
-        async_op: return at once.
+        async_op: whether to return at once.
 
     Returns:
-        A work if `async_op`, else None; None in processes outside of the group.
+        A `Work` if `async_op`, else None; None in processes outside the group.
 
     Raises:
         ValueError: no tensors, different shapes or dtypes, lists of the wrong length, or another `op`.
@@ -272,7 +272,7 @@ def _reduced(tensors: Tensors, op: Any, device: torch.device) -> torch.Tensor:
     """A new contiguous tensor: the reduction of all, in their order, so that it is the same each time."""
     reduce = _LOCALLY.get(op)
     if reduce is None:
-        raise ValueError(f"{op} is none of {', '.join(known.name for known in _LOCALLY)}")
+        raise ValueError(f"{op} is not supported: choose one of {', '.join(known.name for known in _LOCALLY)}")
     total = tensors[0].to(device).clone(memory_format=torch.contiguous_format)
     for tensor in tensors[1:]:
         reduce(total, tensor.to(device))
@@ -302,7 +302,7 @@ def _check_list(name: str, tensors: Sequence[torch.Tensor], like: torch.Tensor |
         if tensor.shape != like.shape or tensor.dtype != like.dtype:
             raise ValueError(
                 f"{name}[{index}] has shape {tuple(tensor.shape)} and {tensor.dtype}, another tensor "
-                f"{tuple(like.shape)} and {like.dtype}: they must be the same"
+                f"{tuple(like.shape)} and {like.dtype}: they must be equal"
             )
 
 
@@ -313,10 +313,10 @@ def _check_index(name: str, index: int, tensors: Tensors) -> None:
 
 def _check_lists(name: str, lists: Sequence[Tensors], count: int, size: int, like: torch.Tensor) -> None:
     if len(lists) != count:
-        raise ValueError(f"{name} has {len(lists)} lists, one is needed for each of {count} tensors of this process")
+        raise ValueError(
+            f"{name} has {len(lists)} lists, but needs one for each of the {count} tensors of this process"
+        )
     for index, tensors in enumerate(lists):
         if len(tensors) != size * count:
-            raise ValueError(
-                f"{name}[{index}] has {len(tensors)} tensors, but {count} for each of {size} ranks are {size * count}"
-            )
+            raise ValueError(f"{name}[{index}] has {len(tensors)} tensors, but needs {count} for each of {size} ranks")
         _check_list(f"{name}[{index}]", tensors, like)

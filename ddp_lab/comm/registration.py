@@ -1,4 +1,4 @@
-"""How our backends are made known to torch.distributed."""
+"""Registration of our backends with torch.distributed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["register"]
 
 
 def register(name: str, create: Callable[..., Any], devices: Sequence[str], *, extended_api: bool = False) -> None:
-    """Registers a backend whose collectives are noted without torch's help; once is enough.
+    """Registers a backend that records its own collectives; can be called repeatedly.
 
-    From torch 2.15 on each group has a hook that notes its collectives, unless its backends are in a list of those that
-    do so themselves. Ours do, so they belong there: else each collective would be noted twice.
+    From torch 2.15 on each group has a hook that records its collectives, unless its backends are in a list of those
+    that do so themselves. Ours do, so they belong there: otherwise each collective would be recorded twice.
     """
     if not hasattr(dist.Backend, name.upper()):
         dist.Backend.register_backend(name, create, extended_api=extended_api, devices=list(devices))

@@ -1,13 +1,13 @@
 """The backend "shm": collectives of CPU ranks on one host through shared memory.
 
 [Note: how ranks find the memory]
-Each rank writes into the group's store which host it is on (the boot id of the kernel, so that names of hosts don't
+Each rank writes into the group's store which host it is on (the boot id of the kernel, so that host names don't
 matter), its process id and where its pool is; rank 0 also where its segment is. The others open it through rank 0's
-entry in /proc, which the kernel allows to processes of the same user alone, and say whether they could. Where one could
-not (its processes have other ids, as in a container, or the kernel forbids it), rank 0 makes memory that has a random
-name; all open that, say whether they could, and take the name away. Only if all could, shared memory is used; else the
-whole group goes through Gloo. Pools are opened through /proc, too; if a rank can't, tensors are copied. Rank 0 says in
-a `FallbackWarning` what is not as it should be, and why. ``DDP_LAB_HOST_ID`` replaces the boot id.
+entry in /proc, which the kernel allows only to processes of the same user, and report whether they could. If one could
+not (it has other process ids, as in a container, or the kernel forbids it), rank 0 creates memory with a random name;
+all open that, report whether they could, and remove the name. Shared memory is used only if all could; else the whole
+group uses Gloo. Pools are also opened through /proc; if a rank can't, tensors are copied. Rank 0 reports any such
+fallback and its reason in a `FallbackWarning`. ``DDP_LAB_HOST_ID`` replaces the boot id.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _C = native.load()
 
 
 def register() -> None:
-    """Makes ``"shm"`` known to torch.distributed; once is enough."""
+    """Registers ``"shm"`` with torch.distributed; can be called repeatedly."""
     registration.register(NAME, _create, ["cpu"])
 
 
 def is_broken(backend: Any) -> bool:
-    """Whether a group's backend is shared memory that a failed operation has made useless: every further one raises."""
+    """Whether a group's backend is shared memory that a failed operation has made unusable: later ones raise."""
     return bool(_C.shared_memory_broken(backend))
 
 
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """A backend for one group, as c10d asks for it on each of its ranks."""
+    """A backend for one group, created for c10d on each of its ranks."""
     gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
     meeting = _Meeting(store, rank, size)
     segment = meeting.segment()
     why_not = unnamed = meeting.agree()
     if not why_not:
-        segment.close_descriptor()  # all ranks have mapped the memory: nobody may open it any more
+        segment.close_descriptor()  # all ranks have mapped the memory: no more opening
     elif meeting.on_one_host:
         try:
             segment = meeting.named_segment()
@@ -68,7 +68,7 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _in_words(why_not: str, unnamed: str, why_no_pools: str) -> str:
-    """What a group has to do without; "" if nothing.
+    """The fallbacks of a group in words; "" if there are none.
 
     Args:
         why_not: why it can't use shared memory.
@@ -76,22 +76,22 @@ def _in_words(why_not: str, unnamed: str, why_no_pools: str) -> str:
         why_no_pools: why its ranks can't read each other's tensors.
     """
     if why_not:
-        return f"{why_not}; this group's collectives go through Gloo"
+        return f"{why_not}; this group's collectives use Gloo"
     copied = "its tensors are copied" if why_no_pools else ""
     if unnamed:
-        return f"{unnamed}; this group's memory lies in /dev/shm{copied and f', and {copied}'}"
+        return f"{unnamed}; this group's memory is in /dev/shm{copied and f', and {copied}'}"
     return f"{why_no_pools}; this group works, but {copied}" if copied else ""
 
 
 class _Meeting:
-    """One rank's way to the memory of its group; see [Note: how ranks find the memory].
+    """One rank's access to the memory of its group; see [Note: how ranks find the memory].
 
     Attributes:
         why_not: why this rank can't use it.
-        why_no_pools: why a rank can't read the others' pools; after `agree`, of any rank.
+        why_no_pools: why this rank can't read the others' pools; after `agree`, why any rank can't.
         on_one_host: whether all ranks are.
-        pids: of all ranks; 0 for a rank that shows with a lock on the memory that it lives.
-        pools: those of all ranks, none if a rank can't read them all.
+        pids: of all ranks; 0 for a rank that shows that it is alive by a lock on the memory.
+        pools: those of all ranks; none if a rank can't read them all.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -111,7 +111,7 @@ class _Meeting:
         try:
             mine["pool"] = _C.Pool.own()
         except RuntimeError as error:  # then there are no pools in this group
-            mine["why_no_pool"] = f"rank {self._rank} can make no memory for tensors: {error}"
+            mine["why_no_pool"] = f"rank {self._rank} can't create memory for tensors: {error}"
         made = None
         if self._rank == 0:
             try:
@@ -132,7 +132,7 @@ class _Meeting:
             self.why_not = self.why_no_pools = f"ranks 0 and {strangers[0]} can't see each other's processes"
             return None
         if "descriptor" not in ranks[0]:
-            self.why_not = self.why_no_pools = f"rank 0 can make no shared memory: {ranks[0]['why_not']}"
+            self.why_not = self.why_no_pools = f"rank 0 can't create shared memory: {ranks[0]['why_not']}"
             return None
         self.why_no_pools = next((one["why_no_pool"] for one in ranks if "why_no_pool" in one), "")
         if not self.why_no_pools:
@@ -144,14 +144,14 @@ class _Meeting:
             return made
         try:
             for pid in self.pids:
-                os.close(os.pidfd_open(pid))  # by which a rank sees that another one has died
+                os.close(os.pidfd_open(pid))  # by which a rank notices that another one has failed
             return _C.Segment.attach(ranks[0]["pid"], ranks[0]["descriptor"], self._bytes)
-        except (OSError, RuntimeError, AttributeError) as error:  # a Python for old kernels has no pidfd_open
+        except (OSError, RuntimeError, AttributeError) as error:  # Python for old kernels has no pidfd_open
             self.why_not = f"rank {self._rank} can't open the memory of rank 0: {error}"
             return None
 
     def named_segment(self) -> Any:
-        """The same, when ranks can't open what has no name."""
+        """The same, if ranks can't open memory without a name."""
         self.why_not = ""
         self.pids = [0] * self._size
         segment = None
@@ -168,18 +168,18 @@ class _Meeting:
             if segment is not None:
                 segment.hold(self._rank)
         except RuntimeError as error:
-            self.why_not = f"rank {self._rank} can't open shared memory that has a name: {error}"
+            self.why_not = f"rank {self._rank} can't open named shared memory: {error}"
             if self._rank == 0 and not self._name:
                 self._store.set("name", "")
         return segment
 
     def forget_name(self) -> None:
-        """Takes the name away: all ranks have the memory, or one of them failed."""
+        """Removes the name: all ranks have the memory, or one of them failed."""
         if self._name:
             _C.Segment.unlink(self._name)
 
     def agree(self) -> str:
-        """Tells all ranks what this one can use; returns why one of them can't use the memory, ``""`` if all can."""
+        """Sends all ranks what this one can use; returns why one of them can't use the memory, ``""`` if all can."""
         self._agreements += 1
         keys = [f"answer {self._agreements} of {rank}" for rank in range(self._size)]
         self._store.set(keys[self._rank], json.dumps({"why_not": self.why_not, "why_no_pools": self.why_no_pools}))
@@ -191,15 +191,15 @@ class _Meeting:
 
 
 def _host() -> str:
-    """The same for processes on one host alone."""
+    """An id that only processes on one host share."""
     try:
         return os.environ.get(_HOST_ID) or _BOOT_ID.read_text().strip()
-    except OSError:  # no /proc: who can't tell shares nothing
+    except OSError:  # no /proc: unknown, so share nothing
         return secrets.token_hex(16)
 
 
 def _process_namespace() -> str:
-    """The same for processes whose ids mean the same."""
+    """An id that processes with a common namespace of process ids share."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -1,3 +1,3 @@
-"""The notebook's reach into ranks while they train: wire, settings, turns."""
+"""The client's access to ranks while they train: wire, settings, A/B tests."""
 
 __all__ = ["collectives", "interrupts", "ranks", "records", "training", "tuning", "turns", "wire"]

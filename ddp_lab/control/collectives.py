@@ -1,4 +1,4 @@
-"""Collectives step by step on a cluster's ranks: what was run, and how it is asked for."""
+"""Collectives step by step on a cluster's ranks: their records, and how they are requested."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ShownCollective(CollectiveRun):
     """A collective that was run step by step on a cluster's ranks; times are medians of five runs."""
 
     def table(self) -> pd.DataFrame:
-        """Who holds what: a row for each step (0: before the first), rank and part.
+        """Which rank holds which part: a row for each step (0: before the first), rank and part.
 
         Columns: ``step``, ``rank``, ``part``, ``contributions`` (ranks whose numbers are in it), ``sent_bytes`` (by the
         rank in the step), ``ms`` (of the step; NaN for step 0).
@@ -49,7 +49,7 @@ class ShownCollective(CollectiveRun):
     def __str__(self) -> str:
         title = f"{self.collective} by {self.algorithm} over {self.ranks} ranks, {binary_size(self.bytes)} on each"
         if not self.steps:
-            return f"{title}: nothing has to move."
+            return f"{title}: nothing needs to be sent."
         count = f"{len(self.steps)} step{'s' if len(self.steps) > 1 else ''} (α each)"
         busiest = f"{binary_size(self.busiest_bytes)} = {self.busiest_bytes / self.bytes:.3g} × buffer"
         return f"{title}: {count}, {busiest} from the busiest ranks (β), {ms(self.ms)}."
@@ -71,7 +71,7 @@ class ShownCollective(CollectiveRun):
 
 
 def choices(ranks: int) -> dict[str, dict[str, str]]:
-    """collective -> algorithm -> why it can't run on so many ranks, "" if it can."""
+    """collective -> algorithm -> why it can't run on this number of ranks, "" if it can."""
     return {
         name: {algorithm: impossible(algorithm, ranks) for algorithm in known} for name, known in ALGORITHMS.items()
     }
@@ -80,12 +80,12 @@ def choices(ranks: int) -> dict[str, dict[str, str]]:
 def run_collective(
     cluster: Ranks, collective: str = "all_reduce", algorithm: str | None = None, bytes: int = DEFAULT_BYTES
 ) -> ShownCollective:
-    """Runs a collective on all ranks of a cluster, see `Cluster.show_collective`."""
+    """Runs a collective on all ranks of a cluster; see `Cluster.show_collective`."""
     ranks = cluster.world_size
     algorithm = algorithm or next(iter(ALGORITHMS.get(collective, {"ring": None})))
-    schedule(collective, algorithm, ranks)  # refuses what does not exist before a rank is asked
+    schedule(collective, algorithm, ranks)  # raises before a rank is asked if there is no such algorithm
     if ranks > _MOST_RANKS:
-        raise ValueError(f"a collective is shown on at most {_MOST_RANKS} ranks, not {ranks}")
+        raise ValueError(f"collectives can be shown on at most {_MOST_RANKS} ranks, not {ranks}")
     if not 1 <= bytes <= _MOST_BYTES:
         raise ValueError(f"bytes must be from 1 to {_MOST_BYTES:,}, not {bytes:,}")
     _see_idle(cluster)
@@ -96,12 +96,12 @@ def run_collective(
 
 
 def _see_idle(cluster: Ranks) -> None:
-    """Raises if a cell runs: behind a training this one would wait for hours, and nobody would know why."""
+    """Raises if a cell is running: queued behind a training, this one would wait for hours without explanation."""
     deadline = time.monotonic() + _IDLE_SECONDS
     while busy := sorted(cluster.busy_ranks()):
         if time.monotonic() > deadline:
-            words = f"rank {busy[0]} runs" if len(busy) == 1 else f"ranks {', '.join(map(str, busy))} run"
-            raise ClusterError(f"{words} a cell: ask again when it has ended, or interrupt it")
+            words = f"rank {busy[0]} is" if len(busy) == 1 else f"ranks {', '.join(map(str, busy))} are"
+            raise ClusterError(f"{words} running a cell: try again when it has ended, or interrupt it")
         time.sleep(0.02)
 
 

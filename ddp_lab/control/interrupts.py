@@ -1,13 +1,13 @@
-"""Holds back the user's interrupt where it would leave something half done.
+"""Defers the user's interrupt where it would leave something half done.
 
 [Note: interrupts of the client]
 Python raises KeyboardInterrupt between any two steps of the main thread: when a cell has been sent to rank 0 and not
 yet to rank 1, when a message has been taken from a queue and not yet shown, or when a lock has been taken and the
-`with` that gives it back has not been entered. So what sends cells, collects answers or uses such a lock runs
-`held_back`: an interrupt waits there until the block ends, or until a place that lets it through. Such places are
-where a thread only waits, so nobody waits longer for an interrupt than one of these steps takes.
+`with` that releases it has not been entered. So code that sends cells, collects answers or uses such a lock runs
+`held_back`: an interrupt is deferred until the block ends, or until a place that lets it through. Such places are
+where a thread only waits, so an interrupt is delayed by at most one of these steps.
 
-The state belongs to the main thread, the only one in which Python runs signal handlers; in others nothing is held.
+The state belongs to the main thread, the only one in which Python runs signal handlers; others defer nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 
 
 class _Held:
-    """What the main thread holds back."""
+    """The interrupts that the main thread defers."""
 
     depth = 0
-    handler: Callable[[int, FrameType | None], Any] | None = None  # whose turn it is when nothing is held
+    handler: Callable[[int, FrameType | None], Any] | None = None  # the handler to call when nothing is deferred
     pending = False
 
 
@@ -34,7 +34,7 @@ _held = _Held()
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Interrupts wait until the block ends, or until `let_through` in it."""
+    """Defers interrupts until the block ends, or until `let_through` in it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,7 +57,7 @@ def held_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def let_through() -> Iterator[None]:
-    """Inside of `held_back`: an interrupt that waits is raised now, and another one at once, until the block ends."""
+    """Inside `held_back`: a deferred interrupt is raised now, and another one at once, until the block ends."""
     if _held.depth == 0 or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """What widgets and whoever runs things on the ranks need of a `Cluster`."""
+    """The part of a `Cluster` that widgets and other code that runs things on the ranks need."""
 
     timeline: Timeline
     name: str | None

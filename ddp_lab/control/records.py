@@ -1,4 +1,4 @@
-"""Records of ranks, of what can be run on them, and of what happens to a model while it trains."""
+"""Records of ranks, of cells for them, and of a model's state while it trains."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["BucketStage", "CellText", "RankRecord", "RankVitals", "Reconfigured"
 
 @dataclass(frozen=True)
 class CellText:
-    """A cell's text and where it stands in its notebook.
+    """A cell's text and its place in the notebook.
 
     Attributes:
         text: the text below the line of the magic.
-        first_line: the notebook's number of the text's first line, for tracebacks.
+        first_line: line number of the text's first line in the cell, for tracebacks.
         name: under which the cell's result is kept; "" for none.
     """
 
@@ -37,14 +37,15 @@ class RankRecord:
         host: the machine.
         device: the device it is pinned to.
         backend: the default group's backends.
-        state: ``"idle"``, ``"running"`` a cell, ``"freed"`` (its groups were shut down; the next cell rejoins),
-            ``"silent"`` (it does not answer) or ``"dead"``.
+        state: ``"idle"``, ``"running"`` a cell, ``"freed"`` (unblocked: its groups were destroyed, so that
+            pending collectives returned; the next cell rejoins), ``"silent"`` (unresponsive) or ``"dead"`` (failed: its
+            process exited).
         cell: id of the cell it runs, None between cells.
-        exit_code: of a dead rank; minus the signal's number if a signal ended it.
-        clock: how exactly its times are known on one axis with those of other hosts; empty where one clock serves all.
-        in_flight: collectives that it has launched and that have not ended, in words, e.g. ``"2, oldest all_reduce #18
+        exit_code: of a failed rank; minus the signal's number if a signal ended it.
+        clock: how accurately its clock is aligned with those of other hosts; empty if all share one clock.
+        in_flight: its collectives in flight, in words, e.g. ``"2, oldest all_reduce #18
             of 4 MiB for 3.2 s"``; "" if there is none.
-        broken_by: why its groups were shut down: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed; "" if
+        broken_by: why its groups were destroyed: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed; "" if
             they were not.
     """
 
@@ -63,24 +64,24 @@ class RankRecord:
 
     @property
     def word(self) -> str:
-        """Its state in a reader's word; a rank whose own cell was the cause is "failed", not "freed"."""
+        """Its state for display; a rank whose own cell was the cause is "failed", not "freed"."""
         own = self.state == "freed" and self.broken_by in ("failed", "interrupted")
         return self.broken_by if own else self.state
 
 
 @dataclass(frozen=True)
 class RankVitals:
-    """How one rank is.
+    """The condition of one rank.
 
     Attributes:
         record: its place and state.
-        label: name of the cell that it runs; None between cells, or if it does not answer.
+        label: name of the cell that it runs; None between cells, or if it does not respond.
         cell_seconds: how long it has run that cell.
         silent_seconds: since it last sent anything; None if it never did.
-        in_flight: collectives that it has launched and that have not ended, in words; "" if there is none.
-        gpu_used: bytes that all processes use of its GPU; None without GPU, or if the driver does not tell.
+        in_flight: its collectives in flight, in words; "" if there are none.
+        gpu_used: bytes that all processes use of its GPU; None without GPU, or if the driver does not report it.
         gpu_total: bytes that its GPU has.
-        gpu_percent: of the time in which its GPU was busy, in about the last second.
+        gpu_percent: share of about the last second in which its GPU was busy.
     """
 
     record: RankRecord
@@ -94,7 +95,7 @@ class RankVitals:
 
     @classmethod
     def of(cls, record: RankRecord, answer: Mapping[str, Any], silent_seconds: float | None) -> RankVitals:
-        """From what the rank answered; empty: it did not."""
+        """From the rank's answer; empty if it did not answer."""
         gpu = answer.get("gpu") or {}
         of_gpu = (gpu.get(name) for name in ("used", "total", "percent"))
         return cls(record, answer.get("label"), answer.get("seconds"), silent_seconds, record.in_flight, *of_gpu)
@@ -107,8 +108,8 @@ class Reconfigured:
     Attributes:
         reducer: the model's number on the timeline.
         step: index of the first step with it, the same on all ranks.
-        generation: of the assignment of buckets from that step on.
-        change: what was asked for.
+        generation: version of the bucket layout from that step on.
+        change: the requested change.
     """
 
     reducer: int
@@ -119,21 +120,21 @@ class Reconfigured:
 
 @dataclass(frozen=True)
 class StepState:
-    """Where the backward of one rank stands.
+    """The state of one rank's backward.
 
     Attributes:
         rank: the rank.
         step: index of the running, or next, synchronised backward.
-        generation: of the assignment of buckets.
-        point: where it pauses: ``"gradient_ready"`` (not yet in its bucket), ``"bucket_ready"`` (not yet launched),
-            ``"launched"`` or ``"reduced"`` (not yet written back); None: it does not pause.
+        generation: version of the bucket layout.
+        point: where it is paused: ``"gradient_ready"`` (not yet in its bucket), ``"bucket_ready"`` (not yet launched),
+            ``"launched"`` or ``"reduced"`` (not yet written back); None: not paused.
         parameter: whose gradient, at ``"gradient_ready"``.
         bucket: which bucket, at the other points.
-        since_ns: when the pause began, on the host's monotonic clock; 0 if it does not pause.
-        in_flight: a backward is under way: then the buckets are as they are, else as the last one left them.
-        finalizing: all buckets are launched, and it waits for them.
-        armed: it has breakpoints.
-        ended: why they were taken away, if nobody asked for it (the cell was interrupted or failed); else empty.
+        since_ns: when the pause began, on the host's monotonic clock; 0 if it is not paused.
+        in_flight: whether a backward is in progress; if not, the buckets are as the last one left them.
+        finalizing: whether all buckets are launched and the backward waits for them.
+        armed: whether it has breakpoints.
+        ended: why they were removed, if not on request (the cell was interrupted or failed); else empty.
         buckets: one record for each, in the order of launch.
     """
 
@@ -152,12 +153,12 @@ class StepState:
 
     @property
     def paused(self) -> bool:
-        """Whether it pauses at a breakpoint."""
+        """Whether it is paused at a breakpoint."""
         return self.point is not None
 
     @classmethod
     def of(cls, rank: int, reply: dict[str, Any]) -> StepState:
-        """From what the rank answered."""
+        """From the rank's answer."""
         paused = reply["paused"] or {}
         return cls(
             rank=rank,

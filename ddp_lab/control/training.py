@@ -1,7 +1,7 @@
-"""What the client can do to models that train: reconfigure them, break things on purpose, pause and step through.
+"""The client's actions on training models: reconfigure them, inject faults, pause and step through.
 
-All of it goes over the control channel, and works while a cell runs; the rank side is `ddp_lab.parallel.live`. Where
-no model is named, the one that was active last is meant, of those that the ranks still have.
+All of them use the control channel and work while a cell runs; the rank side is `ddp_lab.parallel.live`. If no model
+is given, they apply to the most recently active one that the ranks still have.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.02
 
 
 class Owner(Protocol):
-    """Who has the ranks whose models are acted on: a cluster, or a program that `ddp-lab tune` runs."""
+    """The owner of the ranks: a cluster, or a program that `ddp-lab tune` runs."""
 
     timeline: Timeline
     takes_cells: bool  # a program's ranks take none
@@ -45,12 +45,12 @@ class Owner(Protocol):
 
 
 class TrainingControl:
-    """Acts on models while they train, and has ranks look at their gradients and parameters.
+    """Changes models while they train, and monitors their gradients and parameters.
 
-    It has no state of its own: the ranks have it, and the timeline what they tell.
+    It has no state of its own: the state is in the ranks, and the timeline holds what they report.
 
     Args:
-        owner: whose ranks.
+        owner: the owner of the ranks.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -76,22 +76,22 @@ class TrainingControl:
     ) -> Reconfigured:
         """Changes a model's buckets, their order or its comm hook, on all its ranks between the same two steps.
 
-        Works while a cell trains (started with ``wait=False``, or from another thread), or before one that will.
+        Works while a cell trains (started with ``wait=False``, or from another thread), or before such a cell.
 
         Args:
             reducer: which model; None for the most recently active of those that exist.
-            bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
-            first_bucket_mb: cap of the bucket that is launched first.
-            bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
+            bucket_cap_mb: size limit of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
+            first_bucket_mb: size limit of the bucket that is launched first.
+            bucket_cap_mb_list: size limits in the order of launch, the last one repeats; excludes the other two.
             order: ``"ready"`` (as the gradients became ready last), ``"registration"``, ``"reversed"``, or the
                 qualified names of all trained parameters.
             comm_hook: ``"none"``, ``"fp16"``, ``"bf16"``, ``"powersgd"``, or a name that the ranks have given to a hook
                 with `DistributedDataParallel.define_comm_hook`.
-            timeout: seconds in which the model must have trained two steps.
+            timeout: seconds within which the model must train two steps.
 
         Raises:
-            ClusterError: the ranks refuse (they say why), or no step came in time: then nothing is changed, unless
-                the message says otherwise.
+            ClusterError: the ranks refuse (the message says why), or the model did not train two steps within
+                `timeout`: then nothing is changed, unless the message says otherwise.
         """
         change = commands.Change(
             bucket_cap_mb,
@@ -105,7 +105,7 @@ class TrainingControl:
     def apply(
         self, number: int, asked: commands.Change, timeout: float, trains: Callable[[], bool] = lambda: True
     ) -> Reconfigured:
-        """See `reconfigure`; gives up, too, when `trains()`, which is asked again and again, says no."""
+        """See `reconfigure`; also gives up when `trains()`, which is called repeatedly, returns False."""
         ranks = list(self.timeline.assignment(number)["group_ranks"])
         name = uuid.uuid4().hex
         self.ask(number, ranks, commands.CheckChange(asked))
@@ -116,7 +116,9 @@ class TrainingControl:
             done = self._wait_applied(number, ranks, name, time.monotonic() + timeout, trains)
         except ClusterError as error:
             if not self._withdraw(number, ranks, name):
-                raise ClusterError(f"{error} It is decided: they make the change when they train on.") from error
+                raise ClusterError(
+                    f"{error} The change is already decided: the ranks apply it when they train again."
+                ) from error
             raise
         except KeyboardInterrupt:
             self._withdraw(number, ranks, name)
@@ -136,18 +138,19 @@ class TrainingControl:
             if states == {"applied"}:
                 after = {rank: answer["after"] for rank, answer in found.items()}
                 if len(set(after.values())) > 1:
-                    raise ClusterError(f"The ranks changed after different backwards ({after}): did they train apart?")
+                    words = f"The ranks applied the change after different backwards ({after})"
+                    raise ClusterError(f"{words}: make sure that all ranks train the same steps.")
                 return found
             if "dropped" in states:
-                raise ClusterError("The ranks were given new groups meanwhile, and the change was dropped: ask again.")
+                raise ClusterError("The process groups were rebuilt meanwhile, so the change was dropped: try again.")
             if time.monotonic() > deadline:
-                raise ClusterError("The model has not trained two steps in time.")
+                raise ClusterError("Timed out waiting for two training steps.")
             if not trains():
                 raise ClusterError("The training has ended.")
             time.sleep(_LOOK_SECONDS)
 
     def _wait_described(self, reducer: int, generation: int) -> None:
-        """Waits until the timeline knows the new buckets, which the ranks tell it over another channel than ours."""
+        """Waits until the timeline knows the new buckets, which the ranks send over another channel."""
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline:
             if any(one.reducer == reducer and generation in one.generations for one in self.timeline.reducers()):
@@ -155,7 +158,7 @@ class TrainingControl:
             time.sleep(_LOOK_SECONDS)
 
     def _withdraw(self, reducer: int, ranks: list[int], name: str) -> bool:
-        """Takes a change back, first where it is decided; returns False if it is too late."""
+        """Withdraws a change, first on the rank that decides; returns False if it is too late."""
         for some in (ranks[:1], ranks[1:]):
             answers = self.answers(reducer, some, commands.WithdrawChange(name))
             if any(answer.get("withdrawn") is False for answer in answers.values()):
@@ -169,23 +172,23 @@ class TrainingControl:
 
         Args:
             reducer: which model; None for the most recently active.
-            what: a column of `Timeline.steps` in ms; of several ranks the mean counts.
-            last_steps: so many steps on each side at most, the newest. Steps beyond a fault that began or ended
-                count on neither side.
-            generation: number of an assignment (`Reconfigured.generation`): the change that led to it is looked at;
-                None for the last change.
+            what: a column of `Timeline.steps` in ms; averaged over the ranks.
+            last_steps: at most this many of the newest steps on each side. Steps beyond the begin or end of an
+                injected fault count on neither side.
+            generation: version of a bucket layout (`Reconfigured.generation`): compares around the change that led to
+                it; None for the last change.
 
         Raises:
-            ValueError: nothing was changed, or there are fewer than 10 steps on a side.
+            ValueError: there was no change, or a side has fewer than 10 steps.
         """
         known = [one.reducer for one in self.timeline.reducers() if reducer in (None, one.reducer)]
-        number = known[-1] if known else self.model(reducer)  # which says why there is none
+        number = known[-1] if known else self.model(reducer)  # which raises if there is none
         return before_after(*last_change(self.timeline, number, what, last_steps, generation).times)
 
-    # -- faults
+    # -- fault injection
 
     def inject(self, fault: Fault, reducer: int | None = None) -> int:
-        """Has a fault happen on its rank from the next forward on, while training runs; see `ddp_lab.faults`.
+        """Injects a fault on its rank from the next forward on, while training runs; see `ddp_lab.faults`.
 
         Args:
             fault: e.g. ``ddp_lab.faults.SlowLayer(rank=1, parameter="0.weight", seconds=0.02)``.
@@ -195,8 +198,8 @@ class TrainingControl:
             A number, for `clear_faults`.
 
         Raises:
-            ValueError: the fault makes no sense.
-            ClusterError: its rank refuses it, or does not answer.
+            ValueError: the fault is invalid.
+            ClusterError: its rank refuses it, or does not respond.
         """
         fault.check()
         answer = self.ask(self.model(reducer), [fault.rank], commands.InjectFault(fault))
@@ -212,10 +215,10 @@ class TrainingControl:
 
         Args:
             rank: where; None for all ranks.
-            number: which, as `inject` returned it; None for all of the rank.
+            number: the fault's number, as `inject` returned it; None for all of the rank.
         """
         if number is not None and rank is None:
-            raise ValueError("a fault's number counts on its rank: give the rank too")
+            raise ValueError("fault numbers are per rank: pass rank= as well")
         self._request(None if rank is None else [rank], commands.ClearFaults(number))
 
     # -- pauses
@@ -228,20 +231,20 @@ class TrainingControl:
         buckets: Sequence[int] = (),
         reducer: int | None = None,
     ) -> None:
-        """Pauses a model's backwards at these points from now on; replaces what was set before on these ranks.
+        """Pauses a model's backwards at these points from now on; replaces earlier breakpoints on these ranks.
 
-        The other ranks wait meanwhile, in their collectives; no timeout of a group runs out. See `step_state`.
+        The other ranks wait in their collectives meanwhile; group timeouts do not expire. See `step_state`.
 
         Args:
             points: ``"gradient_ready"``, ``"bucket_ready"``, ``"launched"``, ``"reduced"``; none: no breakpoints on
                 these ranks.
-            ranks: which pause; None for all of the model.
-            parameters: at the gradients of these alone (qualified names); empty: of all.
-            buckets: at the other points for these alone; empty: for all.
+            ranks: the ranks that pause; None for all of the model.
+            parameters: only at the gradients of these (qualified names); empty: at all.
+            buckets: at the other points, only for these; empty: for all.
             reducer: which model; None for the most recently active of those that exist.
 
         Raises:
-            ClusterError: a rank refuses it, or does not answer.
+            ClusterError: a rank refuses it, or does not respond.
         """
         number = self.model(reducer)
         chosen = self.ranks_of(number) if ranks is None else sorted(set(ranks))
@@ -249,7 +252,7 @@ class TrainingControl:
         self.ask(number, chosen, commands.SetBreakpoints(points, parameters, buckets))
 
     def step_state(self, reducer: int | None = None) -> dict[int, StepState]:
-        """rank -> where its backward stands now, and what has become of each bucket; also while it pauses."""
+        """rank -> the state of its backward and of each bucket now; also while it is paused."""
         number = self.model(reducer)
         answers = self.ask(number, self.ranks_of(number), commands.TellStage())
         return {rank: StepState.of(rank, answer) for rank, answer in sorted(answers.items())}
@@ -257,7 +260,7 @@ class TrainingControl:
     def wait_paused(
         self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
     ) -> dict[int, StepState]:
-        """Waits until these ranks pause (None: any rank), or `timeout` seconds have passed; returns `step_state`."""
+        """Waits until these ranks are paused (None: any rank), for `timeout` seconds at most; returns `step_state`."""
         deadline = time.monotonic() + timeout
         while True:
             states = self.step_state(reducer)
@@ -269,11 +272,11 @@ class TrainingControl:
     def next_event(
         self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
     ) -> dict[int, StepState]:
-        """Lets paused ranks go on to whatever happens next, and waits for it; returns `step_state`.
+        """Lets paused ranks continue to the next event, and waits for it; returns `step_state`.
 
         Args:
-            ranks: which; None for all that pause. The others stay where they are.
-            timeout: seconds to wait: a rank that needs another one that pauses does not come there.
+            ranks: which ranks; None for all that are paused. The others stay where they are.
+            timeout: seconds to wait: a rank that depends on a paused one can't reach its next event.
             reducer: which model; None for the most recently active of those that exist.
         """
         return self._go_on("event", ranks, timeout, reducer)
@@ -281,17 +284,17 @@ class TrainingControl:
     def next_bucket(
         self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
     ) -> dict[int, StepState]:
-        """Lets paused ranks go on until their next bucket is ready; else as `next_event`."""
+        """Lets paused ranks continue until their next bucket is ready; otherwise like `next_event`."""
         return self._go_on("bucket", ranks, timeout, reducer)
 
     def next_breakpoint(
         self, ranks: Iterable[int] | None = None, timeout: float = 10.0, reducer: int | None = None
     ) -> dict[int, StepState]:
-        """Lets paused ranks go on to the next of the breakpoints that were set; else as `next_event`."""
+        """Lets paused ranks continue to the next breakpoint; otherwise like `next_event`."""
         return self._go_on("breakpoint", ranks, timeout, reducer)
 
     def resume(self) -> None:
-        """Takes all breakpoints away: ranks that pause go on, and train at full speed."""
+        """Removes all breakpoints: paused ranks continue, and train at full speed."""
         self._request(None, commands.Resume())
 
     def _go_on(
@@ -305,36 +308,36 @@ class TrainingControl:
         self.ask(number, paused, commands.GoOn(until))
         return self.wait_paused(paused, timeout, number)
 
-    # -- looks; none of it runs unasked
+    # -- monitoring; none of it runs unless requested
 
     def watch_gradients(self, every: int = 10, reducer: int | None = None) -> None:
-        """Watches the gradients of each so many-th step from one of the next steps on; works while a cell trains.
+        """Monitors the gradients of every `every`-th step, starting within the next steps; works while a cell trains.
 
-        `Timeline.gradients` and `Timeline.noise_scale` have what is seen, and the view ``dashboard("gradients")``. In a
-        watched step each bucket is read twice more (0.12 ms for each MB on one CPU core) and a few numbers for each
+        `Timeline.gradients`, `Timeline.noise_scale` and the view ``dashboard("gradients")`` show the results. In a
+        monitored step each bucket is read twice more (0.12 ms for each MB on one CPU core) and a few numbers for each
         bucket are gathered.
 
         Args:
-            every: how many steps apart; 0: no more.
+            every: interval in steps; 0 stops it.
             reducer: which model; None for the most recently active of those that exist.
 
         Raises:
-            ClusterError: a rank refuses, or does not answer.
+            ClusterError: a rank refuses, or does not respond.
         """
         self._look(reducer, commands.Look(gradients=every))
 
     def watch_drift(self, every: int = 100, reducer: int | None = None) -> None:
-        """Compares parameters and buffers of all ranks before each so many-th step; works while a cell trains.
+        """Compares parameters and buffers of all ranks before every `every`-th step; works while a cell trains.
 
-        `Timeline.drift` has what is found. Each time costs one pass over all parameters (0.3 ms for each MB on one CPU
-        core).
+        `Timeline.drift` has the results. Each comparison costs one pass over all parameters (0.3 ms for each MB on one
+        CPU core).
 
         Args:
-            every: how many steps apart; 0: no more.
+            every: interval in steps; 0 stops it.
             reducer: which model; None for the most recently active of those that exist.
 
         Raises:
-            ClusterError: a rank refuses, or does not answer.
+            ClusterError: a rank refuses, or does not respond.
         """
         self._look(reducer, commands.Look(drift=every))
 
@@ -343,10 +346,10 @@ class TrainingControl:
 
         Args:
             reducer: which model; None for the most recently active of those that exist.
-            timeout: seconds in which a model that trains must have made two steps.
+            timeout: seconds within which a training model must train two steps.
 
         Raises:
-            ClusterError: a rank refuses or does not answer, or no step came in time.
+            ClusterError: a rank refuses or does not respond, or the timeout expired.
         """
         number = self.model(reducer)
         ranks = self.ranks_of(number)
@@ -361,10 +364,12 @@ class TrainingControl:
             if self.timeline.looks_arrived(number) > before:
                 return self.timeline.drift_records(number)[-1]
             time.sleep(_LOOK_SECONDS)
-        raise ClusterError("The model has not trained two steps in time: it is compared when it trains on.")
+        raise ClusterError(
+            "Timed out waiting for two training steps: the comparison is made when the model trains again."
+        )
 
     def looks(self, reducer: int | None = None) -> dict[str, int]:
-        """What is looked at: ``gradients`` and ``drift`` (each how many-th step; 0: none), ``pending`` requests."""
+        """The active monitoring: ``gradients`` and ``drift`` (interval in steps; 0: off), ``pending`` requests."""
         number = self.model(reducer)
         first = self.ranks_of(number)[0]
         return {name: int(value) for name, value in self.ask(number, [first], commands.TellLooks())[first].items()}
@@ -380,20 +385,19 @@ class TrainingControl:
     # -- the ranks
 
     def model(self, reducer: int | None) -> int:
-        """The number of the model that is meant; asks nobody. See [Note: models that are gone] in `timeline.models`."""
+        """The requested model's number, without asking ranks. See [Note: models that are gone] in `timeline.models`."""
         living = [one.reducer for one in self.timeline.living()]
         if reducer in living or (reducer is None and living):
             return living[-1] if reducer is None else reducer
         known = [one.reducer for one in self.timeline.reducers()]
         if reducer is not None and reducer not in known:
-            raise ValueError(f"there is no model {reducer} on the timeline: choose one of {sorted(living)}")
+            raise ValueError(f"the timeline has no model {reducer}: choose one of {sorted(living)}")
         if not known:
             raise ClusterError("no rank has a model yet: wrap one in ddp_lab.DistributedDataParallel")
-        which = "no rank has a model any more" if reducer is None else f"model {reducer} is gone"
-        why = "no variable of a cell holds it any more, or one of its ranks has a new process"
-        remedy = (
-            f"choose one of {sorted(living)}" if living else "wrap one in ddp_lab.DistributedDataParallel, and keep it"
-        )
+        which = "no rank has a model any more" if reducer is None else f"model {reducer} no longer exists"
+        why = "no variable of a cell refers to it, or one of its ranks was restarted"
+        wrap = "wrap one in ddp_lab.DistributedDataParallel, and keep it in a variable"
+        remedy = f"choose one of {sorted(living)}" if living else wrap
         raise ClusterError(f"{which} ({why}): {remedy}")
 
     def ranks_of(self, reducer: int) -> list[int]:
@@ -404,16 +408,18 @@ class TrainingControl:
         return self.owner.wire.request(ranks, "live", _ANSWER_SECONDS, **commands.to_json(command), **more)
 
     def answers(self, reducer: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
-        """What these ranks answer, those that do, to a command about this model."""
+        """The answers of these ranks, of those that answer, to a command about this model."""
         own = {str(rank): number for rank, number in self.timeline.own_numbers(reducer).items()}
         return self._request(ranks, command, reducers=own)
 
     def ask(self, reducer: int, ranks: Sequence[int], command: Command) -> dict[int, dict[str, Any]]:
-        """As `answers`; raises `ClusterError` if one does not answer, or answers with an error."""
+        """Like `answers`; raises `ClusterError` if one does not answer, or answers with an error."""
         answers = self.answers(reducer, ranks, command)
         for rank in sorted(ranks):
             if rank not in answers:
-                raise ClusterError(f"rank {rank} does not answer: is its process still there? (`status()` tells)")
+                raise ClusterError(
+                    f"rank {rank} does not respond: check with `status()` whether its process is still running"
+                )
             if "error" in answers[rank]:
-                raise ClusterError(f"rank {rank} refuses: {answers[rank]['error']}")
+                raise ClusterError(f"rank {rank} refused: {answers[rank]['error']}")
         return answers

@@ -1,10 +1,10 @@
-"""Tuning: candidates by simulation, tried live in turns, the winner confirmed; else everything stays as it was.
+"""Tuning: simulated candidates are A/B-tested live and the winner confirmed; else everything stays as it was.
 
-The link between the ranks, of which the simulator has to know, is measured on them.
+The interconnect between the ranks, which the simulator needs to know, is measured on them.
 
 Which settings are tried is [Note: which settings to try] in `ddp_lab.simulation.settings`, who wins is [Note: a race
-and a confirmation] in `ddp_lab.simulation.race`. This module lets them take their turns, and puts the user's setting
-back whenever it stops before a winner is sure: after an error, an interrupt, or the end of the training.
+and a confirmation] in `ddp_lab.simulation.race`. This module runs the turns, and restores the user's setting
+if it stops before a winner is certain: after an error, an interrupt, or the end of the training.
 """
 
 from __future__ import annotations
@@ -83,18 +83,18 @@ def tune_live(
     first_seconds: float = 60.0,
     **options: Any,
 ) -> Tuned:
-    """Tunes a model that something else trains meanwhile.
+    """Tunes a model that other code trains meanwhile.
 
     Args:
-        control: reaches the ranks.
+        control: access to the ranks.
         reducer: which model; None for the most recently active of those that exist.
-        steps: of a turn, see `Turns`.
+        steps: per turn, see `Turns`.
         link: how long an all-reduce takes; None: fitted to recorded ones.
         first_seconds: how long to wait for the first steps.
-        options: of `_Session`.
+        options: arguments of `_Session`.
 
     Raises:
-        ClusterError: nothing trains the model.
+        ClusterError: the model is not training.
     """
     _wait_first_steps(control, reducer, first_seconds)
     turns = LiveTurns(control, control.model(reducer), steps)
@@ -116,11 +116,11 @@ def _wait_first_steps(control: TrainingControl, reducer: int | None, seconds: fl
             answers = control.owner.wire.request(None, "ping", 5.0)
             if not any(answer.get("cell", "") is not None for answer in answers.values()):
                 raise ClusterError(
-                    "nothing trains now: start the training cell with `%%distributed --no-wait` and call tune() while "
-                    'it runs, or let tune train itself: tune("step()"), the code of one training step'
+                    "no model is training: start the training cell with `%%distributed --no-wait` and call tune() "
+                    'while it runs, or pass the code of one training step: tune("step()")'
                 )
         if time.monotonic() > deadline:
-            raise ClusterError(f"the ranks have not trained {wanted} steps in {seconds:.0f} s")
+            raise ClusterError(f"timed out: the ranks did not train {wanted} steps in {seconds:.0f} s")
         time.sleep(0.02)
 
 
@@ -130,10 +130,10 @@ class _Session:
     Args:
         turns: how settings are tried.
         link: how long an all-reduce takes; None: fitted to recorded ones.
-        lossy: try comm hooks that compress gradients.
-        seconds: how long it may take.
-        apply: leave the winner in the model.
-        tell: is told in a line what happens.
+        lossy: whether to try comm hooks that compress gradients.
+        seconds: time limit.
+        apply: whether the model keeps the winner.
+        tell: called with a line on each round.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class _Session:
     ) -> None:
         if lossy and turns.hook is not None:
             raise ValueError(
-                f"the model has a comm hook ({turns.hook}), which could not be put back: tune without lossy=True"
+                f"the model's comm hook ({turns.hook}) can't be restored after a trial: run tune() without lossy=True"
             )
         self.turns, self.link, self.apply = turns, link, apply
         self.tell: Callable[[str], object] = tell or (lambda line: None)
@@ -162,7 +162,7 @@ class _Session:
         self.winner = 0
 
     def run(self) -> Tuned:
-        """Races, confirms, and leaves the model with the winner or with what it had."""
+        """Races, confirms, and leaves the model with the winner or its former setting."""
         ended, left = "", self.turns.users
         try:
             if len(self.turns.ranks) > 1:
@@ -182,7 +182,7 @@ class _Session:
     # ---- what to try
 
     def _prepare(self) -> None:
-        """Candidates by simulation; over the whole range of caps if nothing can be simulated."""
+        """Candidates by simulation; over the whole range of bucket sizes if nothing can be simulated."""
         timeline, reducer = self.turns.control.timeline, self.turns.reducer
         self.workload = workloads.workload(timeline, reducer)
         try:
@@ -198,7 +198,7 @@ class _Session:
             return spread(self.workload, self.turns.users, count)
         found = candidates(self.workload, self.link, self.turns.users, count, (None,))
         if len(self.hooks) > 1:
-            # One setting of each hook, with the caps that suit it.
+            # One setting of each hook, with suitable bucket sizes.
             for hook in self.hooks[1:]:
                 found += candidates(self.workload, self.link, self.turns.users, 1, (hook,))
         return [setting for setting, _ in found]
@@ -238,7 +238,7 @@ class _Session:
         made = simulate_many(self.workload, [one.configuration for one in settings], self.link).step_ns
         return [float(one) for one in made]
 
-    # ---- who wins
+    # ---- the winner
 
     def _race(self) -> None:
         while not self.race.over and not self._late(_RACE_SHARE):
@@ -270,13 +270,13 @@ class _Session:
     def _late(self, share: float) -> bool:
         return time.monotonic() - self.began > share * self.seconds
 
-    # ---- what it came to
+    # ---- the result
 
     def _tuned(self, ended: str, left: Setting) -> Tuned:
         confirmed = self.confirmation
         clear = confirmed is not None and confirmed.clear and not ended
         if not ended and not clear and self._late(1.0):
-            ended = f"The {self.seconds:.0f} s are over."
+            ended = f"The time limit of {self.seconds:.0f} s was reached."
         return Tuned(
             users=self.turns.users,
             best=self.settings[self.winner] if clear else None,
@@ -305,7 +305,7 @@ class _Session:
         return sorted(made, key=lambda one: one.measured_ms if one.measured_ms is not None else float("inf"))
 
     def _views(self) -> float | None:
-        """What bucket views would save: gradients that are in the buffers already are not written back."""
+        """The saving of bucket views: gradients that are already in the buffers are not written back."""
         if self.workload is None or self.link is None or self.turns.views:
             return None
         configuration = self.settings[self.winner].configuration

@@ -1,4 +1,4 @@
-"""Turns of a setting: some training steps with it, and what they took. While a cell trains, or in own cells."""
+"""Turns of a setting: some training steps with it, and their times; while a cell trains, or in cells of their own."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
     from .training import TrainingControl
 
 
-WARM_UP = 2  # steps after a change: memory is new
+WARM_UP = 2  # steps after a change, which allocate memory
 _TURN_SECONDS = 0.3
 _STEPS = (5, 60)
 _LOOK_SECONDS = 0.01
 _ANSWER_SECONDS = 5.0
-_LATE_SECONDS = 5.0  # for which a rank's record of a step may come after another's
+_LATE_SECONDS = 5.0  # how much later than another's a rank's record of a step may arrive
 _PATIENCE_SECONDS = 20.0
-_QUIET_SECONDS = 0.1  # without a step, after which the ranks are asked whether they run anything
-_PAUSE_SECONDS, _PAUSE_STEPS = 2.0, 5  # the same where they run nothing while they train: on a thread of their own
+_QUIET_SECONDS = 0.1  # without a step, after which the ranks are asked whether they run a cell
+_PAUSE_SECONDS, _PAUSE_STEPS = 2.0, 5  # the same if they run no cell while they train, e.g. on a thread of their own
 _BACKWARD_END = STEP_FIELDS.index("backward_end")
 
 
 class TrainingEnded(Exception):
-    """The model trains no longer, so no more turns can be taken."""
+    """The model no longer trains, so no more turns are possible."""
 
 
 class Turns:
-    """What both ways have in common.
+    """Common to both kinds of turns.
 
     Args:
-        control: of the ranks that train.
+        control: of the training ranks.
         reducer: the model's number on the timeline.
-        steps: of a turn; None: about 0.3 s of them, 5 to 60.
+        steps: per turn; None: about 0.3 s of them, 5 to 60.
 
     Attributes:
-        users: the setting that the model has.
-        present: what it has now; None if that is not known.
-        count: steps of a turn; None before the first.
-        steps: taken so far.
+        users: the user's setting.
+        present: the current setting; None if unknown.
+        count: steps per turn; None before the first.
+        steps: trained so far.
     """
 
     def __init__(self, control: TrainingControl, reducer: int, steps: int | None) -> None:
@@ -64,12 +64,12 @@ class Turns:
         self._changed = self._hooked = False
         names = {one["index"]: one["name"] for one in described["parameters"]}
         kinds = {(one["dtype"], one["device"]) for one in described["parameters"]}
-        # Gradients of several types are never in one bucket, and buckets are put into an order: kept as it was.
+        # Buckets hold gradients of one type each and have an order, which is kept.
         order = [names[index] for bucket in described["buckets"] for index in bucket["parameters"]]
         self._order: dict[str, Any] = {"order": order} if len(kinds) > 1 and described["rebuilt"] else {}
 
     def refusal(self, setting: Setting) -> str:
-        """Why the ranks would refuse it; empty if they would not."""
+        """Why the ranks would refuse a setting; empty if they would not."""
         change = setting.change(self.users)
         if not change:
             return ""
@@ -78,7 +78,7 @@ class Turns:
         return said[0] if said else ""
 
     def _change(self, setting: Setting) -> dict[str, Any]:
-        """What leads to a setting from the present one, whatever that is."""
+        """The change that leads to a setting from the current one."""
         if self.present is not None:
             made = setting.change(self.present)
         else:
@@ -88,11 +88,11 @@ class Turns:
         return made | self._order if made else made
 
     def _count_for(self, times: npt.NDArray[np.float64]) -> int:
-        """How many steps a turn has, by what some took."""
+        """The number of steps per turn, from the duration of some."""
         return int(np.clip(round(1e3 * _TURN_SECONDS / float(np.median(times))), *_STEPS))
 
     def _begin(self, setting: Setting) -> dict[str, Any]:
-        """Returns the change that is about to be made: from now on, until it has succeeded, anything may hold."""
+        """Returns the change that is about to be made; until it has succeeded, the current setting is unknown."""
         change = self._change(setting)
         if change:
             self.present, self._changed = None, True
@@ -105,7 +105,7 @@ class Turns:
         return known[0] if known else -1
 
     def _times(self, first: int, end: int) -> npt.NDArray[np.float64]:
-        """Milliseconds of steps `first` to `end` - 1, mean over the ranks; those that are known."""
+        """Milliseconds of the known steps from `first` to `end` - 1, mean over the ranks."""
         return step_times(self.control.timeline, self.reducer, first, end)
 
 
@@ -113,13 +113,13 @@ def step_times(timeline: TimelineModel, reducer: int, first: int, end: int) -> n
     """Milliseconds from the end of a backward to the end of the next, mean over the ranks.
 
     Args:
-        timeline: where they were recorded.
+        timeline: the timeline that recorded them.
         reducer: of the model.
         first: the first step.
         end: one beyond the last step.
 
     Returns:
-        One number for each step of which all ranks have recorded the end, and that of the step before.
+        One number for each step whose end, and the end before it, all ranks have recorded.
     """
     latest = max((one.last_step for one in timeline.reducers() if one.reducer == reducer), default=-1)
     known: list[dict[int, int]] = []
@@ -134,7 +134,7 @@ def step_times(timeline: TimelineModel, reducer: int, first: int, end: int) -> n
 
 
 def _caps(caps: list[float]) -> tuple[float, ...]:
-    """Without repetitions at the end, which mean nothing."""
+    """Without redundant repetitions at the end."""
     made = [float(cap) for cap in caps]
     while len(made) > 1 and made[-1] == made[-2]:
         made.pop()
@@ -142,13 +142,13 @@ def _caps(caps: list[float]) -> tuple[float, ...]:
 
 
 class LiveTurns(Turns):
-    """Watches steps that something else trains, and changes the model between them.
+    """Observes steps that other code trains, and changes the model between them.
 
     Args:
         control: see `Turns`.
         reducer: see `Turns`.
         steps: see `Turns`.
-        patience: seconds without a step after which training stands still for too long; None: 20, or ten steps.
+        patience: seconds without a step after which training counts as stalled; None: 20, or ten steps.
     """
 
     def __init__(
@@ -162,14 +162,14 @@ class LiveTurns(Turns):
         self._seen, self._moved, self._asked = -1, 0.0, 0.0  # the last step, since when, and when the ranks were asked
 
     def take(self, setting: Setting) -> npt.NDArray[np.float64]:
-        """Has the model train some steps with a setting.
+        """Lets the model train some steps with a setting.
 
         Returns:
             Milliseconds of each step, mean over the ranks.
 
         Raises:
-            TrainingEnded: there were not enough of them.
-            ClusterError: the ranks refuse the setting, or don't answer.
+            TrainingEnded: there were not enough steps.
+            ClusterError: the ranks refuse the setting, or don't respond.
         """
         first = self._switch(setting) + WARM_UP
         if self.count is None:
@@ -179,12 +179,12 @@ class LiveTurns(Turns):
         return times
 
     def _recorded(self, first: int, count: int) -> npt.NDArray[np.float64]:
-        """The times of `count` steps, at least half of them, once they have ended on all ranks: one may tell later.
+        """The times of `count` steps, of at least half of them, once they have ended on all ranks.
 
-        They are the next from `first` on that are still known: fast steps are soon forgotten on a busy machine.
+        They are the next from `first` on that are still known: on a busy machine, fast steps are soon discarded.
 
         Raises:
-            TrainingEnded: they don't come, or too many were not recorded.
+            TrainingEnded: they were not trained, or too many were not recorded.
         """
         self._wait_step(first + count)
         deadline = time.monotonic() + _LATE_SECONDS
@@ -209,7 +209,7 @@ class LiveTurns(Turns):
         return done.step
 
     def settle(self, setting: Setting) -> bool:
-        """Leaves the model with this setting, in any state; returns whether the ranks have it now.
+        """Restores this setting, in any state; returns whether the ranks have it now.
 
         False: they will have it in their second step from now.
         """
@@ -220,12 +220,12 @@ class LiveTurns(Turns):
                 self._switch(setting)
                 return True
             except (ClusterError, TrainingEnded):
-                if self.training:  # it stands still, or a change is on its way already
+                if self.training:  # it is stalled, or a change is already pending
                     return self._leave(setting)
         return apply_in_cell(self, setting)
 
     def _leave(self, setting: Setting) -> bool:
-        """Tells the ranks of the change without waiting for them."""
+        """Sends the ranks the change without waiting for them."""
         prepare = PrepareChange(f"tune-{time.monotonic_ns()}", Change(**self._change(setting)))
         for ranks in (self.ranks[1:], self.ranks[:1]):
             self.control.ask(self.reducer, ranks, prepare)
@@ -233,16 +233,16 @@ class LiveTurns(Turns):
 
     @property
     def training(self) -> bool:
-        """Whether a rank of the model runs a cell, or is about to, or a program."""
+        """Whether a rank of the model runs a program or a cell, or is about to."""
         if not self.control.owner.busy_ranks().isdisjoint(self.ranks):
             return True
         answers = self.control.owner.wire.request(self.ranks, "ping", _ANSWER_SECONDS)
         return any(answer.get("cell", "") is not None for answer in answers.values())
 
     def _trains(self) -> bool:
-        """Whether the model trains on, as far as is known; asked again and again, it asks the ranks when no step comes.
+        """Whether the model keeps training, as far as known; called repeatedly, it asks the ranks when no step arrives.
 
-        A cell that has ended trains no more; steps of a thread may come without one.
+        A cell that has ended no longer trains; a thread may train without a cell.
         """
         now, last = time.monotonic(), self._last_step
         if last != self._seen:
@@ -256,14 +256,14 @@ class LiveTurns(Turns):
         """Waits until all of the steps before `step` have ended.
 
         Raises:
-            TrainingEnded: they don't come.
+            TrainingEnded: they do not.
         """
         self._seen = -1
         while self._last_step < step:
             if not self._trains():
                 raise TrainingEnded("Training ended.")
             if time.monotonic() - self._moved > self.patience:
-                raise TrainingEnded(f"The model has not trained a step in {self.patience:.0f} s.")
+                raise TrainingEnded(f"The model did not train a step for {self.patience:.0f} s.")
             time.sleep(_LOOK_SECONDS)
 
 
@@ -313,7 +313,7 @@ def _text(turns: Turns, change: Mapping[str, Any]) -> str:
 
 
 def apply_in_cell(turns: Turns, setting: Setting) -> bool:
-    """Gives an idle model this setting, by a cell; without a cluster (its program has ended) there is nothing to do.
+    """Gives an idle model this setting, with a cell; does nothing without a cluster (its program has ended).
 
     Raises:
         CellError: a rank refuses it.

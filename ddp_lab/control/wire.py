@@ -1,10 +1,10 @@
-"""The event and control channel, notebook side: receive what ranks publish, tell ranks what to do.
+"""The event and control channel, client side: receives what ranks publish, and sends them commands.
 
 Ranks PUSH to one PULL socket (events, descriptions, statuses, in the order in which each rank sent them) and hold
-one DEALER each to a ROUTER (control). Both are encrypted and authenticated with CurveZMQ: key pairs are made afresh
-for every cluster, and only who holds the ranks' key gets in.
+one DEALER each to a ROUTER (control). Both are encrypted and authenticated with CurveZMQ: new key pairs are made
+for every cluster, and only holders of the ranks' key can connect.
 
-Who owns what: one receiver thread owns every socket. It decodes, calls the handlers, which only append, and sends
+Ownership: one receiver thread owns every socket. It decodes, calls the handlers, which only append, and sends
 what other threads put into `_outgoing`. Those threads touch `_lock`-guarded state and the waking pipe, no socket; the
 main thread takes the lock with interrupts held back, see [Note: interrupts of the client].
 """
@@ -31,7 +31,7 @@ from .wire_sockets import WireSockets
 
 JSON_FRAME = b"j"  # first frame of a data message that is not an event batch: the second is JSON
 WAITING_CONTROL = 64  # control messages kept for a rank that has not said hello
-_TAKE = 64  # messages of one socket between two looks at the others
+_TAKE = 64  # messages of one socket before the others are checked
 _MARKERS = 256  # ends of cells remembered per rank
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WireStatistics:
-    """What one rank has sent.
+    """Counts of what one rank has sent.
 
     Attributes:
         batches: event batches received.
@@ -66,14 +66,13 @@ class _Request:
 class Wire:
     """Receives what the ranks publish and sends them control messages.
 
-    Hand `endpoint` to every rank (`ddp_lab.engine.telemetry.Telemetry`), and register handlers before the first
+    Pass `endpoint` to every rank (`ddp_lab.engine.telemetry.Telemetry`), and register handlers before the first
     rank connects. Usable from any thread; a context manager.
 
     Args:
-        address: interface to listen on, the system picks the ports; or a folder, for sockets that processes of this
-            host reach whatever their network is.
-        keys: those of a wire that was there before, with the same address, whose ranks will connect again; None for
-            new ones.
+        address: interface to listen on, with ports that the system picks; or a folder, for sockets that processes of
+            this host reach independent of the network.
+        keys: those of an earlier wire with the same address, whose ranks will reconnect; None for new ones.
     """
 
     def __init__(self, address: str = "127.0.0.1", keys: Mapping[str, str] | None = None) -> None:
@@ -84,7 +83,7 @@ class Wire:
         self._statistics: dict[int, WireStatistics] = {}
         self._markers: dict[int, deque[str]] = {}
         self._peers: dict[int, bytes] = {}  # rank -> routing id, since its hello
-        self._heard: dict[int, float] = {}  # rank -> when its last message came, in seconds; the receiver thread's
+        self._heard: dict[int, float] = {}  # rank -> when its last message arrived, in seconds; the receiver thread's
         self._waiting: dict[int, deque[bytes]] = {}  # for ranks that have not said hello
         self._outgoing: deque[tuple[int, bytes]] = deque()
         self._requests: dict[int, _Request] = {}
@@ -103,7 +102,7 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- what callers use -------------------------------------------------------------------------------
+    # ---- interface --------------------------------------------------------------------------------------
 
     def endpoint(self) -> dict[str, str]:
         """Addresses and keys for the ranks, JSON-able. It holds a secret key: send it over a private channel."""
@@ -165,10 +164,10 @@ class Wire:
         return self._request(self.connected() if ranks is None else set(ranks), op, timeout, arguments).replies
 
     def times(self, ranks: Iterable[int], timeout: float) -> dict[int, tuple[int, int, int]]:
-        """Asks ranks for the time; of those that answer, each with its own clock in nanoseconds.
+        """Asks ranks for the time on their own clocks, in nanoseconds.
 
         Returns:
-            rank -> when it was asked, what it answered, when the answer came.
+            rank -> when it was asked, its answer, when the answer arrived; only of ranks that answer.
         """
         sent_ns = time.monotonic_ns()
         request = self._request(set(ranks), "time", timeout, {})
@@ -213,18 +212,18 @@ class Wire:
             return dict(self._statistics)
 
     def silence(self) -> dict[int, float]:
-        """rank -> seconds since it last sent anything, of those that ever did."""
+        """rank -> seconds since it last sent anything, for those that have."""
         now = time.monotonic()
         return {rank: now - at for rank, at in list(self._heard.items())}
 
     @property
     def refused(self) -> int:
-        """Connections turned away because they did not hold the ranks' key."""
+        """Connections rejected because they did not hold the ranks' key."""
         return self._sockets.refused
 
     @property
     def malformed(self) -> int:
-        """Messages that were dropped because they are none, or a handler failed at them."""
+        """Messages that were dropped because they were invalid, or a handler failed on them."""
         return self._dropped.count
 
     @property
@@ -233,12 +232,12 @@ class Wire:
         return self._error
 
     def check(self) -> None:
-        """Raises `ClusterError` if the receiver thread met an error."""
+        """Raises `ClusterError` if the receiver thread had an error."""
         if self._error is not None:
-            raise ClusterError(f"the event channel met an error: {self._error}") from self._error
+            raise ClusterError(f"the event channel failed: {self._error}") from self._error
 
     def close(self, linger: float = 0.0) -> None:
-        """Ends the receiver thread and closes all sockets; what has not been sent in `linger` seconds is given up."""
+        """Ends the receiver thread and closes all sockets; messages not sent within `linger` seconds are dropped."""
         with held_back(), self._lock:
             if self._closing:
                 return
@@ -276,7 +275,7 @@ class Wire:
             sockets.close(self._linger)
 
     def _note(self, error: Exception) -> None:
-        """Keeps the first error, and logs one now and then: see `Dropped`."""
+        """Keeps the first error, and logs some: see `Dropped`."""
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -284,7 +283,7 @@ class Wire:
             _log.error("event channel: %s (%d such so far)", error, self._dropped.count, exc_info=error)
 
     def _take(self, socket: zmq.Socket[bytes], handle: Callable[[list[Any]], None]) -> None:
-        """Hands on what has come, some messages at most; a bad one must not end the channel for all ranks."""
+        """Handles some received messages; a bad one must not end the channel for all ranks."""
         for _ in range(_TAKE):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -371,10 +370,10 @@ class Wire:
     def _sent(self, peer: bytes, payload: bytes) -> bool:
         try:
             self._sockets.control.send_multipart([peer, payload], zmq.NOBLOCK)
-        except zmq.Again:  # its queue is full: it does not read
+        except zmq.Again:  # its queue is full because it does not read
             return False
         except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:  # it has gone; a successor will say hello
+            if error.errno == zmq.EHOSTUNREACH:  # it has disconnected; a successor will say hello
                 return False
             raise
         return True

@@ -1,4 +1,4 @@
-"""The sockets of a `Wire`: on ports that the system picks, or in a folder; encrypted, open to one key alone."""
+"""The sockets of a `Wire`: on ports that the system picks, or in a folder; encrypted, and open to only one key."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-DATA_QUEUE = 128  # messages of one rank that wait here (75 MB at most), before that rank's own queue fills
-_HANDSHAKE_MS = 3_000  # until a connection that says nothing is closed: anybody could hold this process's descriptors
-MAX_MESSAGE = 64 << 20  # bytes; a rank cuts its batches far below
+DATA_QUEUE = 128  # messages of one rank queued here (75 MB at most), before that rank's own queue fills
+_HANDSHAKE_MS = 3_000  # until a silent connection is closed, so that no stranger can use up this process's descriptors
+MAX_MESSAGE = 64 << 20  # bytes; ranks send far smaller batches
 
 
 class WireSockets:
@@ -27,7 +27,7 @@ class WireSockets:
     Attributes:
         endpoint: addresses and keys for the ranks, JSON-able.
         refused: connections turned away because they did not hold the ranks' key.
-        keys: what these sockets were made with: secret.
+        keys: the keys of these sockets: secret.
         waker: file descriptor that is readable after `wake`.
     """
 
@@ -86,23 +86,23 @@ class WireSockets:
 
     def wake(self) -> None:
         """Makes `waker` readable. Any thread."""
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nobody is there
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nothing listens
             os.write(self._wake_write, b"x")
 
     def clear_waker(self) -> None:
-        """Makes `waker` silent again."""
+        """Drains `waker`."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self.waker, 4096):
                 pass
 
     def close(self, linger: float = 0.0) -> None:
-        """Closes the sockets, on the thread that uses them; what goes to ranks has `linger` seconds to leave."""
+        """Closes the sockets, on the thread that uses them; messages to ranks have `linger` seconds to be sent."""
         self.control.linger = int(1e3 * linger)
         for socket in (self.data, self.control, self.gate):
             socket.close()
 
     def release(self) -> None:
-        """Ends what is left, after `close`."""
+        """Ends the rest, after `close`."""
         self._context.term()
         os.close(self._wake_write)
         os.close(self.waker)

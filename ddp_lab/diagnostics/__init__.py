@@ -1,3 +1,3 @@
-"""Why ranks do not come on: what each of them does, and who waits for whom."""
+"""Why ranks make no progress: what each of them does, and who waits for whom."""
 
 __all__ = ["calls", "flight_recorder", "flights", "hangs", "rank_state"]

@@ -1,5 +1,5 @@
-"""What to say of ranks whose collectives differ, or of which one is ahead, whether anybody waits or not; and which
-lesson explains a diagnosis.
+"""Diagnoses of ranks whose collectives differ, or of which one is ahead, whether or not any rank waits; and the lesson
+that explains a diagnosis.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from .rank_state import Examined, label
 __all__ = ["HANGS", "SAME_CALLS", "SAME_TENSORS", "Diagnosis", "diagnose_ahead", "diagnose_mismatch", "hang_lesson"]
 __all__ += ["launched_alone", "mismatch_of"]
 
-SAME_TENSORS = "Tensors have to agree in shape and dtype; uneven ones: gather their sizes first."
-SAME_CALLS = "All ranks of a group have to make the same calls in the same order."
+SAME_TENSORS = "Tensors must have the same shape and dtype on all ranks; if sizes differ, gather the sizes first."
+SAME_CALLS = "All ranks of a group must make the same calls in the same order."
 
 HANGS = "tutorials/11_why_does_my_cell_hang.ipynb"
 _BUSY, _ENDED, _CALLS = "A rank that is busy", "A rank that has ended", "Different calls"
@@ -31,13 +31,13 @@ _HEADINGS = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor says.
+    """What the doctor found.
 
     Attributes:
-        kind: e.g. ``"mismatch"``; of `diagnose`.
+        kind: e.g. ``"mismatch"``; see `diagnose`.
         sentence: the reason.
-        remedy: what to do; "" if there is nothing to do.
-        stuck: whether ranks wait for something that does not come by itself, or not soon.
+        remedy: the suggested fix; "" if there is nothing to do.
+        stuck: whether ranks wait for something that will not happen by itself, or not soon.
     """
 
     kind: str
@@ -54,7 +54,7 @@ def mismatch_of(ranks: Sequence[Examined]) -> Mismatch | None:
 
 
 def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
-    """What to say of ranks that entered different collectives under the same number."""
+    """The diagnosis of ranks that entered different collectives under the same number."""
     places = {one.rank: f" at {one.entered_at}" for one in ranks if one.entered_at is not None}
     by_call: dict[str, list[int]] = {}
     for rank, call in found.calls.items():
@@ -67,7 +67,7 @@ def diagnose_mismatch(ranks: Sequence[Examined], found: Mismatch) -> Diagnosis:
 
 
 def launched_alone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    """A rank has launched collectives that another one has not entered, and waits for none of them."""
+    """The diagnosis if a rank launched collectives that another one has not entered, and waits for none of them."""
     if waiting:
         return None
     for found in distances({one.rank: one.flights for one in ranks}).values():
@@ -77,27 +77,28 @@ def launched_alone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Di
 
 
 def diagnose_ahead(ranks: Sequence[Examined], found: Distance) -> Diagnosis:
-    """What to say of two ranks that are not equally far, though none of them waits."""
+    """The diagnosis of two ranks that are out of step although neither waits."""
     by_rank = {one.rank: one for one in ranks}
     behind, number = by_rank[found.behind], found.entered[1] + 1
     what = found.missing.called(number) if found.missing is not None else f"operation #{number} of their group"
     launches = f"rank {found.ahead} launched {what}"
     if behind.state == "running":
-        sentence = f"{launches} and went on; rank {found.behind} has not entered it, and {behind}."
+        sentence = f"{launches} and continued; rank {found.behind} has not entered it and {behind}."
     elif by_rank[found.ahead].state == "running":
-        sentence = f"{launches} and went on; rank {found.behind} has ended the cell without it."
+        sentence = f"{launches} and continued; rank {found.behind} finished the cell without entering it."
     else:
         sentence = (
-            f"No cell runs, but {launches}, which rank {found.behind} has not entered: its next one will meet it."
+            f"No cell is running, but {launches} and rank {found.behind} has not entered it: "
+            f"the next collective of rank {found.behind} will be matched with it."
         )
-    remedy = f"{SAME_CALLS} Wait for the works of async_op=True calls before the next step."
+    remedy = f"{SAME_CALLS} Wait on the `Work` handles of async_op=True calls before the next step."
     return Diagnosis("ahead", sentence, remedy)
 
 
 def hang_lesson(kind: str) -> str:
-    """The lesson of this project that explains a diagnosis, and a heading in it.
+    """The lesson that explains a diagnosis, and a heading in it.
 
-    E.g. ``'tutorials/11_why_does_my_cell_hang.ipynb, "Different calls"'``; "" for a kind that is no trouble.
+    E.g. ``'tutorials/11_why_does_my_cell_hang.ipynb, "Different calls"'``; "" for a kind that is not a problem.
 
     Args:
         kind: of a `Diagnosis`.

@@ -1,11 +1,11 @@
-"""Entries of torch's Flight Recorders, which note every collective that a process gives to its groups.
+"""Entries of torch's Flight Recorders, which record every collective that a process gives to its groups.
 
 [Note: numbers of collectives]
-Collectives of a group are compared by their numbers, which have to mean the same on all ranks. Gloo's sequence number
-does not: sends and receives count, too, and are not recorded. So a group's collectives are numbered by its sequence
-number only if no group of the process has skipped one, else by counting its entries, and that only while the ring
-still holds all of them. Otherwise the numbers are unknown, and nothing is compared. NCCL counts both kinds apart, so
-does torch's hook for nccl2 and others, and "shm" counts collectives only.
+Collectives of a group are compared by their numbers, which must mean the same on all ranks. Gloo's sequence numbers
+do not: they also count sends and receives, which are not recorded. So a group's collectives are numbered by its
+sequence numbers only if no group of the process has skipped one; else by counting its entries, while the ring still
+holds all of them. Otherwise the numbers are unknown, and nothing is compared. NCCL counts the two kinds separately, as
+does torch's hook for nccl2 and others; "shm" counts only collectives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DTYPES = {
     "Float8_e4m3fnuz": ("float8_e4m3fnuz", 1), "Float8_e5m2fnuz": ("float8_e5m2fnuz", 1),
 }  # fmt: skip
 
-# What recorders call it -> the function of torch.distributed, where they differ; NCCL's words, nccl2's and Gloo's.
+# A recorder's name (NCCL's, nccl2's or Gloo's) -> the function of torch.distributed, where they differ.
 _FUNCTIONS = {
     "_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor",
     "allreduce_coalesced": "all_reduce_coalesced", "allgather_coalesced": "all_gather_coalesced",
@@ -43,15 +43,15 @@ class Entry:
         record: its number among all that the process has recorded.
         group: name of the process group.
         backend: its own name: ``"gloo"``, ``"nccl"``, ``"nccl2"``, ``"shm"``, …
-        made: number of the backend's group object in this process; a name may have been given to several.
+        made: number of the backend's group object in this process; several may have had the same name.
         sequence: of its backend's collectives.
         name: e.g. ``"all_reduce"``.
         dtypes: of the tensors that go in, as torch names them.
         shapes: of these tensors.
         created_ns: when it was given to the group (wall clock).
-        state: ``"scheduled"``, ``"started"`` (its kernel runs) or ``"completed"``, as far as it is known.
-        done: it has ended.
-        point_to_point: a send or receive.
+        state: ``"scheduled"``, ``"started"`` (its kernel runs) or ``"completed"``, as far as known.
+        done: whether it has ended.
+        point_to_point: whether it is a send or receive.
     """
 
     record: int
@@ -69,7 +69,7 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Of the tensors that go in."""
+        """Size of the tensors that go in."""
         return sum(
             math.prod(shape) * _DTYPES.get(dtype, ("", 0))[1]
             for shape, dtype in zip(self.shapes, self.dtypes, strict=False)
@@ -120,7 +120,7 @@ def numbered(
     Args:
         entries: all of one recorder, in order.
         status: ``pg_status`` of the same dump.
-        made_ns: name of each living group -> when it was made (wall clock); entries of older groups are left out.
+        made_ns: name of each living group -> when it was created (wall clock); entries of older groups are skipped.
     """
     if not entries:
         return {}

@@ -1,10 +1,10 @@
-"""Collectives that ranks have entered, side by side: who called another one, who is ahead, what has not ended.
+"""Collectives that ranks have entered, side by side: which rank called another one, which is ahead, what is in flight.
 
 [Note: ahead, or only asked later]
-Ranks are examined one after the other, and go on meanwhile: of two that are equally far, the one that was asked later
-seems ahead. So a distance counts only if it has not shrunk for the whole time, has grown, and is larger than what the
-faster rank does in `SKEW_S`, or if the other rank did not move at all. A rank that catches up shrinks the distance;
-one whose cell has ended will not catch up.
+Ranks are examined one after the other while they keep running: of two ranks in step, the one that was examined later
+seems ahead. So a distance counts only if it never shrank, has grown, and is larger than what the faster rank does in
+`SKEW_S`, or if the other rank did not move at all. A rank that catches up shrinks the distance; one whose cell has
+ended will not catch up.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = ["SKEW_S", "Collective", "Distance", "Distances", "Flight", "GroupFlig
 __all__ += ["find_mismatch", "in_flight_words", "open_words"]
 
 SKEW_S = 1.0  # between the first and the last answer of one examination
-_STANDS = 10  # collectives ahead of a rank that does not move
-_MOVES = 100  # of one that does
+_STANDS = 10  # collectives ahead of a rank that makes no progress
+_MOVES = 100  # ahead of one that does
 _SAME_TENSORS = {"all_reduce", "broadcast", "reduce", "all_reduce_coalesced"}  # sizes agree on all ranks
 
 
 @dataclass(frozen=True)
 class Collective:
-    """What a rank gave to a group.
+    """A collective that a rank gave to a group.
 
     Attributes:
         name: e.g. ``"all_reduce"``.
         what: types and shapes of the tensors; "" without.
-        bytes: of them.
+        bytes: their size.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Flight:
-    """A collective that has not ended.
+    """A collective in flight: launched and not ended.
 
     Attributes:
         number: on its group.
@@ -73,12 +73,12 @@ class GroupFlights:
         group: its name.
         backend: its own name, e.g. ``"gloo"`` or ``"nccl2"``.
         ranks: its global ranks; empty: all.
-        entered: how many; None if their numbers are unknown.
+        entered: how many it has entered; None if their numbers are unknown.
         sequence: the backend's own number of its last operation, sends and receives included; None if unknown.
         begun: number of the first that was entered in the rank's last cell; None if there is none.
         entries: number -> collective, of the newest ones.
-        open: the oldest of those that have not ended.
-        open_count: how many have not ended.
+        open: the oldest of those in flight.
+        open_count: how many are in flight.
     """
 
     group: str
@@ -93,7 +93,7 @@ class GroupFlights:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> GroupFlights:
-        """From what the rank answered (`ddp_lab.engine.status.flights`)."""
+        """From the rank's answer (`ddp_lab.engine.status.flights`)."""
         kinds = [Collective(*kind) for kind in answer["kinds"]]
         known = {name: answer[name] for name in ("group", "backend", "entered", "sequence", "begun", "open_count")}
         return cls(
@@ -120,7 +120,7 @@ class Mismatch:
         group: name of the group.
         number: on the group.
         calls: rank -> what it entered under this number.
-        sizes: it has the same name everywhere, but other tensors.
+        sizes: whether only the tensors differ: the name is the same on all ranks.
     """
 
     group: str
@@ -145,8 +145,8 @@ def find_mismatch(ranks: Mapping[int, Sequence[GroupFlights]], of_cell: Collecti
 
     Args:
         ranks: rank -> its groups.
-        of_cell: the ranks whose last cell is the one that is asked about. What all of them had entered before it has
-            been told of then.
+        of_cell: the ranks whose last cell is the one in question. What all of them had entered before it has been
+            reported already.
     """
     for (group, _), members in _by_group(ranks).items():
         begun = [one.begun for rank, one in members.items() if rank in of_cell and one.begun is not None]
@@ -162,13 +162,13 @@ def find_mismatch(ranks: Mapping[int, Sequence[GroupFlights]], of_cell: Collecti
 
 @dataclass(frozen=True)
 class Distance:
-    """Two ranks that are not equally far.
+    """Two ranks that are out of step.
 
     Attributes:
         ahead: the rank that has entered the most collectives of the group.
         behind: the one that has entered the fewest.
         entered: how many these two have entered.
-        missing: the first that the rank behind has not entered; None if it is not known any more.
+        missing: the first that the rank behind has not entered; None if no longer known.
         launched: the oldest that the rank ahead has launched, which the other has not entered and which has not ended.
     """
 
@@ -180,12 +180,12 @@ class Distance:
 
     @property
     def gap(self) -> int:
-        """How many collectives lie between them."""
+        """How many collectives they are apart."""
         return self.entered[0] - self.entered[1]
 
 
 def distances(ranks: Mapping[int, Sequence[GroupFlights]]) -> dict[tuple[str, str], Distance]:
-    """(group, backend) -> how far apart its ranks are, where they are."""
+    """(group, backend) -> how far apart its ranks are, for groups whose ranks are out of step."""
     found = {}
     for key, members in _by_group(ranks).items():
         entered = _entered(members)
@@ -202,7 +202,7 @@ def distances(ranks: Mapping[int, Sequence[GroupFlights]]) -> dict[tuple[str, st
 
 
 def _entered(members: Mapping[int, GroupFlights]) -> dict[int, int]:
-    """Rank -> how far it is; empty if that is unknown. Of two ranks sends and receives may count: both make each."""
+    """Rank -> how many it has entered; empty if unknown. With two ranks, sends and receives may count."""
     entered = {rank: one.entered for rank, one in members.items() if one.entered is not None}
     if len(set(entered.values())) > 1 and len(entered) == len(members):
         return entered
@@ -221,12 +221,12 @@ class _Course:
 
 
 class Distances:
-    """Tells ranks that run ahead for good from ranks that are a few collectives apart.
+    """Distinguishes ranks that drift out of step from ranks that are only a few collectives apart.
 
     See [Note: ahead, or only asked later].
 
     Args:
-        seconds: for which a distance must not shrink.
+        seconds: how long a distance must not shrink.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -234,10 +234,10 @@ class Distances:
         self._courses: dict[tuple[str, str], _Course] = {}
 
     def add(self, at: float, ranks: Mapping[int, Sequence[GroupFlights]], ended: Collection[int]) -> Distance | None:
-        """Takes another look; returns a distance that will not go by itself.
+        """Adds an examination; returns a distance that will not disappear by itself.
 
         Args:
-            at: time of the look, in seconds.
+            at: time of the examination, in seconds.
             ranks: rank -> its groups.
             ended: ranks that run no cell.
         """
@@ -266,8 +266,8 @@ class Distances:
 
 
 def in_flight_words(told: Mapping[str, Any]) -> str:
-    """Of what `ddp_lab.engine.status.flights.in_flight` tells, e.g. ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``;
-    "" if nothing is in flight.
+    """The answer of `ddp_lab.engine.status.flights.in_flight` in words, e.g.
+    ``"2, oldest all_reduce #18 of 4 MiB for 3.2 s"``; "" if nothing is in flight.
     """
     oldest = told.get("oldest")
     if not oldest:

@@ -1,13 +1,13 @@
-"""Why ranks do not come on: one sentence from what each of them says of itself, and what to do.
+"""Why ranks make no progress: one sentence derived from each rank's own state, and a suggested fix.
 
 [Note: who waits for whom]
-A rank that waits names its peers: the other members of the group whose collective it is in, or the rank that it
-receives from. The reason is looked for at the peer that is least able to come: one that is gone, one that pauses, one
-whose cell has ended, one that computes or sleeps; and only if all peers wait, too, in what they wait: another
-collective, another size, another root, another group, or each for the other.
+A waiting rank names its peers: the other members of the group whose collective it is in, or the rank that it receives
+from. The cause is the peer that is least able to arrive: one that failed, one that is paused, one whose cell has
+finished, one that computes or sleeps. Only if all peers wait too, the cause is in what they wait for: another
+collective, another size, another root, another group, or each other.
 
-Before that, and also when nobody waits, the collectives themselves are compared: by their numbers on a group, ranks
-that called another one under the same number are found, whatever they do now (`find_mismatch`).
+Before that, and also when no rank waits, the collectives themselves are compared by their numbers on a group: ranks
+that called a different one under the same number are found, whatever they do now (`find_mismatch`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .rank_state import Call, Examined, label
 
 __all__ = ["diagnose", "different_calls"]
 
-_SLOW_LINK = "If it takes long, the link is slow or has been cut."
+_SLOW_LINK = "If it does not finish soon, the network is slow or down."
 _Rule = Callable[[Sequence[Examined], Sequence[Examined]], Diagnosis | None]
 
 
@@ -29,8 +29,8 @@ def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diag
 
     Args:
         ranks: all of the cluster's.
-        before: the same, a moment ago. Ranks that train wait for each other all the time, and are not asked at the same
-            moment: if none of those that wait now waited for the same then, they come on.
+        before: the same, a moment ago. Ranks that train wait for each other all the time, and are not examined at the
+            same moment: if none of the waiting ranks waited for the same thing then, all make progress.
     """
     waiting = [one for one in ranks if one.waits]
     for rule in _SURE:
@@ -38,7 +38,7 @@ def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diag
             return found
     then = {_wait(one) for one in before}
     if before and waiting and not any(_wait(one) in then for one in waiting):
-        return Diagnosis("working", f"The ranks come on; at this moment {_each(ranks)}", stuck=False)
+        return Diagnosis("working", f"All ranks are making progress. Right now: {_each(ranks)}", stuck=False)
     for rule in _RULES:
         if (found := rule(ranks, waiting)) is not None:
             return found
@@ -46,13 +46,13 @@ def diagnose(ranks: Sequence[Examined], before: Sequence[Examined] = ()) -> Diag
 
 
 def _wait(one: Examined) -> object:
-    """What tells one wait of a rank from its next one."""
+    """What distinguishes one wait of a rank from its next one."""
     steps = tuple((model.reducer, model.step, model.waits_for) for model in one.models)
     return one.rank, one.call, tuple(sorted(one.sequences.items())), steps
 
 
 def _each(ranks: Sequence[Examined]) -> str:
-    """What every rank does, equal words once."""
+    """What every rank does; ranks that do the same share one phrase."""
     doing: dict[str, list[int]] = {}
     for one in ranks:
         doing.setdefault(str(one), []).append(one.rank)
@@ -66,11 +66,9 @@ def _who(ranks: Sequence[Examined]) -> str:
 def _gone(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
     if not (gone := [one for one in ranks if one.state == "dead"]):
         return None
-    are, them, new = ("are", "them", "new processes for them")
-    if len(gone) == 1:
-        are, them, new = ("is", "it", "a new process for it")
-    others = f"; {_who(waiting)} waited for {them}" if waiting else ""
-    sentence = f"{_who(gone)} {are} gone ({gone[0].why}){others}."
+    them, new = ("it", "a new process for it") if len(gone) == 1 else ("them", "new processes for them")
+    others = f"; {_who(waiting)} {_was(waiting)} waiting for {them}" if waiting else ""
+    sentence = f"{_who(gone)} failed ({gone[0].how_it_ended}){others}."
     return Diagnosis("dead", sentence, f"The next cell, or `%cluster rejoin`, starts {new}.")
 
 
@@ -79,14 +77,13 @@ def _paused(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis
     if not paused:
         return None
     who = label(one.rank for one, _ in paused)
-    sentence = f"{who} pause{'s' if len(paused) == 1 else ''} at a breakpoint: {paused[0][1]}."
-    return Diagnosis(
-        "paused", sentence, "`lab.next_event()` goes on by one, `lab.resume()` takes the breakpoints away."
-    )
+    sentence = f"{who} {'is' if len(paused) == 1 else 'are'} paused at a breakpoint: {paused[0][1]}."
+    remedy = "`lab.next_event()` advances to the next event; `lab.resume()` removes all breakpoints."
+    return Diagnosis("paused", sentence, remedy)
 
 
 def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    """Ranks that entered different collectives under the same number: that is so, however long one waits."""
+    """Ranks that entered different collectives under the same number: waiting longer does not change that."""
     found = mismatch_of(ranks)
     waits = _different(ranks, waiting) if found is not None and len(waiting) == len(ranks) else None
     if waits is not None and waits.kind in ("backward", "order", "group", "groups"):
@@ -97,11 +94,15 @@ def different_calls(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> D
 def _stopped(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
     if not (stopped := [one for one in ranks if one.state == "stopped"]):
         return None
-    are, continue_, them = ("is", "continues", "it") if len(stopped) == 1 else ("are", "continue", "them")
+    are, resume, them = ("is", "resumes", "it") if len(stopped) == 1 else ("are", "resume", "them")
     others = f" {_who(waiting)} {_wait_s(waiting)} in {waiting[0].waits_in}." if waiting else ""
     sentence = f"{_who(stopped)} {are} stopped (SIGSTOP).{others}"
     commands = enumeration([f"`{one.why}`" for one in stopped])
-    return Diagnosis("stopped", sentence, f"{commands} {continue_} {them}; nothing is lost.")
+    return Diagnosis("stopped", sentence, f"{commands} {resume} {them}; nothing is lost.")
+
+
+def _was(waiting: Sequence[Examined]) -> str:
+    return "was" if len(waiting) == 1 else "were"
 
 
 def _wait_s(waiting: Sequence[Examined]) -> str:
@@ -111,24 +112,24 @@ def _wait_s(waiting: Sequence[Examined]) -> str:
 def _idle(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
     if any(one.state in ("running", "silent") for one in ranks):
         return None
-    return Diagnosis("idle", "No cell runs.", stuck=False)
+    return Diagnosis("idle", "No cell is running.", stuck=False)
 
 
 def _silent(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
     if not (silent := [one for one in ranks if one.state == "silent"]):
         return None
-    do, them, ends = ("do", "them", "those ranks' processes; the next cell starts new ones")
+    are, them, ends = ("are", "them", "those ranks' processes; the next cell starts new ones")
     if len(silent) == 1:
-        do, them, ends = ("does", "it", "that rank's process; the next cell starts a new one")
+        are, them, ends = ("is", "it", "that rank's process; the next cell starts a new one")
     wait = f" {_who(waiting)} {_wait_s(waiting)} for {them}." if waiting else ""
-    sentence = f"{_who(silent)} {do} not answer: a call into C code holds Python's interpreter.{wait}"
-    return Diagnosis("silent", sentence, f"Interrupting the cell ends {ends}.")
+    sentence = f"{_who(silent)} {are} unresponsive: a C call is holding the GIL.{wait}"
+    return Diagnosis("silent", sentence, f"Interrupting the cell terminates {ends}.")
 
 
 def _nobody_waits(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
     if waiting:
         return None
-    return Diagnosis("working", f"Nobody waits for another rank: {_each(ranks)}", stuck=False)
+    return Diagnosis("working", f"No rank is waiting for another: {_each(ranks)}", stuck=False)
 
 
 def _point_to_point(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
@@ -141,14 +142,14 @@ def _point_to_point(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> D
             if peer.call.name == one.call.name:
                 verb = "receive from" if "recv" in one.call.name else "send to"
                 pair = label([one.rank, peer.rank])
-                remedy = "One of them has to send first: swap the calls on one rank, or use `batch_isend_irecv`."
-                return Diagnosis("crossed", f"{pair} both wait to {verb} each other.", remedy)
+                remedy = "Swap the calls on one of the two ranks, or use `batch_isend_irecv`."
+                return Diagnosis("crossed", f"{pair} are both waiting to {verb} each other.", remedy)
             continue
         verb = "a message from" if "recv" in one.call.name else "a matching recv on"
         return Diagnosis(
             "peer",
             f"rank {one.rank} waits for {verb} rank {peer.rank}, which {peer}.",
-            f"rank {peer.rank} has to call the other half, with the same tag.",
+            f"rank {peer.rank} must make the matching call, with the same tag.",
         )
     return None
 
@@ -160,7 +161,7 @@ def _members(one: Examined, ranks: Sequence[Examined]) -> list[Examined]:
 
 
 def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    """Peers whose cell has ended, or that were not given it."""
+    """Peers whose cell has finished, or that were not sent it."""
     for one in waiting:
         absent = [other for other in _members(one, ranks) if other.state in ("idle", "freed")]
         if not absent:
@@ -168,37 +169,35 @@ def _ended(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis 
         who, what = _who(absent), one.waits_in
         has, it = ("have", "them") if len(absent) > 1 else ("has", "it")
         if not any(other.asked for other in absent):
-            sentence = (
-                f"rank {one.rank} waits in {what}, which {who} {has} to enter, too; the cell was not given to {it}."
-            )
+            sentence = f"rank {one.rank} waits in {what}, which {who} must enter too; the cell was not sent to {it}."
             remedy = (
-                "Run it on all ranks of the group, or use a group of those that run it (`dist.new_group`, made on all "
-                "ranks, and `group=`); interrupting the cell ends the wait."
+                "Run the cell on all ranks of the group, or pass `group=` a group of only those that run it (call "
+                "`dist.new_group` on all ranks). Interrupting the cell ends the wait."
             )
             return Diagnosis("subset", sentence, remedy)
         if (unused := _never_produced(one, absent)) is not None:
             return unused
-        sentence = f"{who} {has} ended the cell; rank {one.rank} still waits in {what}{_at(one)}."
-        fewer = "Ranks with fewer batches than others: train inside `with model.join():`."
+        sentence = f"{who} {has} finished the cell; rank {one.rank} still waits in {what}{_at(one)}."
+        fewer = "If ranks have different numbers of batches, train inside `with model.join():`."
         return Diagnosis("ended", sentence, SAME_CALLS if one.bucket is None else fewer)
     return None
 
 
 def _never_produced(one: Examined, others: Sequence[Examined]) -> Diagnosis | None:
-    """A backward that waits for a gradient that will not come."""
+    """A backward that waits for a gradient that no rank will produce."""
     lacking = [(other.rank, model.missing) for other in others for model in other.models if model.missing]
     if one.bucket is None or not lacking:
         return None
     rank, missing = lacking[0]
     sentence = (
         f"rank {one.rank} waits for bucket {one.bucket[1]}; rank {rank} never produced a gradient for "
-        f"{names(missing)}: not used in its forward."
+        f"{names(missing)}, unused in its forward pass."
     )
     return Diagnosis("unused", sentence, "Wrap the model with find_unused_parameters=True.")
 
 
 def _busy(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    """Peers that still do something else."""
+    """Peers that are still doing something else."""
     for one in waiting:
         busy = [other for other in _members(one, ranks) if other.state == "running" and not other.waits]
         if not busy:
@@ -213,43 +212,45 @@ def _busy(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis |
 
 
 def _remedy_of(busy: Examined) -> str:
-    """What helps against what a rank does while others wait for it."""
+    """The suggested fix for what a rank does while others wait for it."""
     text = busy.place.text if busy.place is not None else ""
     innermost = busy.stack[0].file if busy.stack else ""
     if "sleep" in text:
-        return f"rank {busy.rank} sleeps: the others go on when it is done."
+        return f"rank {busy.rank} is in a sleep call; the others continue when it returns."
     if busy.within("dataloader.py"):
-        return f"rank {busy.rank} waits for its data: more or faster DataLoader workers, or a balanced sampler."
+        return f"rank {busy.rank} is waiting for data: use more or faster DataLoader workers, or a balanced sampler."
     if "threading.py" in innermost or "queue.py" in innermost:
-        return f"rank {busy.rank} waits for a thread or a queue of its own."
+        return f"rank {busy.rank} is waiting for a thread or a queue of its own."
     if ".save(" in text:
-        return f"rank {busy.rank} writes a file while the others wait: all of them can go on before it is written."
+        return f"rank {busy.rank} is writing a file; the others do not need to wait until it is written."
     return (
-        f"If rank {busy.rank} does not come: `%cluster interrupt` ends the cell on all ranks and keeps their variables."
+        f"If rank {busy.rank} never reaches the collective, `%cluster interrupt` ends the cell on all ranks and keeps "
+        "their variables."
     )
 
 
 def _different(ranks: Sequence[Examined], waiting: Sequence[Examined]) -> Diagnosis | None:
-    """All peers wait: in what?"""
+    """If all peers wait: what do they wait for?"""
     calls = {one.rank: one.call for one in waiting if one.call is not None and one.call.kind == "collective"}
     making = [one for one in waiting if one.call is not None and one.call.kind == "group"]
     buckets = [one for one in waiting if one.bucket is not None]
     words = "; ".join(f"rank {one.rank} is in {one.waits_in}{_at(one)}" for one in waiting)
     if making and len(making) < len(waiting):
-        remedy = "Every rank has to make every group, in the same order, also those it is no member of."
-        return Diagnosis("group", f"Not all ranks make a group: {words}.", remedy)
+        remedy = "All ranks must create all groups in the same order, including groups they do not belong to."
+        return Diagnosis("group", f"Not every rank called `new_group`: {words}.", remedy)
     if making:
-        return Diagnosis("making", f"All ranks make a group, and have not found each other: {words}.", SAME_CALLS)
+        sentence = f"All ranks are creating a group but have not found each other: {words}."
+        return Diagnosis("making", sentence, SAME_CALLS)
     if buckets and calls:
-        remedy = "They train different numbers of steps: use `model.join()`, or call the collective on all ranks."
-        return Diagnosis("backward", f"Backward and another collective wait for each other: {words}.", remedy)
+        remedy = "The ranks train different numbers of steps: use `model.join()`, or call the collective on all ranks."
+        return Diagnosis("backward", f"A backward pass and another collective wait for each other: {words}.", remedy)
     if buckets:
         return _in_buckets(buckets)
     return _in_calls(calls, words, _uneven(waiting)) if calls else None
 
 
 def _uneven(waiting: Sequence[Examined]) -> bool:
-    """Whether ranks that are in collectives are not equally far. In sequence numbers sends and receives count, too."""
+    """Whether ranks that are in collectives are out of step. Sequence numbers also count sends and receives."""
     groups = {one.call.group for one in waiting if one.call is not None}
     known = {flight.entered for one in waiting for flight in one.flights if flight.group in groups}
     if known:
@@ -261,10 +262,10 @@ def _in_buckets(buckets: Sequence[Examined]) -> Diagnosis:
     found = {one.rank: one.bucket for one in buckets if one.bucket is not None}
     if len({(model.module, number) for model, number in found.values()}) > 1:
         each = (f"rank {rank} for bucket {number} of {model.module}" for rank, (model, number) in found.items())
-        remedy = "They run backwards of different models, or in different orders."
+        remedy = "They run the backward passes of different models, or in a different order."
         return Diagnosis("order", f"Ranks wait for different buckets: {'; '.join(each)}.", remedy)
     model, number = next(iter(found.values()))
-    sentence = f"All ranks wait for bucket {number} of {model.module}: all have launched it, it is being reduced."
+    sentence = f"All ranks wait for bucket {number} of {model.module}: all have launched it; it is being reduced."
     return Diagnosis("slow", sentence, _SLOW_LINK)
 
 
@@ -272,24 +273,24 @@ def _in_calls(calls: dict[int, Call], words: str, uneven: bool) -> Diagnosis:
     some = list(calls.values())
     groups = {one.group for one in some}
     if len(groups) > 1:
-        remedy = "Ranks that are in several groups have to use them in the same order."
-        return Diagnosis("groups", f"Ranks wait in different groups for each other: {words}.", remedy)
+        remedy = "Ranks that are in several groups must use them in the same order."
+        return Diagnosis("groups", f"Ranks wait for each other in different groups: {words}.", remedy)
     if len({one.name for one in some}) > 1:
         return Diagnosis("mismatch", f"Ranks entered different collectives: {words}.", SAME_CALLS)
     if len({one.peer for one in some}) > 1:
-        return Diagnosis("root", f"Ranks name different roots: {words}.", "src and dst have to be the same everywhere.")
+        return Diagnosis("root", f"Ranks use different roots: {words}.", "src and dst must be the same on all ranks.")
     if uneven:
-        return Diagnosis("ahead", f"Ranks are not equally far: {words}.", "One of them left out, or repeated, a call.")
+        return Diagnosis("ahead", f"Ranks are out of step: {words}.", "One rank skipped or repeated a collective.")
     if len({(one.bytes, one.what) for one in some}) > 1:
         sizes = enumeration([f"{binary_size(one.bytes)} on rank {rank}" for rank, one in calls.items()])
         return Diagnosis("sizes", f"{some[0].name} was called with different tensors: {sizes} ({words}).", SAME_TENSORS)
-    return Diagnosis("slow", f"{label(calls)} are all in {some[0]}: it is under way.", _SLOW_LINK)
+    return Diagnosis("slow", f"{label(calls)} are all in {some[0]}, which is in progress.", _SLOW_LINK)
 
 
 def _at(one: Examined) -> str:
     return f" ({one.place})" if one.place is not None else ""
 
 
-# However long one waits:
+# Certain at once: waiting longer does not change them.
 _SURE: tuple[_Rule, ...] = (_gone, _stopped, _paused, different_calls, launched_alone, _idle, _silent)
 _RULES: tuple[_Rule, ...] = (_nobody_waits, _point_to_point, _ended, _busy, _different)

@@ -1,4 +1,4 @@
-"""What a rank says of itself when it is examined: where it is, what it waits in, how far its backwards are."""
+"""The state that a rank reports when it is examined: where it is, what it waits in, how far its backwards are."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Place:
         file: as Python names it; of a cell ``"<cell %%distributed [3]>"``.
         line: number in the file.
         function: qualified name.
-        text: what of the line is being executed.
-        users: the user's own code.
+        text: the part of the line that is being executed.
+        users: whether it is the user's own code.
     """
 
     file: str
@@ -36,15 +36,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of torch.distributed that a rank has not returned from.
+    """A function of torch.distributed from which a rank has not returned.
 
     Attributes:
         name: e.g. ``"all_reduce"``.
-        kind: ``"collective"``, ``"point to point"`` or ``"group"`` (one is being made).
+        kind: ``"collective"``, ``"point to point"`` or ``"group"`` (one is being created).
         group: name of the group.
         ranks: its global ranks.
         what: types and shapes of the tensors.
-        bytes: of them.
+        bytes: their size.
         peer: source or destination, a global rank; None if there is none.
         sequence: how many collectives this rank has entered on the group, this one included; None if unknown.
     """
@@ -93,9 +93,9 @@ class Model:
         reducer: the rank's number of it.
         module: its class.
         step: index of the running, or next, synchronised backward.
-        in_flight: a backward has begun and not ended.
-        finalizing: all buckets are launched, and it waits for them.
-        paused: where it pauses at a breakpoint; "" if it does not.
+        in_flight: whether a backward has begun and not ended.
+        finalizing: whether all buckets are launched and the backward waits for them.
+        paused: the breakpoint at which it is paused; "" if it is not.
         buckets: in the order of launch.
     """
 
@@ -124,14 +124,14 @@ class Examined:
 
     Attributes:
         rank: its rank.
-        state: ``"running"`` a cell, ``"idle"``, ``"freed"``, ``"silent"`` (it does not answer), ``"stopped"`` (by a
-            signal) or ``"dead"``.
-        why: of a dead one, how it ended; of a stopped one, the command that continues it.
+        state: ``"running"`` a cell, ``"idle"``, ``"freed"``, ``"silent"`` (unresponsive), ``"stopped"`` (by a
+            signal) or ``"dead"`` (its process exited).
+        why: of a dead one, how it ended; of a stopped one, the command that resumes it.
         label: of the running cell.
-        asked: the cell was given to this rank, too.
+        asked: whether the cell was sent to this rank.
         seconds: since the cell began here.
         stack: frames of the main thread, innermost first.
-        call: the function of torch.distributed that it is in.
+        call: the function of torch.distributed in which it is.
         sequences: group -> collectives entered.
         models: the wrapped ones.
         flights: the collectives that it has entered, by group.
@@ -155,7 +155,7 @@ class Examined:
 
     @classmethod
     def of(cls, rank: int, state: str, answer: Mapping[str, Any], **more: Any) -> Examined:
-        """From what the rank answered (`ddp_lab.engine.status.examine`)."""
+        """From the rank's answer (`ddp_lab.engine.status.examine`)."""
         call = answer["call"]
         return cls(
             rank=rank,
@@ -171,13 +171,18 @@ class Examined:
         )
 
     @property
+    def how_it_ended(self) -> str:
+        """Of a dead one, e.g. ``"killed by SIGKILL (signal 9)"``, to follow "failed: "."""
+        return self.why.removeprefix("was ")
+
+    @property
     def place(self) -> Place | None:
         """The innermost line of the user's own."""
         return next((one for one in self.stack if one.users), None)
 
     @property
     def paused(self) -> Model | None:
-        """The model that pauses at a breakpoint."""
+        """The model that is paused at a breakpoint."""
         return next((one for one in self.models if one.paused), None)
 
     @property
@@ -215,25 +220,25 @@ class Examined:
         return any(name == one.function.rpartition(".")[2] or name in one.file for one in self.stack for name in names_)
 
     def __str__(self) -> str:
-        """What it does, after "rank 1 "."""
+        """What it does, to follow "rank 1 "."""
         if self.state == "dead":
-            return f"is gone: {self.why}"
+            return f"failed: {self.how_it_ended}"
         if self.state == "stopped":
-            return f"is stopped (SIGSTOP): `{self.why}` continues it"
+            return f"is stopped (SIGSTOP): `{self.why}` resumes it"
         if self.state == "silent":
-            return "does not answer: a call into C code may hold the interpreter"
+            return "is unresponsive: a C call may be holding the GIL"
         if self.state != "running":
-            return "runs no cell"
+            return "is not running a cell"
         at = f" at {self.place}" if self.place is not None else ""
         if self.paused is not None:
-            return f"pauses at a breakpoint ({self.paused.paused}){at}"
+            return f"is paused at a breakpoint ({self.paused.paused}){at}"
         if self.call is not None:
             return f"waits in {self.call}{at}"
         if self.bucket is not None:
             return f"waits for bucket {self.bucket[1]} of {self.bucket[0].module}{at}"
         model = next((one for one in self.models if one.missing and self.within("_engine_run_backward")), None)
         if model is not None:
-            return f"computes a backward that still lacks {names(model.missing)}{at}"
+            return f"is computing a backward that still lacks {names(model.missing)}{at}"
         doing = self.stack[0] if self.stack else None
         return f"is in `{(self.place or doing or _NOWHERE).text or '?'}`{at}"
 

@@ -1,22 +1,25 @@
-"""Answers for a rank while its cell runs: interrupts it, frees its peers, says where it is.
+"""Answers for a rank while its cell runs: interrupts it, unblocks its peers, reports where it is.
 
 See [Note: interrupt]. An interrupt signals the main thread and the processes it has started. Python code and sleeps end
-at once. A main thread that waits in a collective notices nothing, so when nothing has moved on the rank's connections
-for `_SIGNAL_SECONDS` ([Note: what is on its way] in `groups/registry.py`), at the latest after `_MOVING_SECONDS`, the
-agent frees the rank's groups: the collective fails, and what the user sees is KeyboardInterrupt at the line that
-waited. The signal's handler keeps quiet where an exception would hit IPython's own code instead of the cell, and does
-not run at all for a signal that comes just before a sleep begins; and Python drops what is raised while it forks a data
-loader's worker, or in a destructor. An exception in `__enter__` or `__exit__` could leave a lock taken, on which Python
-itself would wait for ever later (a data loader's queues); so the first signal that finds one of these lets it pass, and
-only one that still finds the same call, which waits, ends it. So the agent signals until the cell's code has been
-interrupted once. An interrupt names its cells: one that has not begun on this rank is interrupted when it does. Where
-that has not helped within `_REST_SECONDS`, what Gloo has forgotten to end is ended, and who waits in the rendezvous
-store (for a group that not all ranks make) is freed by shutting down the rank's connection to it: the groups are lost
-by then, and a rejoin makes another store.
+at once. A main thread that waits in a collective does not notice. So when nothing has moved on the rank's connections
+for `_SIGNAL_SECONDS` ([Note: what is on its way] in `groups/registry.py`), or after `_MOVING_SECONDS`, the agent shuts
+the rank's groups down: the collective fails, and the user sees KeyboardInterrupt at the waiting line.
+
+The agent signals until the cell's code has been interrupted once, because single signals can have no effect. The
+handler raises nothing where an exception would hit IPython's own code instead of the cell. It does not run for a signal
+just before a sleep begins. Python drops exceptions while it forks a data loader's worker, and in destructors. And an
+exception in `__enter__` or `__exit__` could leave a lock taken on which Python itself would later wait forever (a data
+loader's queues): the first signal during such a call does nothing, and only one that finds the same call still waiting
+ends it.
+
+An interrupt names its cells: one that has not begun on this rank is interrupted when it does. If all that has not
+helped within `_REST_SECONDS`, works that Gloo has forgotten are ended, and a wait in the rendezvous store (for a group
+that not all ranks make) is ended by shutting down the rank's connection to it: the groups are lost by then, and a
+rejoin makes another store.
 
 See [Note: freeing peers]. A cell that fails leaves peers behind that may wait for this rank. Shutting the groups down
-is safe but costs a rejoin, and most failures are a slip that all ranks make at the same line. So the agent waits
-`_GRACE_SECONDS`, in which the client may say ("settle") that every rank's cell has ended anyway.
+is safe but costs a rejoin, and most failures are a mistake that all ranks make at the same line. So the agent waits
+`_GRACE_SECONDS`, in which the client may report ("settle") that every rank's cell has ended anyway.
 """
 
 from __future__ import annotations
@@ -56,9 +59,9 @@ _FORK_TIMES = 3
 _NEWS_SECONDS = 0.1
 _GRACE_SECONDS = 0.05
 _REST_SECONDS = 0.3
-_STILL_SECONDS = 0.01  # nothing has moved for so long
+_STILL_SECONDS = 0.01  # without movement
 _MOVING_SECONDS = 2.0
-_RELEASED = "the cell is to end on this rank"
+_RELEASED = "the cell was interrupted on this rank"
 _DEPTH = 3  # frames: a generator's, and contextlib's that runs it
 _DOOMED = 256  # ids of interrupted cells that are remembered
 
@@ -102,7 +105,7 @@ class Agent:
         self._report_unraisable = sys.unraisablehook
 
     def install(self, kernel: Any) -> None:
-        """Takes over SIGINT and the hooks around cells, and starts answering."""
+        """Installs itself as handler of SIGINT and of the hooks around cells, and starts answering."""
         kernel.pre_handler_hook = kernel.post_handler_hook = lambda: None  # ipykernel's would undo the handler
         signal.signal(signal.SIGINT, self._on_signal)
         self._asking = Asking(kernel)
@@ -122,7 +125,7 @@ class Agent:
             self._channel.on_control(op, answer)
 
     def joined(self) -> None:
-        """Notes that this rank's groups are whole again."""
+        """Notes that this rank's groups are intact again."""
         with self._gate:
             self._at_risk = self._freed = self._freed_by = self._interrupted = None
         self._report()
@@ -153,16 +156,16 @@ class Agent:
             self._ended = (end.cell_id, True)
             self._take_over_children()
             self._report()
-        finally:  # whatever goes wrong with that (there is no memory, say) must not keep its peers from being freed
+        finally:  # whatever fails here (e.g. out of memory) must not keep its peers from being unblocked
             _beside(self._free_unless_settled, end.cell_id, "ddp_lab-free")
 
     def _judge(self, end: cell.CellEnd) -> None:
-        """Finds out whether the cell was interrupted, or failed because another rank did."""
+        """Determines whether the cell was interrupted, or failed because another rank did."""
         error = end.error
         end.broke_backward = bool(rejoin.broken_backwards())
         if isinstance(error, RuntimeError):
             end.waited_in = self._waited_in(error)
-            if end.waited_in:  # a closed connection may be here before the word that says why
+            if end.waited_in:  # a closed connection may arrive before the message with the cause
                 self._told.wait(_NEWS_SECONDS)
         if self._interrupted == end.cell_id:
             if isinstance(error, RuntimeError | KeyboardInterrupt | bdb.BdbQuit | EOFError):
@@ -201,7 +204,7 @@ class Agent:
         return "idle" if self._freed is None else "freed"
 
     def _broken_by(self) -> str:
-        """Why this rank's groups were shut down: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed."""
+        """Why this rank's groups were destroyed: it ``"failed"``, was ``"interrupted"``, or ``"rank 1"`` failed."""
         if self._freed is None:
             return ""
         if self._freed_by is not None:
@@ -224,23 +227,23 @@ class Agent:
         raise KeyboardInterrupt
 
     def _take_over_children(self) -> None:
-        """Puts `_on_child` before the handler that a library has set in the cell."""
+        """Installs `_on_child` before the handler that a library has set in the cell."""
         handler = signal.getsignal(signal.SIGCHLD)
         if callable(handler) and getattr(handler, "func", None) != self._on_child:
             signal.signal(signal.SIGCHLD, functools.partial(self._on_child, handler))
 
     def _on_child(self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
-        """torch's handler raises when a data loader's worker has died: outside of a cell that would end the engine. The
-        loader says so, too, when it is used next."""
+        """torch's handler raises when a DataLoader worker was killed; outside a cell that would end the engine. The
+        loader raises too when it is used next."""
         try:
             handler(number, frame)
         except Exception:
             if not self._left.is_set() and _in_the_cell(frame):
                 raise
-            _log.warning("a process that rank %d had started has ended", self._rank, exc_info=True)
+            _log.warning("a process started by rank %d has ended", self._rank, exc_info=True)
 
     def _on_unraisable(self, found: sys.UnraisableHookArgs) -> None:
-        """Python drops what is raised in a destructor or a fork's hooks: the cell has not been interrupted, then."""
+        """Python drops exceptions in a destructor or a fork's hooks: then the cell has not been interrupted."""
         if found.exc_type is KeyboardInterrupt:
             self._raised = False
         else:
@@ -253,7 +256,7 @@ class Agent:
             self._doomed.extend(request["cells"])
             cell_id = self._current()
             if cell_id is None and cell.running() in request["cells"]:
-                # Its code has ended already, by a connection that an interrupted peer has closed: `_on_failure` waits.
+                # Its code has ended already, because an interrupted peer closed a connection: `_on_failure` waits.
                 self._interrupted = cell.running()
                 self._told.set()
         if cell_id in request["cells"]:
@@ -292,7 +295,7 @@ class Agent:
         return {**reply, "label": label, "seconds": seconds, "in_flight": flights.in_flight(), "gpu": gpu}
 
     def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's state, its cell and the one that ended last, and if asked for its main thread's stack."""
+        """This rank's state, its cell and the one that ended last, and on request its main thread's stack."""
         last = self._ended[0] if self._ended is not None else None
         reply: dict[str, Any] = {"state": self._state(), "cell": cell.running(), "last": last}
         reply["broken_by"] = self._broken_by()
@@ -302,11 +305,11 @@ class Agent:
         return reply
 
     def _waited_in(self, error: RuntimeError) -> str:
-        """What the rank waited in. Whatever goes wrong with that must not keep its peers from being freed."""
+        """What the rank waited in. Errors here must not keep its peers from being unblocked."""
         try:
             return examine.waited_in(error)
-        except Exception:  # noqa: BLE001 - logged; the cell's own error is what counts
-            _log.exception("what rank %d waited in could not be found out", self._rank)
+        except Exception:  # noqa: BLE001 - logged; the cell's own error matters more
+            _log.exception("could not determine what rank %d waited in", self._rank)
             return ""
 
     def _answer_examine(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -393,15 +396,14 @@ class Agent:
 
 
 class _Moves:
-    """Whether something is on its way on this rank's connections; see [Note: what is on its way] in
-    `groups/registry.py`."""
+    """Whether data is moving on this rank's connections; see [Note: what is on its way] in `groups/registry.py`."""
 
     def __init__(self) -> None:
         self._moved = registry.bytes_moved()
         self._deadline = time.monotonic() + _MOVING_SECONDS
 
     def go_on(self) -> bool:
-        """Whether more has come or gone since the last call, for some seconds at most."""
+        """Whether data was sent or received since the last call, for some seconds at most."""
         before, self._moved = self._moved, registry.bytes_moved()
         return self._moved != before and time.monotonic() < self._deadline
 
@@ -416,11 +418,11 @@ def _beside(work: Callable[[str], None], cell_id: str, name: str) -> None:
 
 
 def _interrupt_children(told: dict[int, float]) -> None:
-    """What Ctrl-C in a terminal does: a data loader's workers and shell commands are interrupted too.
+    """Acts like Ctrl-C in a terminal: a data loader's workers and shell commands are interrupted too.
 
     Args:
-        told: process id -> when it was interrupted. A child that was started since then is interrupted, too: the rank
-            may have been about to fork it. One that goes on for `_CHILD_SECONDS` is interrupted again.
+        told: process id -> when it was interrupted. A child that was started since then is interrupted too: the rank
+            may have been about to fork it. One that continues for `_CHILD_SECONDS` is interrupted again.
     """
     group, now = os.getpgid(0), time.monotonic()
     for child in psutil.Process().children(recursive=True):
@@ -431,7 +433,7 @@ def _interrupt_children(told: dict[int, float]) -> None:
 
 
 def _interrupt_forks() -> None:
-    """Interrupts the workers that are left when the cell has ended, and outlive it: nobody else would end them.
+    """Interrupts the workers that are left when the cell has ended: nothing else would end them.
 
     One that was just being forked drops its interrupt, and the data loader that forked it does not know it yet.
     """

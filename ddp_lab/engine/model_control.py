@@ -1,4 +1,4 @@
-"""Control messages about models that train: changes, faults, pauses. Answered while a cell runs.
+"""Control messages about training models: changes, faults, pauses. Answered while a cell runs.
 
 Each is a command of `ddp_lab.protocol.commands` as JSON, with ``"op": "live"`` and, if it is about one model,
 ``"reducers": {rank: this rank's number of the model}``; what they do is in `ddp_lab.parallel.live.model`.
@@ -19,7 +19,7 @@ from .telemetry import Telemetry
 def install(channel: Telemetry) -> None:
     """Answers the client's messages on this channel; called once in the life of a rank."""
     channel.on_control("live", lambda message: answer(channel.rank, message))
-    fault_injection.before_death.append(channel.stop)  # which waits until what was recorded has left
+    fault_injection.before_death.append(channel.stop)  # which waits until recorded events are sent
 
 
 def answer(rank: int, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -32,15 +32,15 @@ def answer(rank: int, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if number is None:
         return {"error": "it has no such model"}
     model = _model(number)
-    if model is None:  # no failure of ours: a view may ask for a model that a cell has just replaced
+    if model is None:  # not an internal error: a view may ask for a model that a cell has just replaced
         return {"error": _why_not(number)}
     return _ONE_MODEL[type(command)](model, command)
 
 
 def _why_not(number: int) -> str:
     if is_observed(number):
-        return f"its model {number} is of torch's class, and only observed: wrap it in ddp_lab.DistributedDataParallel"
-    return f"its model {number} is gone: no variable of a cell holds it any more"
+        return f"its model {number} has torch's class and is only observed: wrap it in ddp_lab.DistributedDataParallel"
+    return f"its model {number} no longer exists: no variable of a cell refers to it"
 
 
 def _model(reducer: int) -> LiveModel | None:

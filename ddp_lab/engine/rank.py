@@ -1,7 +1,7 @@
-"""What an engine does to be a rank: join, rejoin.
+"""An engine's steps to be a rank: join, rejoin.
 
-The client calls these functions by name, each on all ranks: `prepare` (rank 0 opens the rendezvous, everybody says who
-and what it is), then `join` or `rejoin` with what the client put together from the answers.
+The client calls these functions by name, each on all ranks: `prepare` (rank 0 opens the rendezvous, every rank
+reports its facts), then `join` or `rejoin` with arguments that the client made from the answers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _IDLE_SECONDS = 0.25
 
 
 class _Rank:
-    """What this process holds as a rank."""
+    """This process's state as a rank."""
 
     listener: socket.socket | None = None
-    held: socket.socket | None = None  # keeps a port for a store that the user's code may open
+    held: socket.socket | None = None  # reserves a port for a store that the user's code may open
     store: Any = None
     telemetry: Any = None
     agent: Any = None
@@ -42,7 +42,7 @@ _rank = _Rank()
 
 
 def preload() -> None:
-    """Imports what a rank needs besides torch; called once, before the ranks are forked."""
+    """Imports the modules that a rank needs besides torch; called once, before the ranks are forked."""
     from .. import native
 
     native.load()
@@ -51,18 +51,18 @@ def preload() -> None:
 
 
 def prepare(address: str) -> dict[str, Any]:
-    """Says who this rank is; rank 0 also opens the next rendezvous, on a port of the system's choice.
+    """Reports this rank's facts; rank 0 also opens the next rendezvous, on a port that the system chooses.
 
-    The rendezvous takes nobody else once the ranks have joined ([Note: a sealed port] in
-    `ddp_lab.engine.groups.sockets`). So what the user's code opens with ``env://`` has a port of its own,
-    which is kept for it.
+    The rendezvous accepts no more connections once the ranks have joined ([Note: a sealed port] in
+    `ddp_lab.engine.groups.sockets`). So a store that the user's code opens with ``env://`` has a port of its own,
+    which is reserved.
 
     Args:
         address: of rank 0's host, where the others reach it; loopback if all are on that host.
 
     Returns:
-        ``rank``, ``pid``, ``host``, ``port`` and ``users_port`` (None but on rank 0), and what a rejoin has to build
-        again: ``groups`` and ``group_count``.
+        ``rank``, ``pid``, ``host``, ``port`` and ``users_port`` (None but on rank 0), and what a rejoin must
+        rebuild: ``groups`` and ``group_count``.
     """
     rank, port, users_port = int(os.environ["DDP_LAB_RANK"]), None, None
     if rank == 0:
@@ -74,7 +74,7 @@ def prepare(address: str) -> dict[str, Any]:
             _rank.held.close()
         _rank.held = socket.socket()
         _rank.held.bind((address, 0))
-        _rank.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who has it, too, may listen there
+        _rank.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # listeners with this option may use the port
         users_port = _rank.held.getsockname()[1]
     about = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
     return {**about, "port": port, "users_port": users_port, **regroup.inventory()}
@@ -87,10 +87,10 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
         spec: ``rank``, ``world_size``, ``local_rank``, ``local_world_size``, ``host_index``, ``backend``, ``address``
             and ``port`` (of the rendezvous), ``users_port``, ``interface`` (by which the host reaches the others),
             ``device``, ``endpoint`` (of the client's wire), ``detached`` (whether another client may come later), and
-            ``groups``, ``group_count`` and ``broken`` of ranks that were there before.
+            ``groups``, ``group_count`` and ``broken`` of earlier ranks.
 
     Returns:
-        ``device`` and ``backend`` in words; ``warnings``: what the default group has to do without.
+        ``device`` and ``backend`` in words; ``warnings``: missing features of the default group.
     """
     import torch
     import torch.distributed as dist
@@ -123,7 +123,7 @@ def join(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _start_services(shell: Any, spec: Mapping[str, Any]) -> None:
-    """What answers the client and sends it events, from now on."""
+    """The object that from now on answers the client and sends it events."""
     from . import model_control
     from .agent import Agent
     from .cells import last_cell, name_lookup, progress_bars, sources, spawned
@@ -149,7 +149,7 @@ def _start_services(shell: Any, spec: Mapping[str, Any]) -> None:
 
 
 def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces every group of this rank by a new one; variables are kept, and those that name a group follow it.
+    """Replaces every group of this rank by a new one; variables are kept, and those that hold a group get the new one.
 
     Args:
         spec: as for `join`; ``groups`` are the user's groups to build again, ``broken`` the models that on some rank
@@ -169,10 +169,10 @@ def rejoin(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _warm_up_tracebacks() -> None:
-    """Pays the price of the first traceback through `torch.distributed` before somebody waits for it.
+    """Pays the cost of the first traceback through `torch.distributed` before a user waits for it.
 
     It takes 0.15 s, in which torch's source is parsed; a rank that waited for one that failed would keep its peers'
-    cell open for that long. So each rank formats one when it first has nothing to do.
+    cell open for that long. So each rank formats one when it is first idle.
     """
     import torch.distributed as dist
     from IPython.core import ultratb
@@ -206,7 +206,7 @@ def _event_cost(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_environment(spec: Mapping[str, Any]) -> None:
-    """What torchrun would set, for code that reads it."""
+    """The environment variables that torchrun sets, for code that reads them."""
     os.environ.update(
         RANK=str(spec["rank"]),
         WORLD_SIZE=str(spec["world_size"]),
@@ -220,14 +220,14 @@ def _set_environment(spec: Mapping[str, Any]) -> None:
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", spec["interface"])
     if spec["interface"] != "lo":
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=" + spec["interface"])  # "=": this one, not those that begin so
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=" + spec["interface"])  # "=": exactly this one, not a prefix
 
 
 def _make_groups(spec: Mapping[str, Any], old: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Makes all groups, of which the former ones are `old`, and a first collective.
+    """Makes all groups, whose former ones are `old`, and runs a first collective.
 
     Returns:
-        What the default group has to do without, in words; name -> why another one could not be made.
+        Missing features of the default group, in words; name -> why another one could not be made.
     """
     import torch
 
@@ -239,7 +239,7 @@ def _make_groups(spec: Mapping[str, Any], old: dict[str, Any]) -> tuple[list[str
 
 
 def _open_default_group(spec: Mapping[str, Any]) -> list[str]:
-    """Returns what that group has to do without, in words: here nobody would see a warning."""
+    """Returns missing features of the group, in words: a warning would not be seen here."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
@@ -291,19 +291,19 @@ def _first_collective(device: Any) -> None:
         ones = torch.ones(1, device=place)
         dist.all_reduce(ones)
         if ones.item() != dist.get_world_size():
-            raise RuntimeError(f"the first all-reduce on {place} gave {ones.item()}, not {dist.get_world_size()}")
+            raise RuntimeError(
+                f"the test all-reduce on {place} returned {ones.item()}, expected {dist.get_world_size()}"
+            )
 
 
 def _seal(device: Any) -> list[str]:
     """After a collective over all ranks, each of them is connected. (NCCL connects to the store later, too.)
 
     Returns:
-        What is to be said, if the kernel refuses it.
+        A warning, if the kernel refuses it.
     """
     why = (registry.seal_store() if device.type == "cpu" else "") or registry.unsealed()
-    said = (
-        "other users of this machine can connect to the ports of torch's store and of Gloo: a filter is refused there"
-    )
+    said = "other users of this machine can connect to the ports of torch's store and Gloo: the kernel refused a filter"
     return [f"{said} ({why}). See SECURITY.md"] if why else []
 
 

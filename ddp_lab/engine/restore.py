@@ -1,11 +1,11 @@
-"""Copies variables from one rank to the others, so that training goes on after a rank was given a new process.
+"""Copies variables from one rank to the others, so that training continues after a rank was restarted.
 
 [Note: restoring]
-A rank that lacks one of the chosen variables takes all of them whole, in one pickle: an optimizer there goes on holding
-the parameters of the model beside it, and a function or class of a cell goes on seeing the rank's own namespace (its
-globals are pickled as a reference, not as a copy). A rank that has them all keeps its objects and loads their states.
-What is about the rank itself is not copied as it is: names that the rank has already (`rank`, `device`, ...) stay, a
-`DistributedSampler` gets the rank's own number, and tensors of the source's device land on the rank's own.
+A rank that lacks one of the chosen variables gets all of them, in one pickle: an optimizer there still refers to the
+parameters of its model, and a function or class of a cell still uses the rank's own namespace (its globals are pickled
+as a reference, not as a copy). A rank that has them all keeps its objects and loads their states. Rank-specific values
+are adapted: names that the rank already has (`rank`, `device`, ...) stay, a `DistributedSampler` gets the rank's own
+number, and tensors of the source's device are put on the rank's own.
 
 A model's reducer is not copied: with the same parameters and the same history all ranks build a new one together.
 """
@@ -34,16 +34,16 @@ _Models = (DistributedDataParallel, TorchDDP)
 
 
 def restore_from(source: int, *names: str) -> list[str]:
-    """Copies variables of rank `source` to all other ranks; every rank has to call it, with the same arguments.
+    """Copies variables of rank `source` to all other ranks; all ranks must call it with the same arguments.
 
-    Ranks that lack one of them get all of them; the others keep their objects, and load the states of modules,
-    optimizers and whatever else has `load_state_dict`. Models go on with their comm hooks and number of steps. See
+    Ranks that lack one of them get all of them. The others keep their objects, and load the states of modules,
+    optimizers and other objects with `load_state_dict`. Models continue with their comm hooks and step numbers. See
     [Note: restoring].
 
     Args:
         source: the rank that has them.
-        names: variables of its namespace; none: all with a state, and whatever else some rank lacks and can be
-            copied. Named ones that have no state replace what other ranks have.
+        names: variables of its namespace; none: all that have a state, and all others that some rank lacks and that can
+            be copied. Given ones without a state replace those of other ranks.
 
     Returns:
         The names that were copied.
@@ -55,7 +55,7 @@ def restore_from(source: int, *names: str) -> list[str]:
 
     Example:
         %%distributed
-        ddp_lab.restore_from(0)     # rank 1 was killed, and has a new process
+        ddp_lab.restore_from(0)     # rank 1 was killed, and restarted
     """
     if not dist.is_initialized():
         raise RuntimeError("restore_from copies between ranks: call it in a %%distributed cell, on all ranks")
@@ -67,12 +67,12 @@ def restore_from(source: int, *names: str) -> list[str]:
     dist.all_gather_object(asked, (source, names, sorted(_users(namespace))))
     if len({one[:2] for one in asked}) > 1:
         calls = "; ".join(f"rank {other}: {(one[0], *one[1])}" for other, one in enumerate(asked))
-        raise ValueError(f"every rank has to call restore_from with the same arguments ({calls})")
+        raise ValueError(f"all ranks must call restore_from with the same arguments ({calls})")
     said: list[Any] = [None]
     if rank == source:
         try:
             said[0] = _offer(namespace, names, [set(one[2]) for one in asked])
-        except Exception as error:  # noqa: BLE001  the others wait for an answer: it is raised on all of them
+        except Exception as error:  # noqa: BLE001  the others wait for an answer: the error is raised on all ranks
             said[0] = {"error": TypeError(f"the variables of rank {source} can't be sent: {error}")}
     dist.broadcast_object_list(said, src=source)
     offer = said[0]
@@ -97,7 +97,7 @@ def restore_from(source: int, *names: str) -> list[str]:
 
 
 def _offer(namespace: dict[str, Any], names: Sequence[str], have: Sequence[set[str]]) -> dict[str, Any]:
-    """What the source sends: ``names``, ``objects`` and ``states`` (pickled), ``models``, ``left``, ``error``."""
+    """The source's data: ``names``, ``objects`` and ``states`` (pickled), ``models``, ``left``, ``error``."""
     missing = [name for name in names if name not in namespace]
     if missing:
         return {"error": NameError(f"rank {dist.get_rank()} has no variable {', '.join(missing)}")}
@@ -142,7 +142,7 @@ def _has_state(value: Any) -> bool:
 
 
 def _history(model: Any) -> dict[str, Any]:
-    """What a copy of the model has to continue with."""
+    """The state with which a copy of the model continues."""
     hooks = list(model._comm_hooks)
     if isinstance(model, DistributedDataParallel):
         return {"hooks": _dump(hooks, []), **_synchronizer(model).history()}
@@ -224,7 +224,7 @@ def _take_all(namespace: dict[str, Any], offer: Mapping[str, Any]) -> list[Any]:
     """Sets all chosen variables; returns the models among them."""
     kept = dict(namespace)
     objects, models = _load(offer["objects"])
-    namespace.update(kept)  # what functions refer to came too: a rank's own names stay
+    namespace.update(kept)  # names that functions refer to are included; a rank's own names stay
     namespace.update(objects)
     return models
 

@@ -3,12 +3,12 @@
 Two threads of a rank, both idle while nothing happens:
 
 - the *flusher* drains the recorder every 20 ms (without the GIL) and sends one batch; with more than 25 ranks less
-  often, so that the client has not more than 1,250 batches a second to take; when nothing is recorded it looks less
-  and less often;
-- the *control thread* sleeps in its socket until a control message comes, and runs the message's handler.
+  often, so that the client receives at most 1,250 batches a second; when nothing is recorded it drains less and
+  less often;
+- the *control thread* sleeps on its socket until a control message arrives, and runs the message's handler.
 
 Nothing here ever waits for the client. While the client does not read, nothing is drained: the recorder's ring is
-the bounded buffer, it overwrites the oldest events, and the next batch says how many were dropped.
+the bounded buffer, which overwrites the oldest events, and the next batch contains the number of dropped ones.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .. import recording
 from ..printable import Dropped
 from ..protocol import events
 
-INTERVAL = 0.02  # seconds between two drains while events come; a drain and a send take 0.1 ms of a core
-IDLE_INTERVAL = 0.12  # at most, while none come
+INTERVAL = 0.02  # seconds between two drains while events arrive; a drain and a send take 0.1 ms of a core
+IDLE_INTERVAL = 0.12  # at most, while none arrive
 BATCH_SECONDS = 0.0008  # of the client's time that a batch may take
 MAX_BATCH = 8_192  # events; 590 kB
 QUEUE = 64  # batches that wait in the socket before draining stops: 38 MB at most
@@ -48,7 +48,7 @@ def process_session() -> int:
 
 
 def interval_of(ranks: int) -> float:
-    """Seconds between two drains of each of so many ranks while events come."""
+    """Seconds between two drains of each of `ranks` ranks while events arrive."""
     return max(INTERVAL, BATCH_SECONDS * ranks)
 
 
@@ -67,11 +67,11 @@ def socket_for(
     """A socket that can be connected to a `Wire`.
 
     Args:
-        context: makes it.
+        context: creates it.
         kind: of the socket.
-        endpoint: what `Wire.endpoint()` returned.
+        endpoint: the value of `Wire.endpoint()`.
         channel: ``"data"`` or ``"control"``.
-        name: nobody else's: after a broken connection the client still knows whom it talks to.
+        name: unique, so that the client recognises the rank after a broken connection.
     """
     socket = context.socket(kind)
     socket.linger = LINGER_MS
@@ -86,10 +86,10 @@ def socket_for(
 
 
 class Telemetry:
-    """Publishes what this rank records, and receives what the client tells it.
+    """Publishes this rank's events, and receives the client's commands.
 
     Args:
-        endpoint: what the client's `Wire.endpoint()` returned.
+        endpoint: the value of the client's `Wire.endpoint()`.
         rank: this rank.
         ranks: how many send to the same client.
         session: identifies the life of this process; None for `process_session()`. It must not change while the
@@ -114,7 +114,7 @@ class Telemetry:
         self._described = 0
         self._wake = threading.Event()
         self._stopping = False
-        self._dropped = Dropped()  # control messages that were none, or failed
+        self._dropped = Dropped()  # control messages that were invalid, or failed
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._data: zmq.Socket[bytes] | None = None  # made when something is sent
         self._threads: list[threading.Thread] = []
@@ -122,17 +122,17 @@ class Telemetry:
     # ---- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connects and starts the threads; returns at once, whether the client is there or not.
+        """Connects and starts the threads; returns at once, even if the client is not connected.
 
-        Each time that the connection stands, the control thread says hello.
+        Each time the connection is established, the control thread says hello.
         """
         if self._context is not None:
-            raise RuntimeError("this Telemetry has been started already")
+            raise RuntimeError("this Telemetry was already started")
         self._stopping = False
         self._context = zmq.Context(io_threads=1)
         self._control = socket_for(self._context, zmq.DEALER, self._endpoint, "control", self._name())
-        # A client that comes again, or a link that was cut, is noticed by who connects: only then can it be greeted.
-        # Watched from before the first connection, which may stand at once.
+        # A new client, or a restored connection, is noticed by the connecting side: only then can it say hello.
+        # Monitored from before the first connection, which may be established at once.
         self._connected = self._control.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._control.connect(self._endpoint["control"])
         self._stop_read, self._stop_write = os.pipe()
@@ -145,7 +145,7 @@ class Telemetry:
         return f"{self.rank}-{self.session}-{time.monotonic_ns()}"
 
     def stop(self) -> None:
-        """Sends what is left (for 0.2 s at most), ends the threads and closes the sockets."""
+        """Sends the rest (for 0.2 s at most), ends the threads and closes the sockets."""
         if self._context is None:
             return
         self.flush()
@@ -165,7 +165,7 @@ class Telemetry:
     # ---- publishing -------------------------------------------------------------------------------------
 
     def flush(self, cell: str | None = None, timeout: float = 0.05) -> bool:
-        """Hands over everything recorded until now: call it at the end of a cell, from the cell's thread.
+        """Sends everything recorded so far: call it at the end of a cell, from the cell's thread.
 
         Args:
             cell: id of the cell run that ended; the client's `Wire.wait_for(cell, ...)` returns when everything
@@ -173,7 +173,7 @@ class Telemetry:
             timeout: seconds to wait at most while the client does not read.
 
         Returns:
-            Whether everything was handed to the socket.
+            Whether everything was passed to the socket.
         """
         deadline = time.monotonic() + timeout
         marker = None if cell is None else self._json("flushed", cell=cell)
@@ -192,16 +192,16 @@ class Telemetry:
                 return False
 
     def send_status(self, status: Mapping[str, Any]) -> None:
-        """Sends this rank's state; of several between two drains the last is sent."""
+        """Sends this rank's state; of several between two drains only the last."""
         with self._lock:
             self._status = {"rank": self.rank, "session": self.session, "pid": os.getpid(), **status}
             self._last_status = self._status
         self.wake()
 
     def renew(self) -> None:
-        """Begins anew for a client that is new: what the ring still holds, all descriptions and the last status.
+        """Starts again for a new client: sends the ring's events, all descriptions and the last status.
 
-        What was sent to the last client, and not taken, is given up: it would come first, and then count as all.
+        Messages that the last client did not receive are dropped: they would arrive first, and then count as all.
         """
         with self._lock:
             if self._context is None:
@@ -215,18 +215,18 @@ class Telemetry:
         self.wake()
 
     def wake(self) -> None:
-        """Drains now, and then at the usual pace while events come: call it when a cell begins."""
+        """Drains now, and then at the usual rate while events arrive: call it when a cell begins."""
         self._wake.set()
 
     def _json(self, kind: str, **fields: Any) -> list[bytes]:
         return [b"j", json.dumps({"type": kind, "rank": self.rank, "session": self.session, **fields}).encode()]
 
     def _publish(self) -> bool:
-        """Drains once and sends; returns whether all of it was handed to the socket. Needs the lock."""
+        """Drains once and sends; returns whether everything was passed to the socket. Needs the lock."""
         if not self._send_outbox():
             return False
         batch, dropped, following = recording.drain(self._cursor)
-        # After the events, but sent before them: they may refer to the newest description.
+        # Drained after the events, but sent before them: events may refer to the newest description.
         described, self._described = recording.descriptions(self._described)
         if described:
             self._outbox.append(self._json("describe", descriptions=described))
@@ -257,7 +257,7 @@ class Telemetry:
         return True
 
     def _connect_data(self) -> zmq.Socket[bytes] | None:
-        """A socket for data; None while the process can open no more files. Needs the lock."""
+        """A socket for data; None while the process has too many open files. Needs the lock."""
         assert self._context is not None
         try:
             return connect(self._context, zmq.PUSH, self._endpoint, "data", self._name())
@@ -298,7 +298,7 @@ class Telemetry:
         """Calls `handler(message)` on the control thread when the client sends ``{"op": op, ...}``.
 
         What it returns (a JSON-able mapping, or None for an empty one) is the reply to a `Wire.request`; an
-        exception is replied as ``{"error": text}``. Later messages wait for it: let it be short.
+        exception is sent as ``{"error": text}``. Later messages wait for it, so it must be short.
         """
         self._handlers[op] = handler
 
@@ -329,7 +329,7 @@ class Telemetry:
             self._control.close()
 
     def _take(self, frames: list[bytes]) -> None:
-        """Answers a message; what is none is dropped, and logged now and then."""
+        """Answers a message; invalid ones are dropped, and sometimes logged."""
         try:
             message = json.loads(frames[0])
             sound = len(frames) == 1 and isinstance(message, dict) and isinstance(message.get("op"), str)
@@ -338,10 +338,10 @@ class Telemetry:
         if sound:
             self._answer(message)
             return
-        self._complain("no message: %r", frames[0][:80])
+        self._complain("invalid message: %r", frames[0][:80])
 
     def _complain(self, text: str, *arguments: object) -> None:
-        """Logs now and then what was wrong with a message: see `Dropped`."""
+        """Logs some errors of messages: see `Dropped`."""
         if self._dropped.one_more():
             _log.warning(f"{text} (%d such so far)", *arguments, self._dropped.count)
 
@@ -349,9 +349,9 @@ class Telemetry:
         handler = self._handlers.get(message["op"])
         try:
             if handler is None:
-                raise ValueError(f"rank {self.rank} knows no control message {message['op']!r}")
+                raise ValueError(f"rank {self.rank} does not know the control message {message['op']!r}")
             reply = dict(handler(message) or {})
-        except Exception as error:  # noqa: BLE001 - goes to who asked
+        except Exception as error:  # noqa: BLE001 - sent to the client
             self._complain("control message %s: %r", message["op"], error)
             reply = {"error": f"{type(error).__name__}: {error}"}
         if "id" in message:

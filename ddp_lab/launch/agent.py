@@ -1,9 +1,9 @@
 """`ddp-lab run`: torch's elastic agent with our worker between it and the user's program; then the report.
 
 [Note: a recorded run]
-Whatever torchrun understands is understood here, since its own parser reads the options. Its agent starts
-`ddp_lab.launch.worker`, which begins a journal and runs the program. When the agent has ended, however it did, the
-journals of this host's ranks are merged, and `ddp-lab run` ends with torchrun's exit code (130 after Ctrl-C).
+All options of torchrun are accepted, because its own parser reads them. Its agent starts `ddp_lab.launch.worker`, which
+begins a journal and runs the program. When the agent has ended, in whatever way, the journals of this host's ranks are
+merged, and `ddp-lab run` exits with torchrun's exit code (130 after Ctrl-C).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class _TorchrunsHelp(argparse.Action):
 
 
 def torchrun_parser(program: str, description: str, examples: Sequence[str]) -> tuple[Parser, argparse._ArgumentGroup]:
-    """A parser of torchrun's options, and a group for those of a command of ours, which its help shows alone."""
+    """A parser of torchrun's options, and a group for our command's own options, the only ones in its help."""
     from torch.distributed.run import get_args_parser
 
     theirs = get_args_parser()
     for action in theirs._actions:
         if action.dest != "help":
             action.help = argparse.SUPPRESS
-        if not action.option_strings:  # what an error calls them
+        if not action.option_strings:  # their name in errors
             action.metavar = {"training_script": "SCRIPT"}.get(action.dest, "ARGUMENTS")
             action.required = action.dest == "training_script"
     made = Parser(
@@ -63,7 +63,7 @@ def torchrun_parser(program: str, description: str, examples: Sequence[str]) -> 
         conflict_handler="resolve",  # both have --help
     )
     ours = made.add_argument_group("ddp_lab's options")
-    rest = made.add_argument_group("and all of torchrun's options")
+    rest = made.add_argument_group("and all options of torchrun")
     rest.add_argument("--help-torchrun", action=_TorchrunsHelp, nargs=0, help="show them")
     return made, ours
 
@@ -72,8 +72,8 @@ def parser() -> Parser:
     """torchrun's parser, and our options."""
     made, ours = torchrun_parser(
         "ddp-lab run",
-        "Runs a training script as torchrun does, records what DistributedDataParallel does on each rank, and reports. "
-        "The exit code is torchrun's, and 130 after Ctrl-C.",
+        "Runs a training script as torchrun does, records DistributedDataParallel on each rank, and writes a report. "
+        "The exit code is torchrun's, or 130 after Ctrl-C.",
         (
             "ddp-lab run --standalone --nproc-per-node 2 train.py --epochs 3",
             "ddp-lab run --record run-a --standalone --nproc-per-node 2 -m package.train",
@@ -86,10 +86,13 @@ def parser() -> Parser:
         "--record",
         type=folder_of_a_record,
         metavar="DIR",
-        help="folder for the ranks' journals and the merged timeline (ddp-lab-DATE-TIME)",
+        help="folder for the ranks' journals and the merged timeline (default: ddp-lab-DATE-TIME)",
     )
     ours.add_argument(
-        "--report", type=file_to_write, metavar="PATH", help="the HTML page to write (report.html in that folder)"
+        "--report",
+        type=file_to_write,
+        metavar="PATH",
+        help="the HTML page to write (default: report.html in that folder)",
     )
     ours.add_argument(
         "--serve",
@@ -97,8 +100,8 @@ def parser() -> Parser:
         const="127.0.0.1",
         type=_address,
         metavar="HOST[:PORT]",
-        help="let `ddp_lab.attach` follow the run over the network: listen there (127.0.0.1, a free port); the folder "
-        "holds address and token in attach.json",
+        help="let `ddp_lab.attach` follow the run over the network: listen at this address (default: 127.0.0.1, a free "
+        "port); attach.json in the folder contains address and token",
     )
     return made
 
@@ -106,9 +109,9 @@ def parser() -> Parser:
 def _address(text: str) -> str:
     host, colon, port = text.rpartition(":") if ":" in text else (text, "", "0")
     if not host or not port.isdigit() or int(port) >= 1 << 16:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT")
+        raise argparse.ArgumentTypeError(f"{text!r} does not have the form HOST or HOST:PORT")
     if not colon and Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text!r} is a file: before the script, write --serve=127.0.0.1")
+        raise argparse.ArgumentTypeError(f"{text!r} is a file: write --serve=127.0.0.1 before the script")
     return text
 
 
@@ -116,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code.
 
     Raises:
-        DdpLabError: it can't be recorded, or the folder holds another run.
+        DdpLabError: it can't be recorded, or the folder contains another run.
     """
     made = parser()
     given = made.parse_args(argv)
@@ -127,8 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:  # the ranks try again, and say what became of it
-        tell(f"can't make the folder {folder}: {error.strerror}. The program runs all the same")
+    except OSError as error:  # the ranks try again, and report the result
+        tell(f"can't create the folder {folder}: {error.strerror}. The program runs nevertheless")
     said = io.StringIO()
     try:
         with _served(given.serve, folder):
@@ -137,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with contextlib.redirect_stdout(said):
                 _report(folder, Path(given.report or folder / "report.html"))
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the program has ended, its exit code is ours
-            tell(f"there is no report: {type(error).__name__}: {error}; `ddp-lab report {folder}` tries again")
+            tell(f"no report was written: {type(error).__name__}: {error}; `ddp-lab report {folder}` tries again")
     finally:
         if is_new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
@@ -146,26 +149,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Prints and flushes: where stdout takes nothing, Python would fail at its end, with an exit code of its own."""
+    """Prints and flushes: if stdout can't be written, Python would fail at exit, with an exit code of its own."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        tell(f"stdout takes nothing more: {error.strerror}")
+        tell(f"can't write to stdout: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(folder: Path, page: Path) -> None:
-    """Reports what was recorded, however little."""
+    """Reports the recording, however short."""
     if not any(folder.glob(f"*{journal.SUFFIX}")):
-        tell("no rank began, or none could write, so nothing was recorded")
+        tell("nothing was recorded: no rank started, or none could write its journal")
         return
     try:
         run = reports.read([folder], partial=True)
     except ValueError as error:
         tell(str(error))
         return
-    if not run.timeline.reducers():  # a notice has said so
+    if not run.timeline.reducers():  # a notice has reported that
         return
     timeline = folder / "timeline.npz"
     for path, write in (
@@ -182,16 +185,16 @@ def _report(folder: Path, page: Path) -> None:
 def _unused_folder(chosen: Path | None) -> Path:
     folder = Path(chosen or time.strftime("ddp-lab-%Y%m%d-%H%M%S")).absolute()
     if any(folder.glob(f"*{journal.SUFFIX}")):
-        raise DdpLabError(f"{folder} holds the journals of another run: choose another folder with --record")
+        raise DdpLabError(f"{folder} contains the journals of another run: choose another folder with --record")
     return folder
 
 
 def check_torchruns(made: Parser, given: argparse.Namespace) -> None:
-    """Ends the program if torchrun would refuse its options, and sets OMP_NUM_THREADS as torchrun does.
+    """Exits if torchrun would refuse the options, and sets OMP_NUM_THREADS as torchrun does.
 
     Args:
-        made: which has read the options, and says so.
-        given: what it has read.
+        made: the parser that read the options, which reports errors.
+        given: the parsed options.
     """
     from torch.distributed import run as torchrun
 
@@ -208,7 +211,7 @@ def check_torchruns(made: Parser, given: argparse.Namespace) -> None:
     if ranks < 1:
         made.error(f"argument --nproc-per-node: {given.nproc_per_node!r} is not a number of ranks (1, 2, ...)")
     if ranks > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does so, too, with a banner of six lines
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # like torchrun, but without its banner of six lines
     try:
         torchrun.config_from_args(given)
     except (ValueError, RuntimeError, AssertionError, OSError) as error:
@@ -216,12 +219,12 @@ def check_torchruns(made: Parser, given: argparse.Namespace) -> None:
 
 
 def put_worker_between(given: argparse.Namespace, *ours: str) -> None:
-    """Changes torchrun's arguments so that it starts our worker with these options, which runs the program."""
+    """Changes torchrun's arguments so that it starts our worker with these options; the worker runs the program."""
     if given.no_python or given.run_path:
         option = "--no-python" if given.no_python else "--run-path"
-        raise DdpLabError(f"{option}: only Python programs that torchrun starts itself can be recorded")
+        raise DdpLabError(f"{option} is not supported: only Python programs that torchrun starts can be recorded")
     if not given.module and not Path(given.training_script).is_file():
-        raise DdpLabError(f"there is no script {given.training_script!r}")
+        raise DdpLabError(f"the script {given.training_script!r} does not exist")
     if not given.module:
         _compile(given.training_script)
     options = ["--module"] if given.module else []
@@ -235,7 +238,7 @@ def _compile(script: str) -> None:
     """Refuses a script with a syntax error, once, instead of on each rank."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks will say them
+            warnings.simplefilter("ignore")  # the ranks will show them
             compile(Path(script).read_bytes(), script, "exec")
     except (SyntaxError, ValueError) as error:
         print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
@@ -244,7 +247,7 @@ def _compile(script: str) -> None:
 
 @contextlib.contextmanager
 def _served(address: str | None, folder: Path) -> Iterator[None]:
-    """Within: whoever holds the token can attach, if that was asked for."""
+    """Inside the block, holders of the token can attach, if requested."""
     if address is None:
         yield
         return
@@ -259,7 +262,7 @@ def _served(address: str | None, folder: Path) -> Iterator[None]:
             f"--serve {address}: can't listen there: {error.strerror}; give an address of this host and a free port"
         ) from error
     except OSError as error:
-        tell(f"nobody can attach over the network: can't write {error.filename}: {error.strerror}")
+        tell(f"no client can attach over the network: can't write {error.filename}: {error.strerror}")
         yield
         return
     tell(
@@ -287,13 +290,13 @@ def run_agent(given: argparse.Namespace) -> int:
         run(given)
     except ChildFailedError as failed:
         rank, first = failed.get_first_failure()
-        how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
+        how = f"was killed by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
         tell(f"rank {rank} (process {first.pid}) {how}, so torch's agent ended the run")
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
     except (SignalException, UnboundLocalError) as error:
-        # A signal that comes just as torch begins to time one of its functions: its timer raises that it has no start.
+        # A signal that arrives just as torch begins to time a function: torch's timer then raises that it has no start.
         stopped = error.__context__ if isinstance(error, UnboundLocalError) else error
         if not isinstance(stopped, SignalException):
             raise

@@ -1,10 +1,10 @@
 """Rank side of `ddp-lab run`: a thread that appends what the rank records to its journal.
 
 [Note: recording never harms the program]
-All that can fail happens on this thread, beginning the file included. Where the folder is full, read-only or gone, one
-line says so; what is recorded stays in the recorder's ring, writing is tried again, and what does not fit into the
-ring until then is counted. The program waits for its journal only at its end, and only as long as the disk takes
-anything of it.
+Everything that can fail happens on this thread, including creating the file. If the disk is full, or the folder
+read-only or missing, one line reports it. Events then stay in the recorder's ring, writing is retried, and events that
+are overwritten until then are counted. The program waits for its journal only at its end, and only while the disk
+accepts data.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ..protocol import events, journal
 
 __all__ = ["JournalWriter"]
 
-INTERVAL = 0.02  # seconds between two drains while events come
-IDLE_INTERVAL = 0.25  # at most, while none come
+INTERVAL = 0.02  # seconds between two drains while events arrive
+IDLE_INTERVAL = 0.25  # at most, while none arrive
 RETRY_INTERVAL = 0.5  # while nothing can be written
-PATIENCE = 5.0  # seconds without a byte written, after which the end of the program waits no longer
-KEEP_EVENTS = 2_000_000  # of all ranks of a host: at least so many newest ones stay, at most twice as many: 288 MB
+PATIENCE = 5.0  # seconds without a byte written, after which the program's exit stops waiting
+KEEP_EVENTS = 2_000_000  # per host, of all ranks: at least so many of the newest stay, at most twice as many (288 MB)
 _PIECE = 1 << 20
-_ENDING_BYTES = 600  # left free in the first message, for how the program ended
+_ENDING_BYTES = 600  # reserved in the first message for how the program ended
 
 
 class _File:
     """A journal that grows by whole messages.
 
     Args:
-        path: the file, which is begun anew; only this user may read it.
-        took: called with the number of bytes that the disk has taken, after each MiB.
+        path: the file, which is overwritten; only this user may read it.
+        took: called with the number of bytes written, after each MiB.
 
     Raises:
-        OSError: it can't be begun.
+        OSError: it can't be created.
     """
 
     def __init__(self, path: Path, took: Callable[[int], object]) -> None:
@@ -57,20 +57,20 @@ class _File:
 
     @property
     def is_removed(self) -> bool:
-        """Whether somebody has removed it: then what is written to it is lost."""
+        """Whether it was removed, so that data written to it is lost."""
         return not os.fstat(self._fd).st_nlink
 
     def append(self, messages: Sequence[Sequence[bytes]]) -> None:
         """Appends messages, all of them or none.
 
         Raises:
-            OSError: none.
+            OSError: none was appended.
         """
         self._put(b"".join(journal.pack(frames, self._number + place) for place, frames in enumerate(messages)))
         self._number += len(messages)
 
     def replace_first(self, frames: Sequence[bytes]) -> None:
-        """Writes another first message of the same length over the first one: that takes no room."""
+        """Overwrites the first message with one of the same length, which needs no disk space."""
         os.pwrite(self._fd, journal.pack(frames, 0), len(journal.MAGIC))
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class _File:
                 at += written
                 self._took(written)
         except OSError:
-            with contextlib.suppress(OSError):  # what comes next is written over it
+            with contextlib.suppress(OSError):  # the next message overwrites it
                 os.ftruncate(self._fd, self._size)
             raise
         self._size += len(data)
@@ -93,12 +93,12 @@ class _File:
 class JournalWriter:
     """Writes a rank's journal (see [Note: a journal survives its rank]) until `close`.
 
-    It raises nothing for what the disk does: [Note: recording never harms the program].
+    It raises nothing for errors of the disk: [Note: recording never harms the program].
 
     Args:
-        path: the file, which is begun anew.
-        about: what its first message says beside pid, host and clock, ``"rank"`` among it.
-        keep_events: at least so many newest ones stay in the file, at most twice as many.
+        path: the file, which is overwritten.
+        about: fields of its first message besides pid, host and clock, including ``"rank"``.
+        keep_events: at least this many of the newest stay in the file, at most twice as many.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, keep_events: int = KEEP_EVENTS) -> None:
@@ -111,9 +111,9 @@ class JournalWriter:
         self._described = 0
         self._first = self._cursor  # sequence number of the oldest event in the file
         self._file: _File | None = None
-        self._bytes = 0  # that the disk has taken so far
+        self._bytes = 0  # written so far
         self._failing = False
-        self._why = ""  # something could not be written
+        self._why = ""  # the last write error
         self._lost = 0  # events
         self._how = ""
         self._stopping = threading.Event()
@@ -121,7 +121,7 @@ class JournalWriter:
         self._thread.start()
 
     def close(self, how: str) -> None:
-        """Writes what is left, and how the program ended. Does nothing in a forked child, or a second time."""
+        """Writes the rest, and how the program ended. Does nothing in a forked child, or a second time."""
         if os.getpid() != self._pid or self._stopping.is_set():
             return
         self._how = how
@@ -131,7 +131,7 @@ class JournalWriter:
             before = self._bytes
             self._thread.join(PATIENCE)
         if self._thread.is_alive():
-            tell(f"rank {self._rank} ends without the end of its record: {self._path} took nothing for {PATIENCE:g} s")
+            tell(f"rank {self._rank} could not finish its journal: {self._path} accepted no data for {PATIENCE:g} s")
 
     def _run(self) -> None:
         try:
@@ -142,18 +142,18 @@ class JournalWriter:
                 interval = INTERVAL if moved else min(IDLE_INTERVAL, interval * 1.25)
             self._write()
             self._end()
-        except Exception as error:  # noqa: BLE001 - a thread's top: said, and the program goes on
-            tell(f"rank {self._rank} goes on without being recorded: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - a thread's top: reported, and the program continues
+            tell(f"rank {self._rank} continues without recording: {type(error).__name__}: {error}")
         finally:
             if self._file is not None:
                 self._file.close()
 
     def _write(self) -> bool:
-        """Appends what is new, all of it or nothing; returns whether anything was."""
+        """Appends new events, all or none; returns whether there were any."""
         try:
             file = self._begun()
             batch, dropped, following = recording.drain(self._cursor)
-            # After the events, but written before them: they may refer to the newest description.
+            # Drained after the events, but written before them: events may refer to the newest description.
             described, position = recording.descriptions(self._described)
             made = [journal.json_frames("describe", descriptions=[one]) for one in described]
             if len(batch) or dropped:
@@ -172,7 +172,7 @@ class JournalWriter:
         return bool(made)
 
     def _begun(self) -> _File:
-        """The file: begun now, if that was not possible before or somebody has removed it."""
+        """The file; created now if that was not possible before, or it was removed."""
         if self._file is not None and self._file.is_removed:
             self._file.close()
             self._file = None
@@ -193,38 +193,38 @@ class JournalWriter:
         self._bytes += written
 
     def _fails(self, why: str) -> None:
-        """Says once that something can't be written, and keeps why."""
+        """Reports once that writing fails, and keeps the reason."""
         if not self._why:
             tell(
-                f"rank {self._rank} can't write its record {self._path}: {why}. The program goes on; the newest "
+                f"rank {self._rank} can't write its journal {self._path}: {why}. The program continues; the newest "
                 f"{recording.statistics().capacity:,} events stay in memory until they can be written"
             )
         self._why = why
 
     def _opening(self, **end: Any) -> list[bytes]:
-        """The first message, with how the program ended as long as without."""
+        """The first message; it has the same length with and without how the program ended."""
         fields = {"schema_version": events.SCHEMA_VERSION, "session": self._session, **self._about}
         mark, text = journal.json_frames("journal", **fields)
         return [mark, journal.json_frames("journal", **fields, **end)[1].ljust(len(text) + _ENDING_BYTES)]
 
     def _end(self) -> None:
-        """Says how the program ended: in a message, or where there is no room for one, in the first one."""
+        """Writes how the program ended: in a message, or without disk space for one, in the first one."""
         recorded = recording.statistics().recorded if self._failing else self._cursor
         missing = self._lost + recorded - self._cursor
         end = {"how": self._how, "recorded": recorded, **({"missing": missing, "why": self._why} if missing else {})}
         if self._file is None:
-            tell(f"nothing of rank {self._rank} was recorded: {self._why}")
+            tell(f"rank {self._rank} recorded nothing: {self._why}")
             return
         try:
             self._file.append([journal.json_frames("end", **end)])
         except OSError as error:
             self._fails(error.strerror or str(error))
             end["how"] = self._how.encode("ascii", "backslashreplace").decode()[:200]
-            with contextlib.suppress(OSError):  # then the file says what that of a rank says that was killed
+            with contextlib.suppress(OSError):  # then the file looks like that of a killed rank
                 self._file.replace_first(self._opening(**end))
 
     def _forget(self, file: _File) -> None:
-        """Leaves only the newest events in the file, and all descriptions."""
+        """Keeps only the newest events in the file, and all descriptions."""
         self._first = self._cursor - self._keep
         beside = self._path.with_suffix(".shorter")
         shorter = None
@@ -237,7 +237,7 @@ class JournalWriter:
                         continue
                 shorter.append([frames])
             beside.replace(self._path)
-        except OSError:  # the long one stays
+        except OSError:  # the long file stays
             if shorter is not None:
                 shorter.close()
             beside.unlink(missing_ok=True)

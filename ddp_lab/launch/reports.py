@@ -1,4 +1,4 @@
-"""What was recorded, as words on the terminal and as one page: the end of `ddp-lab run`, and `ddp-lab report`."""
+"""A recording as text on the terminal and as an HTML page: the end of `ddp-lab run`, and `ddp-lab report`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["read", "write_pages"]
 
 
 def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
-    """Reads what was recorded and prints what it shows, notices on stderr.
+    """Reads a recording and prints its summary, and notices on stderr.
 
     Args:
         paths: files or folders, see `read_run`.
-        partial: ranks without a file are no error.
+        partial: whether to accept missing files of some ranks.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: the files can't be merged.
 
     Returns:
-        What was merged.
+        The merged run.
     """
     run = read_run(paths, partial=partial)
     for notice in run.notices:
@@ -38,11 +38,11 @@ def read(paths: Sequence[str | Path], *, partial: bool = False) -> RecordedRun:
 
 
 def write_pages(run: RecordedRun, page: Path) -> None:
-    """Writes a page for each model, and says where.
+    """Writes a page for each model, and prints its path.
 
     Args:
-        run: what was merged.
-        page: where the page goes; those of further models stand beside it, with their numbers.
+        run: the merged run.
+        page: path of the page; those of further models are next to it, with their numbers.
 
     Raises:
         OSError: one can't be written.

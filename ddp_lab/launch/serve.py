@@ -1,11 +1,11 @@
 """`ddp-lab run --serve`: the journals of this host's ranks, while they grow, for `ddp_lab.attach`.
 
 [Note: attaching to a run]
-The process that runs torch's agent listens on one port. Who attaches asks, 20 times a second, for what the journals
-hold beyond what it has; the answer is made from the files alone. So the ranks know nothing of it, a slow or dead client
-costs them nothing, whoever attaches late gets what was recorded before, and one port is enough for a tunnel. The
-connection is CurveZMQ's: the token holds the server's public key and the one client key that is let in. It stands in a
-file that only the user can read.
+The process that runs torch's agent listens on one port. A client asks, 20 times a second, for the parts of the journals
+that it does not have; the answer is made from the files alone. So the ranks are not involved, a slow or failed client
+costs them nothing, a late client gets everything recorded before, and one port is enough for a tunnel. The connection
+is CurveZMQ's: the token contains the server's public key and the only client key that is accepted. It is in a file that
+only the user can read.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _log = logging.getLogger(__name__)
 
 
 class JournalServer:
-    """Answers who holds the token, on a thread, until `close`.
+    """Answers holders of the token, on a thread, until `close`.
 
     Args:
         folder: of the journals; the address and the token are written to a file in it.
-        address: ``"host:port"``, or a host alone: then the system picks the port.
+        address: ``"host:port"``, or only a host: then the system picks the port.
 
     Raises:
-        zmq.ZMQError: it can't listen there.
-        OSError: the folder takes no file.
+        zmq.ZMQError: it can't listen at the address.
+        OSError: the folder is not writable.
 
     Attributes:
         address: ``"host:port"`` on which it listens.
         invitation: the file.
-        unanswered: how many questions were none.
+        unanswered: number of invalid requests.
     """
 
     def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
@@ -90,13 +90,13 @@ class JournalServer:
         return path
 
     def close(self) -> None:
-        """Ends the thread, closes the port and takes the invitation away."""
+        """Ends the thread, closes the port and removes the invitation."""
         os.write(self._wake_write, b"x")
         self._thread.join()
         self._context.term()
         os.close(self._wake_read)
         os.close(self._wake_write)
-        with contextlib.suppress(OSError):  # a folder that can't be written any more: the token opens nothing now
+        with contextlib.suppress(OSError):  # the folder is no longer writable; the token is useless now
             self.invitation.unlink(missing_ok=True)
 
     def _run(self) -> None:
@@ -110,7 +110,7 @@ class JournalServer:
                 if self._door in ready:
                     self._answer()
         except Exception as error:
-            _log.error("no one can attach any more: %s", error, exc_info=error)
+            _log.error("no client can attach any more: %s", error, exc_info=error)
             raise
         finally:
             self._gate.close()
@@ -129,7 +129,7 @@ class JournalServer:
             have = {name: (int(life), min(int(offset), 1 << 62)) for name, (life, offset) in asked.items()}
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
             if not self.unanswered:
-                _log.warning("a question that can't be answered; more of them are only counted: %s", error)
+                _log.warning("an invalid request, further ones are only counted: %s", error)
             self.unanswered += 1
             return
         pieces = []
@@ -142,5 +142,5 @@ class JournalServer:
         reply = [peer, json.dumps(head).encode(), *(one.data for one in pieces)]
         try:
             self._door.send_multipart(reply, zmq.NOBLOCK)
-        except zmq.Again:  # it does not read; it will ask again
+        except zmq.Again:  # it does not read, and will ask again
             return

@@ -1,7 +1,7 @@
 """`ddp-lab tune`: any training script under torch's agent, whose models are tuned while it trains.
 
-The agent's process holds a `Wire`, as a notebook does, to which the ranks connect; a thread of it tunes the model that
-trains, as `Cluster.tune` does beside a cell. The program knows nothing of it, and goes on with what has won.
+The agent's process has a `Wire`, as a notebook does, to which the ranks connect; one of its threads tunes the training
+model, as `Cluster.tune` does beside a cell. The program is not involved, and continues with the winner.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class Job:
         invitation.write_text(json.dumps(self.wire.endpoint()))
 
     def busy_ranks(self) -> set[int]:
-        """None that runs a cell: a program runs."""
+        """Empty: the ranks run a program, not cells."""
         return set()
 
     def run(self, code: Any, *args: Any, **options: Any) -> Any:
-        """Refused: no cell can be run where a program runs."""
-        raise ClusterError("the ranks run a program: no cell can be run on them")
+        """Raises: ranks that run a program can't run cells."""
+        raise ClusterError("cells can't be run on these ranks: they run a program")
 
 
 class _Tuner:
-    """Tunes the job's model on a thread, as soon as it trains.
+    """Tunes the job's model on a thread as soon as it trains.
 
     Args:
-        job: whose model.
+        job: the job whose model is tuned.
         given: the command's options.
     """
 
@@ -100,10 +100,10 @@ class _Tuner:
                 first_seconds=3600.0,
             )
         except ClusterError as error:
-            if not self._ended.wait(_ENDING_SECONDS):  # else nobody answers because the program has ended
+            if not self._ended.wait(_ENDING_SECONDS):  # otherwise the ranks don't answer because the program has ended
                 self.error = error
             return
-        except Exception as error:  # noqa: BLE001 - a thread's top: told at the end
+        except Exception as error:  # noqa: BLE001 - a thread's top: reported at the end
             self.error = error
             return
         if not self._ended.is_set():
@@ -121,29 +121,32 @@ def parser() -> Parser:
     """torchrun's parser, and our options."""
     made, ours = agent.torchrun_parser(
         "ddp-lab tune",
-        "Runs a training script as torchrun does, with ddp_lab's DistributedDataParallel; while it trains, looks for "
-        "bucket caps with which its steps are shorter, gives the model those, and prints the constructor's arguments. "
-        "What is not clearly faster is not applied. The exit code is torchrun's; with --stop it is 0.",
+        "Runs a training script as torchrun does, with ddp_lab's DistributedDataParallel. While it trains, searches "
+        "for a bucket size with which its steps are shorter, applies it to the model, and prints the constructor's "
+        "arguments. Applies nothing that is not clearly faster. The exit code is torchrun's; with --stop it is 0.",
         (
             "ddp-lab tune --standalone --nproc-per-node 2 train.py --epochs 3",
             "ddp-lab tune --stop --json tuned.json --standalone --nproc-per-node 2 train.py",
         ),
     )
     ours.add_argument("--lossy", action="store_true", help="also try comm hooks that round gradients to 16 bits")
+    ours.add_argument("--seconds", type=seconds, default=300.0, metavar="S", help="time limit of tuning (%(default)s)")
     ours.add_argument(
-        "--seconds", type=seconds, default=300.0, metavar="S", help="how long tuning may take (%(default)s)"
+        "--steps",
+        type=count,
+        metavar="N",
+        help="training steps per block (about 0.3 s of them)",
     )
-    ours.add_argument("--steps", type=count, metavar="N", help="training steps of a turn (about 0.3 s of them)")
-    ours.add_argument("--stop", action="store_true", help="end the program when the answer is known")
-    ours.add_argument("--json", type=file_to_write, metavar="FILE", help="write the answer here")
+    ours.add_argument("--stop", action="store_true", help="end the program when the result is known")
+    ours.add_argument("--json", type=file_to_write, metavar="FILE", help="write the result to FILE")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs and tunes the program; returns its exit code, 0 if it was stopped with the answer.
+    """Runs and tunes the program; returns its exit code, 0 if it was stopped with a result.
 
     Raises:
-        DdpLabError: it runs on several hosts, or can't be started by us.
+        DdpLabError: it runs on several hosts, or can't be started.
     """
     made = parser()
     given = made.parse_args(argv)
@@ -163,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json is not None and tuner.found is not None:
         try:
             write_json(given.json, _as_dict(tuner.found))
-        except DdpLabError as error:  # the program has ended well all the same
+        except DdpLabError as error:  # the program itself ended without error
             _tell(str(error))
     return 0 if tuner.stopped_the_job else code
 

@@ -1,4 +1,4 @@
-"""What torch's agent starts on each rank: records, and runs the user's program as if it had been started itself.
+"""The process that torch's agent starts on each rank: records, and runs the user's program as if started directly.
 
 `python -m ddp_lab.launch.worker [OPTIONS] PROGRAM [ARGUMENTS]`
 """
@@ -27,11 +27,11 @@ _GRACE_SECONDS = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the program; what it raises is raised."""
+    """Runs the program; its exceptions propagate."""
     parser = argparse.ArgumentParser(prog="python -m ddp_lab.launch.worker")
-    parser.add_argument("--folder", type=Path, help="where the journal goes; without it there is none")
-    parser.add_argument("--control", type=Path, help="addresses and keys of who controls the ranks, see Wire.endpoint")
-    parser.add_argument("--agent", type=int, help="process that this one is not to outlive")
+    parser.add_argument("--folder", type=Path, help="folder for the journal; without it there is none")
+    parser.add_argument("--control", type=Path, help="file with the controller's addresses and keys, see Wire.endpoint")
+    parser.add_argument("--agent", type=int, help="id of the agent's process; this one ends with it")
     parser.add_argument("--observe", action="store_true")
     parser.add_argument("--module", action="store_true")
     parser.add_argument("program")
@@ -71,7 +71,7 @@ def _begin_journal(folder: Path, script: str) -> Callable[[str], None]:
 
 
 def _let_control(invitation: Path) -> Callable[[str], None]:
-    """Lets who has made this file see the models of this rank and change them, as a cluster's client does."""
+    """Connects to the process that made this file, which can then see and change models as a cluster's client does."""
     from ..engine import model_control
     from ..engine.telemetry import Telemetry
 
@@ -83,9 +83,9 @@ def _let_control(invitation: Path) -> Callable[[str], None]:
 
 
 def _end_with_agent(agent: int, finish: Sequence[Callable[[str], None]]) -> None:
-    """Lets this process end soon after its agent, as the agent would have ended it: SIGTERM, then SIGKILL.
+    """Makes this process end soon after its agent, as the agent would end it: SIGTERM, then SIGKILL.
 
-    Without effect where another process stands between them: then that one decides.
+    No effect if there is another process between them: then that one decides.
 
     Args:
         agent: its process id.
@@ -93,9 +93,9 @@ def _end_with_agent(agent: int, finish: Sequence[Callable[[str], None]]) -> None
     """
 
     def end() -> None:
-        tell(f"the agent (process {agent}) is gone: this rank ends, too")
+        tell(f"the agent (process {agent}) exited, so this rank ends too")
         for call in finish:
-            call("the agent is gone")
+            call("the agent exited")
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(_GRACE_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -117,7 +117,7 @@ def _lives(process: int) -> bool:
 
 
 def _show_from_the_program_on() -> None:
-    """Leaves out of the traceback, whichever hook will show it, what runs the program: it begins at the user's file."""
+    """Makes the traceback begin at the user's file, whichever hook shows it."""
     show = sys.excepthook
 
     def from_the_program_on(
@@ -125,7 +125,7 @@ def _show_from_the_program_on() -> None:
     ) -> None:
         while frames is not None and _runs_the_program(frames.tb_frame):
             frames = frames.tb_next
-        show(kind, error.with_traceback(frames), frames)  # Python's own hook looks at the error alone
+        show(kind, error.with_traceback(frames), frames)  # Python's own hook uses only the error
 
     sys.excepthook = from_the_program_on
 
@@ -139,7 +139,7 @@ def _number(name: str, default: int = 0) -> int:
 
 
 def _me(script: str) -> dict[str, object]:
-    """What is known of this rank from torch's agent, and what it runs."""
+    """The facts about this rank from torch's agent, and its program."""
     import torch
 
     return {
@@ -153,7 +153,7 @@ def _me(script: str) -> dict[str, object]:
 
 
 def _reach_models(*, observe: bool) -> None:
-    """Has every model that the program wraps record: ours in the place of torch's class, or torch's observed."""
+    """Makes every model that the program wraps record: replaces torch's class with ours, or observes torch's."""
     if observe:
         from ..parallel.observe import observe_every_model
 
@@ -173,7 +173,7 @@ def _run(program: str, arguments: Sequence[str], *, module: bool) -> None:
     path = os.path.abspath(program)
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(path)
-    # Stays in sys.modules: what the program leaves behind (threads, what it registered with atexit) may look for it.
+    # Stays in sys.modules: the program's threads and atexit functions may still need it.
     main_module = types.ModuleType("__main__")
     vars(main_module).update(__file__=program, __builtins__=__builtins__, __cached__=None)
     sys.modules["__main__"] = main_module

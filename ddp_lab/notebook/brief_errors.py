@@ -1,8 +1,8 @@
-"""What a notebook shows when a call can't be obeyed: the user's own lines and the message, no frames of this package.
+"""Short tracebacks in notebooks: the user's own lines and the message, without frames of this package.
 
-A `ValueError` or `TypeError` that a statement of ours raises is about what the user has handed in, a `ClusterError`
-about how the cluster is. What Python or a library raises within our code is a fault of it, and is shown whole. A lesson
-that was copied without the folders beside it is told so.
+A `ValueError` or `TypeError` that our own statements raise is about the user's arguments, a `ClusterError` about the
+cluster's state. Errors that Python or a library raises inside our code are bugs and are shown in full. A lesson that
+was copied without the folders beside it reports that.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def load(shell: Any) -> None:
-    """Has an IPython shell show such errors briefly, unless it has a handler of somebody else."""
+    """Makes an IPython shell show such errors briefly, unless it has another handler."""
     if not shell.custom_exceptions:
         shell.set_custom_exc(_KINDS, _show)
 
 
 def unload(shell: Any) -> None:
-    """Takes that back."""
+    """Undoes that."""
     if shell.custom_exceptions == _KINDS:
         shell.set_custom_exc((), None)
 
 
 def _show(shell: Any, kind: type, error: Any, frames: TracebackType, tb_offset: int | None = None) -> None:
-    """Called by IPython with what a cell has raised."""
+    """Called by IPython with the exception that a cell raised."""
     if _is_lesson_alone(error, frames):
         words = f"{marked(kind.__name__)}: {error}. {_lesson_alone()}"
         error._render_traceback_ = lambda: [words]
-    users = frames if hasattr(error, "_render_traceback_") else _users(frames)  # a magic's is brief already
+    users = frames if hasattr(error, "_render_traceback_") else _users(frames)  # a magic's traceback is brief already
     if users is frames:
         shell.showtraceback((kind, error, frames), tb_offset=tb_offset, running_compiled_code=True)
         return
     cause, suppress = error.__cause__, error.__suppress_context__
-    error.__cause__ = None  # it, too, was raised here
+    error.__cause__ = None  # it was raised here too
     lines = shell.InteractiveTB.structured_traceback(kind, error, users, tb_offset=tb_offset)
     error.__cause__, error.__suppress_context__ = cause, suppress
     error._render_traceback_ = lambda: [on_any_page(line) for line in lines]  # IPython shows that
@@ -56,14 +56,14 @@ def _show(shell: Any, kind: type, error: Any, frames: TracebackType, tb_offset: 
 
 
 def _is_lesson_alone(error: Any, frames: TracebackType) -> bool:
-    """Whether a cell imports the checks of a lesson, and they are not there."""
+    """Whether a cell imports the checks of a lesson and they are missing."""
     last = _chain(frames)[-1]
     line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno)
     return isinstance(error, ModuleNotFoundError) and error.name == "checks" and "checks.lesson_" in line
 
 
 def _lesson_alone() -> str:
-    """What helps a lesson that was copied without what belongs to it."""
+    """The fix for a lesson that was copied without its folders."""
     try:
         lessons = f"the folders in {lesson_files.home() / 'tutorials'}"
     except DdpLabError:

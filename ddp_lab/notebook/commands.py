@@ -1,4 +1,4 @@
-"""What the magics do and show: progress of a start, the table of ranks, one cell on the current cluster."""
+"""The magics' actions and displays: progress of a start, the table of ranks, one cell on the current cluster."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def start(
 ) -> Cluster:
     """Starts a cluster with a progress bar and makes it the current one.
 
-    A cluster that runs already and fits what is asked is kept, so that a notebook can be run again from the top: also a
-    detached one of the name that is given. One of another name is started beside it.
+    A running cluster that matches the arguments is kept, so that a notebook can be run again from the top; also a
+    detached one of the given name. A cluster of another name is started beside it.
 
     Args:
-        n: as `Cluster`, and so are all others.
+        n: as in `Cluster`, like all others.
 
     Raises:
-        ClusterError: the start failed, or a cluster runs that does not fit.
+        ClusterError: the start failed, or a running cluster does not match.
     """
     bar = ProgressLine("starting the cluster")
     bar.show(0.0, "")
@@ -76,9 +76,9 @@ def start(
         fits = hosts is None or running.runs_on(hosts, n)
         if n not in (None, running.world_size) or devices is not None or env or not fits:
             bar.close("")
-            raise ClusterError(f"a cluster with {_all_of(running)} runs already: `%cluster stop` first")
+            raise ClusterError(f"a cluster with {_all_of(running)} is already running: run `%cluster stop` first")
         running.use()
-        bar.close(f"a cluster with {_all_of(running)} runs already")
+        bar.close(f"a cluster with {_all_of(running)} is already running")
         return running
     if detach and name in [one.name for one in Cluster.detached()]:
         bar.close("")
@@ -98,7 +98,7 @@ def start(
 
 
 def attach(name: str | None = None, take_over: bool = False) -> Cluster:
-    """Attaches to a detached cluster, makes it the current one, and says what has run meanwhile."""
+    """Attaches to a detached cluster, makes it the current one, and lists the cells that ran meanwhile."""
     from ..cluster.cluster import Cluster
 
     running = _found(name)
@@ -113,28 +113,28 @@ def attach(name: str | None = None, take_over: bool = False) -> Cluster:
     for cell in cluster.left:
         _say(str(cell))
         if cell.running:
-            _say("the next cell has to wait for its end, or interrupt it first (`%cluster interrupt`)")
+            _say("the next cell must wait until it ends, or interrupt it first (`%cluster interrupt`)")
     return cluster
 
 
 def on_current(verb: str, do: Callable[..., object], *args: Any) -> None:
-    """Does something with the current cluster, or says that there is none.
+    """Does something with the current cluster, or reports that there is none.
 
     Args:
-        verb: what can't be done then.
-        do: gets the cluster and `args`.
+        verb: the action, for that report.
+        do: called with the cluster and `args`.
     """
     cluster = _found(None)
     if cluster is None:
-        _say(f"no cluster runs, nothing to {verb} (%cluster start starts one)")
+        _say(f"no cluster is running, nothing to {verb} (%cluster start starts one)")
     else:
         do(cluster, *args)
 
 
 def detach(cluster: Cluster) -> None:
-    """Lets go of a cluster; its ranks go on."""
+    """Detaches from a cluster; its ranks keep running."""
     cluster.detach()
-    _say(f"left {cluster.name}: {_found_again(cluster)}")
+    _say(f"detached from {cluster.name}: {_found_again(cluster)}")
 
 
 def use(name: str) -> None:
@@ -161,14 +161,14 @@ def list_clusters() -> None:
         who = "nobody" if one.attached is None else f"process {one.attached}"
         rows.append(("", one.name, f"{one.ranks[0]} of {one.ranks[1]} ranks", who, left))
     if not rows:
-        _say("no cluster runs (%cluster start starts one)")
+        _say("no cluster is running (%cluster start starts one)")
         return
     _show(*tables(("", "name", "ranks", "attached", "lease"), rows))
 
 
 def _found_again(cluster: Cluster) -> str:
-    lease = f"for {cluster.lease_seconds:.0f} s after the last client has gone"
-    return f"`%cluster attach {cluster.name}` finds it again, {lease}"
+    lease = f"for {cluster.lease_seconds:.0f} s after the last client disconnects"
+    return f"`%cluster attach {cluster.name}` re-attaches, {lease}"
 
 
 def stop(cluster: Cluster) -> None:
@@ -186,7 +186,7 @@ def stop_quietly() -> None:
 
 
 def restart(cluster: Cluster) -> None:
-    """Replaces the processes of all ranks, with a progress bar."""
+    """Restarts the processes of all ranks, with a progress bar."""
     bar = ProgressLine("restarting the ranks")
     begin = time.monotonic()
     try:
@@ -194,11 +194,11 @@ def restart(cluster: Cluster) -> None:
     except BaseException:
         bar.fail()
         raise
-    bar.close(f"{_ready(cluster)} in {time.monotonic() - begin:.1f} s; variables are gone")
+    bar.close(f"{_ready(cluster)} in {time.monotonic() - begin:.1f} s; variables are lost")
 
 
 def rejoin(cluster: Cluster, replace: Sequence[int]) -> None:
-    """Gives the ranks new process groups; those in `replace`, and those that have ended, new processes."""
+    """Rebuilds the process groups; restarts the processes of failed ranks and of those in `replace`."""
     begin = time.monotonic()
     replaced = cluster.rejoin(replace)
     if replaced:
@@ -207,13 +207,13 @@ def rejoin(cluster: Cluster, replace: Sequence[int]) -> None:
 
 
 def interrupt(cluster: Cluster) -> None:
-    """Interrupts whatever the ranks run."""
+    """Interrupts the running cells."""
     cluster.interrupt()
     _say(f"interrupted {_all_of(cluster)}")
 
 
 def doctor(cluster: Cluster) -> None:
-    """Says why the ranks do not come on."""
+    """Shows the diagnosis of a hang."""
     report = cluster.doctor()
     _show(str(report), report._repr_html_())
 
@@ -226,7 +226,7 @@ def status(cluster: Cluster) -> None:
 def results(cluster: Cluster) -> None:
     """Shows a table of the named cells."""
     if not cluster.results:
-        _say("no cell has been given a name: `%%distributed --name NAME` keeps its result")
+        _say("no cell has a name: `%%distributed --name NAME` keeps a cell's result")
         return
     rows = [(name, *_outcome(cluster.results[name])) for name in cluster.results]
     _show(*tables(("name", "state", "ranks", "seconds", "values"), rows))
@@ -257,11 +257,11 @@ def run_cell(
 ) -> None:
     """Runs a cell on the cluster of that name, or the current one, which is started with defaults if there is none.
 
-    With `wait=False` it goes on in the background, and the notebook shows how far it is.
+    With `wait=False` it runs in the background, and the notebook shows its progress.
     """
     cluster = _found(None) if cluster_name is None else _named(cluster_name)
     if cluster is None:
-        _say("no cluster runs: starting one with defaults (see %cluster start --help)")
+        _say("no cluster is running: starting one with defaults (see %cluster start --help)")
         cluster = start()
     dashboard = cluster.dashboard() if watch else None
     if dashboard is not None:
@@ -274,11 +274,11 @@ def run_cell(
         cluster.run(code, ranks=chosen, wait=wait, timeout=timeout, label=label, board=board, view=view)
     finally:
         if dashboard is not None and wait:
-            dashboard.stop()  # it shows this cell; the next one that is watched has its own
+            dashboard.stop()  # it shows this cell; the next watched one has its own
 
 
 class _LineView:
-    """Lines that say that a cell runs in the background, and how it has ended: for terminals."""
+    """Lines on a cell that runs in the background and on how it ended: for terminals."""
 
     def __init__(self) -> None:
         self._state = ""
@@ -288,7 +288,7 @@ class _LineView:
         if run.state == self._state:
             return
         self._state = run.state
-        _say(f"{run.label}: {run.headline}" if run.done or run.waits_for else f"{run.label} runs …")
+        _say(f"{run.label}: {run.headline}" if run.done or run.waits_for else f"{run.label} is running …")
         for line in run.report.splitlines():
             _say(line)
 
@@ -317,16 +317,16 @@ def _named(name: str) -> Cluster:
     cluster = _found(name)
     if cluster is None:
         names = [one.name or "" for one in running_clusters()]
-        known = f"there are {enumeration(names)}" if names else "none runs"
-        raise ClusterError(f"no cluster {name!r} runs in this notebook: {known} (`%cluster list` shows all)")
+        known = f"there are {enumeration(names)}" if names else "none is running"
+        raise ClusterError(f"no cluster {name!r} is running in this notebook: {known} (`%cluster list` shows all)")
     return cluster
 
 
 def current() -> Cluster:
-    """The current cluster; a `ClusterError` says that there is none."""
+    """The current cluster; raises `ClusterError` if there is none."""
     cluster = _found(None)
     if cluster is None:
-        raise ClusterError("no cluster runs: start one with `%cluster start`")
+        raise ClusterError("no cluster is running: start one with `%cluster start`")
     return cluster
 
 

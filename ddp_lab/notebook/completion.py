@@ -1,12 +1,12 @@
-"""Tab and Shift-Tab in `%%distributed` cells: names and attributes as they are on a rank, and what a name is there.
+"""Tab and Shift-Tab in `%%distributed` cells: names and attributes as they are on a rank, and the help on a name there.
 
-The rank answers from a thread beside its running cell (`ddp_lab.engine.cells.name_lookup`), or not in time: then the
-notebook says what it knows itself.
+The rank answers from a thread beside its running cell (`ddp_lab.engine.cells.name_lookup`). If it does not answer in
+time, the notebook answers from its own names.
 
 [Note: inspection of ranks]
-Jupyter asks the kernel with the cell's whole text and the cursor's place; IPython's hooks get only the name that
-stands there, which does not tell in what kind of cell. So the kernel's own `do_inspect` is stood in for, which has had
-the same arguments since ipykernel 6; what is not asked of a rank, or not answered in time, goes on to it.
+Jupyter sends the kernel the cell's whole text and the cursor's place; IPython's hooks get only the name there, without
+the kind of cell. So we wrap the kernel's own `do_inspect`, which has had the same arguments since ipykernel 6; requests
+that are not for a rank, or not answered in time, are passed on to it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PATH = re.compile(r"""(?:[^\W\d]\w*(?:\[(?:\d+|'[^'\n]*'|"[^"\n]*")\])*\s*\.\s*
 
 
 def load(shell: Any) -> None:
-    """Lets completion of an IPython shell, and inspection of its kernel if it has one, ask ranks."""
+    """Makes completion in an IPython shell, and inspection in its kernel if it has one, ask ranks."""
     unload(shell)
     shell.Completer.custom_matchers.append(_matcher)
     kernel = getattr(shell, "kernel", None)
@@ -51,7 +51,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Takes that back."""
+    """Undoes that."""
     matchers = shell.Completer.custom_matchers
     matchers[:] = [each for each in matchers if each is not _matcher]
     kernel = getattr(shell, "kernel", None)
@@ -70,12 +70,12 @@ def _matcher(context: CompletionContext) -> dict[str, Any]:
     found = [(name, kind) for name, kind in answer.get("matches", [])]
     begun = text.rpartition(".")[2].strip()
     completions = [SimpleCompletion(name, type=kind) for name, kind in found]
-    # What the notebook knows of a variable of the same name is not what the rank has.
+    # The notebook's variable of the same name is not the rank's.
     return {"completions": completions, "matched_fragment": begun, "suppress": bool(found) and "." in text}
 
 
 def _inspect(code: str, cursor: int, detail: int) -> dict[str, Any] | None:
-    """The kernel's reply; None if it is for the kernel to answer."""
+    """The reply; None if the kernel is to answer."""
     cell = _CELL.match(code)
     if cell is None or cursor < cell.end():
         return None
@@ -114,7 +114,7 @@ def _first_rank(options: str) -> int:
 
 
 def ask(options: str, op: str, seconds: float, **request: Any) -> dict[str, Any] | None:
-    """What the first of the ranks answers on which a cell with these options would run.
+    """The answer of the first rank on which a cell with these options would run.
 
     None if there is no cluster, or no answer in time.
     """

@@ -34,7 +34,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Stops the current cluster and takes the magics away."""
+    """Stops the current cluster and removes the magics."""
     commands.stop_quietly()
     for part in _PARTS:
         part.unload(shell)
@@ -43,7 +43,7 @@ def unload(shell: Any) -> None:
 
 
 def _magic(shell: Any, parser: _Parser, run: _Handler) -> Callable[..., Any]:
-    """Makes a magic, which runs with what its line says; `%cluster?` shows its help and this file."""
+    """Makes a magic, which runs with its line's options; `%cluster?` shows its help and this file."""
 
     def magic(line: str, cell: str = "") -> Any:
         options = parser.parse_line(line)
@@ -62,7 +62,7 @@ def _cluster(shell: Any, options: argparse.Namespace, cell: str) -> None:
 
 def _start(options: argparse.Namespace) -> None:
     if options.lease is not None and not options.detach:
-        raise UsageError("%cluster start: --lease is for --detach")
+        raise UsageError("%cluster start: --lease requires --detach")
     names = ("n", "devices", "backend", "hosts", "name", "detach", "engines", "python", "address")
     given = {name: getattr(options, name) for name in names}
     if options.lease is not None:
@@ -71,7 +71,7 @@ def _start(options: argparse.Namespace) -> None:
 
 
 def _distributed(shell: Any, options: argparse.Namespace, cell: str) -> None:
-    number = len(shell.history_manager.input_hist_raw) - 1  # execution_count counts on before the cell runs
+    number = len(shell.history_manager.input_hist_raw) - 1  # execution_count increases before the cell runs
     name = options.name or "%%distributed"
     label = f"{name} [{number}]" if number > 0 else name
     text = CellText(cell, first_line=2, name=options.name)
@@ -103,7 +103,7 @@ def _pull(shell: Any, options: argparse.Namespace, cell: str) -> Any:
 
 @contextlib.contextmanager
 def _brief_errors() -> Iterator[None]:
-    """Shows what the user can act on without the frames of this package."""
+    """Shows errors that the user can act on without the frames of this package."""
     try:
         yield
     except ClusterError as error:
@@ -132,7 +132,7 @@ class _Parser(argparse.ArgumentParser):
             return None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuses an unknown option where it stands: a command's parser knows which ones it has."""
+        """Refuses an unknown option in its own parser, which knows the valid ones."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             close = difflib.get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
@@ -141,7 +141,7 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raises a `UsageError` that also says how it is used."""
+        """Raises a `UsageError` with the usage."""
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
         raise UsageError(f"{self.prog}: {message}\nusage: {usage}")
 
@@ -190,7 +190,7 @@ def _add_ranks(
 
 
 def _cluster_parser() -> _Parser:
-    parser = _Parser("%cluster", "Starts, shows and ends the cluster that %%distributed cells run on.")
+    parser = _Parser("%cluster", "Starts, shows and stops the cluster that %%distributed cells run on.")
     parsers = parser.add_subparsers(dest="command", metavar="command")
 
     def add(name: str, text: str, call: Any) -> argparse.ArgumentParser:
@@ -198,26 +198,26 @@ def _cluster_parser() -> _Parser:
         made.set_defaults(call=call)
         return made
 
-    _add_starts_options(add("start", "Starts ranks and returns when all have finished a collective.", _start))
+    _add_starts_options(add("start", "Starts ranks and returns when all have finished a first collective.", _start))
     use = add(
         "use",
         "Makes a running cluster of this notebook the current one: %%distributed cells run on it.",
         lambda options: commands.use(options.name),
     )
-    use.add_argument("name", metavar="NAME", help="as `%%cluster list` shows it")
+    use.add_argument("name", metavar="NAME", help="its name in `%%cluster list`")
     attach = add(
         "attach",
-        "Finds a detached cluster again: variables are kept, cells have run on.",
+        "Attaches to a detached cluster: variables are kept, and cells have kept running.",
         lambda options: commands.attach(options.name, options.take_over),
     )
-    attach.add_argument("name", nargs="?", metavar="NAME", help="which (default: the only one)")
-    attach.add_argument("--take-over", action="store_true", help="send a notebook away that is attached")
+    attach.add_argument("name", nargs="?", metavar="NAME", help="name of the cluster (default: the only one)")
+    attach.add_argument("--take-over", action="store_true", help="disconnect a notebook that is attached")
     rejoin = add(
         "rejoin",
-        "Gives the ranks new process groups, and those that have ended new processes; variables are kept.",
+        "Rebuilds the process groups and restarts failed ranks; variables of the other ranks are kept.",
         lambda options: commands.on_current("rejoin", commands.rejoin, options.replace or ()),
     )
-    _add_ranks(rejoin, "--replace", "end the processes of these ranks first, whatever they do")
+    _add_ranks(rejoin, "--replace", "terminate and restart the processes of these ranks, whatever they do")
     add(
         "list",
         "Lists the clusters of this notebook, the current one first, and the detached clusters of this user.",
@@ -229,21 +229,21 @@ def _cluster_parser() -> _Parser:
     return parser
 
 
-# command -> what it does, and how that is called where there is no cluster
+# command -> what it does, the verb for "nothing to ..." without a cluster, and its function
 _ON_CURRENT = {
     "status": ("Shows every rank: state, device, process.", "show", commands.status),
     "stop": ("Ends all ranks and their processes.", "stop", commands.stop),
-    "restart": ("Replaces every rank's process by a new one; variables are gone.", "restart", commands.restart),
-    "interrupt": ("Raises KeyboardInterrupt in the cells that run.", "interrupt", commands.interrupt),
-    "detach": ("Lets go of a detached cluster; its ranks and their cells go on.", "leave", commands.detach),
+    "restart": ("Restarts every rank's process; variables are lost.", "restart", commands.restart),
+    "interrupt": ("Raises KeyboardInterrupt in the running cells.", "interrupt", commands.interrupt),
+    "detach": ("Leaves a detached cluster; its ranks and their cells keep running.", "detach from", commands.detach),
     "results": (
-        "Lists the cells that were named with `%%distributed --name NAME`, and what came of them.",
+        "Lists the cells named with `%%distributed --name NAME` and their results.",
         "list",
         commands.results,
     ),
     "doctor": (
-        "Says why the ranks do not come on: what each of them does, who waits for whom, what helps.",
-        "examine",
+        "Diagnoses a hang: what each rank is doing, which rank it waits for, and how to fix it.",
+        "diagnose",
         commands.doctor,
     ),
 }
@@ -251,7 +251,7 @@ _ON_CURRENT = {
 
 def _add_starts_options(start: argparse.ArgumentParser) -> None:
     start.add_argument("-n", type=_count, metavar="N", help="number of ranks (default: one per GPU, else 2)")
-    start.add_argument("--devices", type=_devices, metavar="0,2", help="which GPUs (default: all)")
+    start.add_argument("--devices", type=_devices, metavar="0,2", help="indices of the GPUs to use (default: all)")
     start.add_argument(
         "--env",
         type=_assignment,
@@ -264,41 +264,39 @@ def _add_starts_options(start: argparse.ArgumentParser) -> None:
         "--backend",
         choices=["auto", "nccl", "gloo", "shm", "mpi"],
         default="auto",
-        help="of the process group (default: auto)",
+        help="backend of the process group (default: auto)",
     )
     start.add_argument(
         "--hosts",
         metavar="a:4,b:4",
-        help="hosts and their numbers of ranks; localhost is this machine, allocation what a batch system has given to "
-        "this job (default: this machine alone; with --engines of a batch system, the allocation)",
+        help="hosts and their numbers of ranks; localhost is this machine, allocation the hosts that a batch system "
+        "has allocated to this job (default: only this machine; with --engines of a batch system, the allocation)",
     )
     start.add_argument(
-        "--engines", choices=ENGINES, default="ssh", help="what starts ranks on other hosts (default: ssh)"
+        "--engines", choices=ENGINES, default="ssh", help="how ranks on other hosts are started (default: ssh)"
     )
-    start.add_argument("--python", metavar="PATH", help="the Python on other hosts (default: the path of this one)")
-    start.add_argument("--address", metavar="IP", help="this machine's address that the hosts reach (default: found)")
+    start.add_argument("--python", metavar="PATH", help="path of Python on other hosts (default: the same as here)")
+    start.add_argument("--address", metavar="IP", help="address of this machine for the hosts (default: detected)")
     start.add_argument("--detach", action="store_true", help="the ranks outlive this notebook, until %%cluster stop")
-    start.add_argument(
-        "--name", metavar="NAME", help="tells it from other clusters; `%%cluster attach NAME` finds a detached one"
-    )
+    start.add_argument("--name", metavar="NAME", help="name of the cluster, also for `%%cluster attach NAME`")
     start.add_argument(
         "--lease",
         type=_seconds,
         metavar="S",
-        help="seconds that a detached cluster lives while no notebook is attached (default: 3600)",
+        help="idle timeout: seconds that a detached cluster lives while no notebook is attached (default: 3600)",
     )
 
 
 def _distributed_parser() -> _Parser:
-    parser = _Parser("%%distributed", "Runs the cell on the ranks; starts a cluster with defaults if none runs.")
-    parser.add_argument("--cluster", metavar="NAME", help="on this cluster of the notebook (default: the current one)")
+    parser = _Parser("%%distributed", "Runs the cell on the ranks; starts a cluster with defaults if none is running.")
+    parser.add_argument("--cluster", metavar="NAME", help="cluster to run on (default: the current one)")
     _add_ranks(parser)
     parser.add_argument("--timeout", type=_seconds, metavar="S", help="interrupt the ranks after S seconds")
     parser.add_argument("--watch", action="store_true", help="show the dashboard above the output")
     parser.add_argument(
         "--no-wait",
         action="store_true",
-        help="give the prompt back at once; the cell goes on, and its end is shown here",
+        help="return at once; the cell runs in the background, and its end is shown here",
     )
     parser.add_argument("--name", default="", metavar="NAME", help="the cell's name in tracebacks and in `lab.results`")
     parser.add_argument("--quiet", action="store_true", help="show no outputs, only errors")
@@ -324,12 +322,12 @@ _MAGICS = {
         "line",
         _names_parser(
             "%pull",
-            "Gets variables from the ranks, binds them here and returns them: a dict by rank, or the value itself when "
-            "--ranks names a single rank. Tensors come as tensors if this notebook has imported torch, else as numpy "
-            "arrays; models and optimizers as their state_dict().",
+            "Gets variables from the ranks, assigns them here and returns them: a dict by rank, or the value itself if "
+            "--ranks gives a single rank. Tensors arrive as tensors if this notebook has imported torch, else as "
+            "numpy arrays; models and optimizers as their state_dict().",
             "variable of the ranks, or an expression without spaces",
         ),
         _pull,
     ),
 }
-"""Name -> kind, parser of its line, and what it does."""
+"""Name -> kind, parser of its line, and function."""

@@ -1,4 +1,4 @@
-"""Finds a cell's syntax errors before anything is sent.
+"""Finds a cell's syntax errors before it is sent.
 
 Ranks transform a cell as IPython does (magics, `!cmd`, `name?`) and allow `await` at its top; so does this.
 """
@@ -17,7 +17,7 @@ from ..control.records import CellText
 
 __all__ = ["check"]
 
-# Cell magics whose body is Python that runs in the rank's namespace, on their own first line.
+# Cell magics on their own first line whose body is Python that runs in the rank's namespace.
 _AROUND_PYTHON = re.compile(r"\s*%%(time|capture|prun)\b[^\n]*\n")
 
 
@@ -25,18 +25,18 @@ def check(shell: Any, cell: CellText, label: str) -> None:
     """Raises what compiling the cell on a rank would raise, at the notebook's own line.
 
     Args:
-        shell: this process's shell; knows which single lines are magics without their `%`.
+        shell: this process's shell, which knows the single lines that are magics without their `%`.
         cell: the cell.
         label: its name in the error.
 
     Raises:
-        SyntaxError: the cell is no Python that IPython understands.
+        SyntaxError: the cell is not valid Python for IPython.
     """
     text, above = cell.text, cell.first_line - 1
     while (magic := _AROUND_PYTHON.match(text)) is not None:
         above += text.count("\n", 0, magic.end())
         text = text[magic.end() :]
-    above += text.count("\n", 0, len(text) - len(text.lstrip()))  # IPython leaves out empty lines above the code
+    above += text.count("\n", 0, len(text) - len(text.lstrip()))  # IPython omits empty lines above the code
     code = text
     try:
         code = TransformerManager().transform_cell(text)  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ def check(shell: Any, cell: CellText, label: str) -> None:
 
 
 def _show_briefly(shell: Any, error: SyntaxError) -> None:
-    """Has the shell show the error as that of a cell that it compiled itself: without the frames of this package."""
+    """Makes the shell show the error as for a cell that it compiled itself: without the frames of this package."""
     show = shell.showsyntaxerror
 
     def shown(filename: str | None = None, running_compiled_code: bool = False) -> None:
@@ -71,7 +71,7 @@ def _compile(code: str, label: str) -> None:
     """As IPython does: one statement after the other."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the ranks say it
+        warnings.simplefilter("ignore")  # the ranks show them
         tree = compile(code, f"<cell {label}>", "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
         for statement in tree.body:
             compile(ast.Module([statement], []), f"<cell {label}>", "exec", flags, dont_inherit=True)

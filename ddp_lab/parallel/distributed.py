@@ -2,17 +2,16 @@
 
 [Note: a subclass that runs none of torch's reducer]
 Much code asks `isinstance(model, torch.nn.parallel.DistributedDataParallel)` (torch.compile, checkpointing, ZeRO,
-trainers), so ours is a subclass. Its constructor calls `Module.__init__` and `Joinable.__init__` alone: torch's own
-would build torch's reducer, whose hooks would average every gradient a second time. Inherited are only methods that
-read attributes which ours has: `scatter`, `gather`, `to_kwargs`, `train`, `_get_data_parallel_params`,
+trainers), so ours is a subclass. Its constructor calls only `Module.__init__` and `Joinable.__init__`: torch's own
+would build torch's reducer, whose hooks would average every gradient a second time. Only methods that read attributes
+of our class are inherited: `scatter`, `gather`, `to_kwargs`, `train`, `_get_data_parallel_params`,
 `_set_params_and_buffers_to_ignore_for_model`, `_build_params_for_reducer`, `_build_debug_param_to_name_mapping`,
-`_inside_ddp_forward`, `_get_active_ddp_module`. What averages gradients is `core.synchronizer`, and names of torch's
-that libraries read lead there: `_FORWARDED`.
+`_inside_ddp_forward`, `_get_active_ddp_module`. Gradients are averaged by `core.synchronizer`, and torch's names
+that libraries read are forwarded to it: `_FORWARDED`.
 
 [Note: a copy of a model]
-The copy trains its own parameters, with the default group only, as torch has it. It communicates nothing when it is
-made, so its number may differ between ranks, and it has no comm hook: whose state a hook may share between two models
-only its author knows.
+The copy trains its own parameters, only with the default group, as in torch. Making it communicates nothing, so its
+number may differ between ranks. It has no comm hook: only a hook's author knows whether two models may share its state.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from .monitoring.monitors import Monitors
 
 __all__ = ["DistributedDataParallel"]
 
-# Made anew for a copy
+# Created again for a copy
 _RUNTIME = ("_sync", "_monitors", "_live", "_precision", "logger", "device_mesh")
 
 
@@ -63,52 +62,52 @@ class DistributedDataParallel(TorchDDP):
 
     A drop-in for `torch.nn.parallel.DistributedDataParallel`: same signature, same gradients. Gradients are
     grouped into buckets; a bucket's `all_reduce` starts as soon as its gradients (and the buckets before it)
-    are ready, and overlaps the rest of the backward. Every step of this is recorded: see `ddp_lab.recording`.
+    are ready, and overlaps the rest of the backward. All of this is recorded: see `ddp_lab.recording`.
 
-    The first backward uses one bucket for each (dtype, device); then buckets are assigned anew, once, in the
-    order in which rank 0's gradients became ready.
+    The first backward uses one bucket for each (dtype, device); then the buckets are rebuilt, once, in the order in
+    which rank 0's gradients became ready.
 
     Parameters may be frozen, unfrozen, added, removed or replaced later, if all ranks do it between the same two
-    steps: the next forward notices, warns, and goes on with what is there.
+    steps: the next forward notices, warns, and continues with the changed model.
 
     Args:
         module: the model, the same on all ranks; its parameters and buffers become rank 0's.
-        device_ids: None, or the one accelerator that the module is on: forward then moves its inputs there.
+        device_ids: None, or the one accelerator that the module is on; forward then moves its inputs there.
         output_device: kept for compatibility; defaults to ``device_ids[0]``.
         dim: dimension that `scatter` and `gather` split.
-        broadcast_buffers: deprecated, see `forward_sync_buffers`; False also leaves out the broadcast of buffers
-            at construction.
-        init_sync: compare the models of the ranks and broadcast rank 0's state. False: no communication, and
-            the caller answers for equal models.
+        broadcast_buffers: deprecated, see `forward_sync_buffers`; False also skips the broadcast of buffers at
+            construction.
+        init_sync: compare the models of the ranks and broadcast rank 0's state. False: no communication; the
+            caller must make sure that the models are equal.
         process_group: the ranks that train together; the default group if None.
         bucket_cap_mb: size in MiB at which a bucket is closed, fractions allowed. None: 1 MiB for the first
             bucket (so that communication starts early), 25 MiB for the others. Larger buckets use the network
             better, smaller ones overlap more.
-        find_unused_parameters: parameters may take no part in a forward; those that no rank used keep the
-            gradient they have. Costs a walk over the graph and a small all-reduce for each step.
-        check_reduction: deprecated, without effect.
+        find_unused_parameters: allow parameters that a forward does not use; those that no rank used keep their
+            gradient. Costs a traversal of the graph and a small all-reduce in each step.
+        check_reduction: deprecated, no effect.
         gradient_as_bucket_view: gradients are views of the buckets, which saves one copy and the memory of
             all gradients. Such a gradient can't be `detach_()`-ed.
-        static_graph: the graph is the same in every step, so that unused parameters and reused ones are learned
-            in the first backward (which communicates at its end).
+        static_graph: the graph is the same in every step, so that unused and reused parameters are determined in
+            the first backward (which communicates at its end).
         delay_all_reduce_named_params: (name, parameter) pairs that are averaged together, not in buckets, when
             the gradient of `param_to_hook_all_reduce` arrives.
-        param_to_hook_all_reduce: goes with the above, and may be one of them.
+        param_to_hook_all_reduce: required with the above, and may be one of them.
         mixed_precision: a `torch.nn.parallel.distributed._MixedPrecision`: compute and reduce in lower precision.
         device_mesh: a mesh of one dimension instead of a process group; a slice of a larger mesh for a module
             that is tensor parallel in the other dimensions.
         skip_all_reduce_unused_params: don't send buckets whose parameters are all unused; they must be unused on
             all ranks.
         bucket_cap_mb_list: a size for each bucket, in the order of launch; the last one repeats.
-        batched_grad_copy: copy the gradients of a bucket in one go when it is ready.
+        batched_grad_copy: copy all gradients of a bucket at once when it is ready.
         forward_sync_buffers: broadcast rank 0's buffers before each synchronised forward (None: True).
         lazy_bucket_allocation: a bucket has memory only from the arrival of its first gradient to the end of the
-            backward, and none beside the activations of a forward.
+            backward, so not while the activations of a forward are stored.
 
     Raises:
-        RuntimeError: the module has nothing to train, or differs between the ranks.
-        ValueError: devices that do not fit the module.
-        TypeError: an argument that the installed torch does not have.
+        RuntimeError: the module has no trainable parameters, or differs between the ranks.
+        ValueError: the devices do not fit the module.
+        TypeError: the installed torch does not have an argument.
 
     Example:
         >>> model = ddp_lab.DistributedDataParallel(torch.nn.Linear(4, 2))
@@ -118,7 +117,7 @@ class DistributedDataParallel(TorchDDP):
     """
 
     reducer: Any  # ddp_lab._C.Reducer
-    logger: Any  # DDPLogger; None until the reducer is there
+    logger: Any  # DDPLogger; None until the reducer exists
 
     @arguments.as_installed_torch
     def __init__(
@@ -183,7 +182,7 @@ class DistributedDataParallel(TorchDDP):
         self._agree(param_to_hook_all_reduce, init_sync=init_sync, with_buffers=with_buffers)
 
     def _make_parts(self, group: dist.ProcessGroup, **settings: Any) -> None:
-        """What averages gradients, and what looks at it and changes it while it trains; nothing is communicated."""
+        """Makes the parts that average gradients, and those that monitor and change that; communicates nothing."""
         delayed = self._delay_all_reduce_params
         ignored = self.parameters_to_ignore
         self._sync = GradientSynchronizer(self.module, ignored, group, owner=self, delayed=delayed, **settings)
@@ -192,7 +191,7 @@ class DistributedDataParallel(TorchDDP):
         self._precision: LowPrecision | None = None
 
     def _take_devices(self, device_ids: arguments.Devices, output_device: Any, dim: int) -> None:
-        """Where the module is, and what torch's class keeps beside that."""
+        """Stores the module's device and further attributes of torch's class."""
         tensors = self._sync.module_parameters or self._delay_all_reduce_params
         self.is_multi_device_module = len({parameter.device for parameter in tensors}) > 1
         self.device_ids, self.output_device = arguments.resolve_devices(device_ids, output_device, tensors)
@@ -203,7 +202,7 @@ class DistributedDataParallel(TorchDDP):
         self._ddp_sink_clone = False
 
     def _agree(self, trigger: torch.nn.Parameter | None, *, init_sync: bool, with_buffers: bool) -> None:
-        """The ranks compare their models, take rank 0's state, and are ready to train."""
+        """The ranks compare their models, receive rank 0's state, and are ready to train."""
         sync, delayed = self._sync, self._delay_all_reduce_params
         self._delay_all_reduce_all_params = not sync.survey.trained and bool(delayed)
         self._delayed: DelayedParameters | None = None
@@ -219,7 +218,7 @@ class DistributedDataParallel(TorchDDP):
         self._start()
 
     def _start(self) -> None:
-        """The reducer, and what needs it."""
+        """Makes the reducer and the parts that need it."""
         sync = self._sync
         sync.on_new_reducer += [inspection.install, optimizer_in_backward.attach_reducer]
         if sync.options.mixed_precision is not None:
@@ -238,10 +237,10 @@ class DistributedDataParallel(TorchDDP):
     # -- forward and backward
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Runs the module; the backward of what it returns averages the gradients (but see `no_sync`).
+        """Runs the module; the backward of its output averages the gradients (but see `no_sync`).
 
         Raises:
-            RuntimeError: the last backward left parameters without a gradient; names them.
+            RuntimeError: the last backward left parameters without a gradient; the message names them.
         """
         with _record_function("DistributedDataParallel.forward"):
             if self._delay_all_reduce_all_params:
@@ -252,7 +251,7 @@ class DistributedDataParallel(TorchDDP):
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if not compiling.is_loaded():
             return self.module(*inputs, **kwargs)
-        # torch.compile asks the class which model runs
+        # torch.compile asks the class for the running model
         outer = TorchDDP._active_ddp_module
         TorchDDP._active_ddp_module = self
         try:
@@ -282,7 +281,7 @@ class DistributedDataParallel(TorchDDP):
         return inputs, kwargs
 
     def _prepare(self, sync: GradientSynchronizer, synchronised: bool) -> None:
-        """Everything that concerns the reducer before the module runs."""
+        """All steps of the reducer before the module runs."""
         if synchronised:
             if not adaptation.unchanged(sync):
                 adaptation.adapt(sync)
@@ -318,9 +317,9 @@ class DistributedDataParallel(TorchDDP):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Context whose forwards and their backwards only accumulate gradients on this rank.
+        """Context in which forwards and their backwards only accumulate gradients on this rank.
 
-        The first synchronised backward after it averages what has accumulated. The forward has to be inside too;
+        The first synchronised backward after it averages the accumulated gradients. The forward must be inside too;
         see `sync_gradients` for averaging without another backward.
         """
         outer = self._sync.wanted
@@ -343,7 +342,7 @@ class DistributedDataParallel(TorchDDP):
             )
 
     def sync_gradients(self) -> None:
-        """Averages now what has accumulated under `no_sync`, without another backward. All ranks call it.
+        """Averages the gradients accumulated under `no_sync` now, without another backward. All ranks must call it.
 
         Parameters that have no gradient on any rank keep none.
 
@@ -351,7 +350,7 @@ class DistributedDataParallel(TorchDDP):
             RuntimeError: called during a backward.
         """
         if torch._C._current_graph_task_id() != -1:
-            raise RuntimeError("sync_gradients() was called during a backward: call it when backward() has returned")
+            raise RuntimeError("sync_gradients() was called during a backward: call it after backward() has returned")
         if not adaptation.unchanged(self._sync):
             adaptation.adapt(self._sync)
         self._live.look()
@@ -363,7 +362,7 @@ class DistributedDataParallel(TorchDDP):
     def require_manual_backward_finalization(self) -> bool:
         """Whether the caller ends each synchronised backward with `finalize_backward`, exactly once.
 
-        torch has it from 2.15 on. To be set before a forward, or when the last backward has been finalized.
+        torch has it from 2.15 on. Set it before a forward, or after the last backward was finalized.
 
         Raises:
             RuntimeError: set between a forward and the end of its backward, or for a model that has no reducer.
@@ -371,7 +370,7 @@ class DistributedDataParallel(TorchDDP):
         Example:
             >>> model.require_manual_backward_finalization = True
             >>> model(batch).sum().backward()  # starts the averages, waits for none
-            >>> next_batch = load()  # whatever needs no gradients
+            >>> next_batch = load()  # anything that needs no gradients
             >>> model.finalize_backward()  # param.grad: the average over all ranks
             >>> optimizer.step()
         """
@@ -389,7 +388,7 @@ class DistributedDataParallel(TorchDDP):
 
     @property
     def should_finalize_after_backward(self) -> bool:
-        """Whether `finalize_backward` has to wait until the coming backward has returned. Ask after the forward.
+        """Whether `finalize_backward` must wait until the next backward has returned. Read it after the forward.
 
         False: it may also be called in a hook of the backward, as soon as all parameters have their gradients.
         """
@@ -404,8 +403,8 @@ class DistributedDataParallel(TorchDDP):
         Work goes to the device's current stream.
 
         Raises:
-            RuntimeError: `require_manual_backward_finalization` is False; gradients are missing; or no synchronised
-                backward waits for this. Also whatever the communication failed with.
+            RuntimeError: `require_manual_backward_finalization` is False; gradients are missing; no synchronised
+                backward waits for this; or the communication failed.
         """
         self._check_manual_backward_finalization_supported()
         with self._logged():
@@ -414,11 +413,11 @@ class DistributedDataParallel(TorchDDP):
             self._precision.restore()
 
     def _check_manual_backward_finalization_supported(self) -> None:
-        """Raises RuntimeError where nothing of ours ends a backward."""
+        """Raises RuntimeError if this class does not end backwards."""
         if self._delay_all_reduce_all_params:
             raise RuntimeError(
                 "Manual backward finalization is not supported when all DDP parameters use "
-                "delay_all_reduce_named_params: leave some to the reducer, or leave it False."
+                "delay_all_reduce_named_params: leave some to the reducer, or keep it False."
             )
         if self._sync.in_python:
             raise RuntimeError(
@@ -432,7 +431,7 @@ class DistributedDataParallel(TorchDDP):
         """Replaces the average over the ranks by ``hook(state, bucket) -> Future[Tensor]``.
 
         Gradients reach the hook undivided: the hook averages. It runs on autograd's thread as soon as a bucket
-        is ready, in bucket order; its future holds one tensor of as many elements as `bucket.buffer()`.
+        is ready, in bucket order; its future contains one tensor with as many elements as `bucket.buffer()`.
 
         Args:
             state: passed to the hook, e.g. a process group or a `PowerSGDState`.
@@ -440,8 +439,8 @@ class DistributedDataParallel(TorchDDP):
 
         Raises:
             TypeError: the hook is not callable.
-            ValueError: its signature is another one.
-            RuntimeError: a hook has been registered already.
+            ValueError: it has another signature.
+            RuntimeError: a hook is already registered.
         """
         with self._logged():
             check_hook(hook)
@@ -450,7 +449,7 @@ class DistributedDataParallel(TorchDDP):
         self._sync.describe()
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        """Averages with the hook that `dist.BuiltinCommHookType` names, in C++ and without the GIL."""
+        """Averages with a hook of `dist.BuiltinCommHookType`, in C++ and without the GIL."""
         with self._logged():
             self._sync.attach_hook(comm_hook_type, None)
         self._sync.describe()
@@ -459,7 +458,7 @@ class DistributedDataParallel(TorchDDP):
     def define_comm_hook(
         name: str, hook: Callable[..., Any], state: Callable[[DistributedDataParallel], object] | None = None
     ) -> None:
-        """Gives a comm hook a name by which `reconfigure` can ask for it, for any model. On all ranks.
+        """Gives a comm hook a name that `reconfigure` accepts, for any model. Call it on all ranks.
 
         Args:
             name: a later definition replaces an earlier one.
@@ -468,18 +467,18 @@ class DistributedDataParallel(TorchDDP):
 
         Raises:
             TypeError: the hook is not callable.
-            ValueError: its signature is another one, or the name is one of torch's hooks.
+            ValueError: it has another signature, or the name is one of torch's hooks.
         """
         changes.define_hook(name, hook, state)
 
     def _register_fused_optim(
         self, optim: type[torch.optim.Optimizer], *args: Any, optim_params: Any = None, **kwargs: Any
     ) -> None:
-        """Steps an optimizer on each bucket as soon as it is averaged, while the backward goes on."""
+        """Runs an optimizer's step on each bucket as soon as it is averaged, during the backward."""
         optimizer_in_backward.register_fused_optim(self, optim, *args, optim_params=optim_params, **kwargs)
 
     def _set_sparse_metadata(self, global_unique_ids: dict[str, torch.Tensor]) -> None:
-        """Tells which rows of sparse embeddings have gradients, by parameter name: they then travel densely."""
+        """Sets which rows of sparse embeddings have gradients, by parameter name: they are then sent densely."""
         self._sync.reducer._set_sparse_metadata(global_unique_ids)
 
     # -- buffers
@@ -491,8 +490,8 @@ class DistributedDataParallel(TorchDDP):
 
         Args:
             state: passed to the hook.
-            hook: brings the buffers into agreement, in place. It may return a list of futures, which are then
-                waited for at the end of the backward.
+            hook: makes the buffers equal on all ranks, in place. It may return a list of futures, for which the
+                end of the backward then waits.
             comm_hook_location: before or after the module's forward.
 
         Raises:
@@ -505,11 +504,11 @@ class DistributedDataParallel(TorchDDP):
         )
 
     def will_sync_module_buffers(self) -> bool:
-        """Whether the current (or next) forward brings the buffers into agreement."""
+        """Whether the current (or next) forward synchronises the buffers."""
         return self._sync.buffers.due()
 
     def _assign_modules_buffers(self) -> None:
-        """Looks the buffers up: `modules_buffers` and `named_module_buffers`, without those that are ignored."""
+        """Looks up the buffers: `modules_buffers` and `named_module_buffers`, without ignored ones."""
         self._sync.look_up_buffers()
 
     def _default_broadcast_coalesced(
@@ -533,13 +532,13 @@ class DistributedDataParallel(TorchDDP):
         return self._sync.buckets()
 
     def follow_order(self, threshold: float | None, every: int = 20) -> None:
-        """Assigns the buckets anew when gradients arrive in another order than that of the buckets.
+        """Rebuilds the buckets when gradients become ready in a different order than the bucket layout assumes.
 
-        All ranks call it, with the same arguments.
+        All ranks must call it with the same arguments.
 
         Args:
-            threshold: the share of parameters (0 to 1) that may arrive out of place; None ends it.
-            every: rank 0 looks every so many synchronised forwards, and broadcasts what it found.
+            threshold: the share of parameters (0 to 1) that may become ready out of order; None switches it off.
+            every: interval in synchronised forwards at which rank 0 checks and broadcasts the result.
         """
         self._sync.follower = None if threshold is None else OrderFollower(threshold, every)
 
@@ -552,38 +551,37 @@ class DistributedDataParallel(TorchDDP):
         order: str | Sequence[str] | None = None,
         comm_hook: str | None = None,
     ) -> None:
-        """Changes the buckets, their order or the comm hook from the next forward on. All ranks call it alike.
+        """Changes the buckets, their order or the comm hook from the next forward on. All ranks make the same call.
 
         From a notebook, while a cell trains: `Cluster.reconfigure`.
 
         Args:
-            bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
-            first_bucket_mb: cap of the bucket that is launched first.
-            bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
+            bucket_cap_mb: size limit of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
+            first_bucket_mb: size limit of the bucket that is launched first.
+            bucket_cap_mb_list: size limits in the order of launch, the last one repeats; excludes the other two.
             order: ``"ready"`` (as rank 0's gradients became ready last), ``"registration"``, ``"reversed"``, or the
                 qualified names of all trained parameters.
             comm_hook: ``"none"``, ``"fp16"``, ``"bf16"``, ``"powersgd"``, or a name that was given to a hook on all
                 ranks with `define_comm_hook`.
 
         Raises:
-            ValueError: it makes no sense for this model.
-            RuntimeError: this model can't be changed so, the ranks call it with other arguments, or a backward is
-                unfinished.
+            ValueError: the change is invalid for this model.
+            RuntimeError: this model can't be changed so, the ranks' arguments differ, or a backward is unfinished.
         """
         self._live.reconfigure(Change(bucket_cap_mb, first_bucket_mb, bucket_cap_mb_list, order, comm_hook))
 
     def configuration(self) -> dict[str, Any]:
-        """What `reconfigure` can change, as it is: caps in MiB, the comm hook's name, the number of buckets."""
+        """The settings that `reconfigure` can change: sizes in MiB, the comm hook's name, the number of buckets."""
         return changes.describe(self._sync)
 
-    # -- looking at it
+    # -- monitoring
 
     def inspect_gradients(self) -> list[dict[str, Any]]:
-        """Norm and checksum of each bucket's gradients, to be compared between ranks.
+        """Norm and checksum of each bucket's gradients, for comparison between ranks.
 
         Returns:
-            For each bucket a dict: ``bucket`` (index), ``norm`` (Euclidean), ``checksum`` (64 bits of the
-            gradients' bytes: different numbers on two ranks mean different gradients).
+            For each bucket a dict: ``bucket`` (index), ``norm`` (Euclidean), ``checksum`` (64 bits from the
+            gradients' bytes: different checksums on two ranks mean different gradients).
 
         Raises:
             RuntimeError: called during a backward.
@@ -591,40 +589,40 @@ class DistributedDataParallel(TorchDDP):
         return inspection.inspect_gradients(self._sync)
 
     def check_drift(self) -> DriftReport:
-        """Compares parameters and buffers of all ranks, see `ddp_lab.check_drift`. All ranks call it."""
+        """Compares parameters and buffers of all ranks, see `ddp_lab.check_drift`. All ranks must call it."""
         return compare(self._sync)
 
     def watch_drift(self, every: int = 100, action: Literal["warn", "raise"] = "warn") -> DriftWatch:
-        """Compares parameters and buffers of all ranks before every so many synchronised forwards.
+        """Compares parameters and buffers of all ranks before every `every`-th synchronised forward.
 
-        Each time costs one pass over all parameters (0.3 ms for each MB on one CPU core) and 24 gathered bytes a rank;
-        `DriftWatch.seconds` says what it was. All ranks call it alike.
-        Under `join` nothing is compared.
+        Each comparison costs one pass over all parameters (0.3 ms for each MB on one CPU core) and gathers 24 bytes per
+        rank; `DriftWatch.seconds` is the measured cost. All ranks must make the same call. Under `join` nothing is
+        compared.
 
         Args:
-            every: how many steps apart.
+            every: interval in steps.
             action: what to do if they differ, on all ranks.
 
         Raises:
-            ValueError: an argument is none of these.
+            ValueError: an argument has another value.
         """
         return self._monitors.watch_drift(every, action)
 
     def watch_gradients(self, every: int = 1, nonfinite: Literal["warn", "raise"] = "warn") -> GradientWatch:
-        """Measures the gradients' norms before and after averaging, and says where a NaN or Inf came from.
+        """Measures the gradients' norms before and after averaging, and reports the source of a NaN or Inf.
 
-        For each bucket and rank; `Timeline.gradients` has them, and the gradient noise scale that follows. In a
-        watched step each bucket is read twice more (together 0.12 ms for each MB on one CPU core), and its numbers are
-        gathered at the end of the backward (0.1 ms and a small all-gather); `GradientWatch.seconds` says what it cost.
-        All ranks call it alike, outside a backward. A second call replaces the first watch.
+        For each bucket and rank; `Timeline.gradients` has them, and the gradient noise scale derived from them. In a
+        monitored step each bucket is read twice more (together 0.12 ms for each MB on one CPU core), and its numbers
+        are gathered at the end of the backward (0.1 ms and a small all-gather); `GradientWatch.seconds` is the measured
+        cost. All ranks must make the same call, outside a backward. A second call replaces the first.
 
         Args:
-            every: watch each so many-th step.
-            nonfinite: on NaN or Inf, warn, or let the backward raise RuntimeError on all ranks, before the optimizer
-                has used it.
+            every: interval in steps.
+            nonfinite: on NaN or Inf, warn, or make the backward raise RuntimeError on all ranks, before the
+                optimizer uses it.
 
         Raises:
-            ValueError: an argument is none of these.
+            ValueError: an argument has another value.
             RuntimeError: called during a backward.
         """
         return self._monitors.watch_gradients(every, nonfinite)
@@ -632,12 +630,12 @@ class DistributedDataParallel(TorchDDP):
     # -- logging data
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        """How the model was set up and what its sampled steps cost; keys are torch's."""
+        """The model's settings and the cost of its sampled steps; keys are torch's."""
         data: dict[str, Any] = self.logger.data()
         return data
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Takes logging data every `sample_rate` iterations after the first ten.
+        """Samples logging data every `sample_rate` iterations after the first ten.
 
         Raises:
             ValueError: `sample_rate` is below 1.
@@ -650,14 +648,14 @@ class DistributedDataParallel(TorchDDP):
         self.logger.set_sample_rate(sample_rate)
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
-        """Raises, and keeps the text in the logging data."""
+        """Raises, and stores the text in the logging data."""
         if self.logger is not None:
             self.logger.set_error_and_log(f"{err_type}: {err_msg}")
         raise err_type(err_msg)
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        """Keeps the text of an exception in the logging data."""
+        """Stores the text of an exception in the logging data."""
         try:
             yield
         except Exception as error:
@@ -671,21 +669,21 @@ class DistributedDataParallel(TorchDDP):
     ) -> Any:
         """Context in which the ranks may have different numbers of inputs.
 
-        A rank that has run out takes part in the others' collectives until all have. At the end every rank has the
-        model of the last one that trained.
+        A rank that has run out of inputs takes part in the others' collectives until all have. At the end every rank
+        has the model of the last one that trained.
 
         Args:
             divide_by_initial_world_size: divide gradients by the size of the group; False: by the number of ranks
                 that still have inputs.
-            enable: False makes the context do nothing.
-            throw_on_early_termination: RuntimeError on all ranks as soon as one has run out.
+            enable: False disables the context.
+            throw_on_early_termination: raise RuntimeError on all ranks as soon as one has run out.
         """
         return Join(
             [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What a rank without inputs does in the others' iterations; see `torch.distributed.algorithms.join`."""
+        """A rank's actions without inputs in the others' iterations; see `torch.distributed.algorithms.join`."""
         self.logger._set_uneven_input_join()
         divide = kwargs.get("divide_by_initial_world_size", True)
         return join.DDPJoinHook(self._sync, self._live.look, divide_by_initial_world_size=divide)
@@ -717,25 +715,25 @@ class DistributedDataParallel(TorchDDP):
         arguments.warn_static(self._sync.options.find_unused_parameters, stacklevel=3)
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
-        """Without effect: outputs are never cloned here."""
+        """No effect: outputs are never cloned here."""
         self._ddp_sink_clone = val
 
     # -- after a failure
 
     def abandon_backward(self) -> None:
-        """Forgets a backward that will not finish, so that the next forward starts clean.
+        """Discards a backward that will not finish, so that the next forward starts clean.
 
-        For a helper thread after it has freed this rank from a collective. A backward that an exception ended
-        is discarded by the next forward without this.
+        For a helper thread after it has unblocked this rank from a collective. The next forward discards a backward
+        that an exception ended without this call.
         """
         self._sync.reducer.abandon()
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
-        """Points the model at another process group, e.g. after a rejoin. Communicates at the next forward."""
+        """Makes the model use another process group, e.g. after a rejoin. Communicates at the next forward."""
         self._sync.replace_group(new_process_group)
 
     def _remove_autograd_hooks(self) -> None:
-        """The model trains as a plain module from now on."""
+        """Makes the model train as a plain module from now on."""
         self._sync.reducer.remove_hooks()
 
     def _check_reducer_finalized(self) -> None:
@@ -780,7 +778,7 @@ class DistributedDataParallel(TorchDDP):
         self._start()
 
 
-# Names of torch's class that libraries read, and where they are. Getters in C: torch.compile has nothing to look into.
+# Names of torch's class that libraries read, and their places. Getters in C, which torch.compile can't trace into.
 _FORWARDED = {
     "_authoritative_rank": "_sync.inputs.last_joiner",
     "_comm_hooks": "_sync.hooks",
@@ -827,7 +825,7 @@ for _name, _place in _FORWARDED_BOTH_WAYS.items():
 
 
 def _record_function(name: str) -> AbstractContextManager[Any]:
-    """A range that profilers show; torch's own way costs 5 us where there is none."""
+    """A range that profilers show; torch's own function costs 5 us without a profiler."""
     if _profiler_enabled():
         return torch.autograd.profiler.record_function(name)
     return _RecordFunctionFast(name)

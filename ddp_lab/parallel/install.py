@@ -1,10 +1,10 @@
-"""`ddp_lab.install()`: programs that construct torch's DistributedDataParallel get ours, without an edit.
+"""`ddp_lab.install()`: programs that construct torch's DistributedDataParallel get ours, without changes.
 
 [Note: what install() reaches]
 Trainers import the class by name (`from torch.nn.parallel import DistributedDataParallel as DDP`), so each module that
-was imported before holds a reference of its own. All of them are pointed at our class, under whatever name; modules
-imported later take it from `torch.nn.parallel`. Out of reach are models wrapped before, classes that were derived
-from torch's before, and references in closures or default arguments. Our own modules keep torch's class as the base.
+was imported before holds a reference of its own. All of them are replaced by our class, under any name; modules
+imported later take it from `torch.nn.parallel`. Not reached are models wrapped before, classes derived from torch's
+before, and references in closures or default arguments. Our own modules keep torch's class as the base.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _OURS = __name__.split(".")[0]
 
 
 class Installation:
-    """What `install` changed; `undo`, or the end of a ``with`` block, changes it back."""
+    """The changes of `install`; `undo`, or the end of a ``with`` block, reverts them."""
 
     def __init__(self) -> None:
         self._changed = _point_at(DistributedDataParallel, instead_of=TorchDDP)
 
     def undo(self) -> None:
-        """Gives torch's class back to the modules that held it. A second call does nothing.
+        """Restores torch's class in the modules that had it. A second call does nothing.
 
         Modules first imported in between keep ours.
         """
@@ -45,10 +45,10 @@ class Installation:
 
 
 def install() -> Installation:
-    """Makes `torch.nn.parallel.DistributedDataParallel` our class in this process, in every module that holds it.
+    """Replaces `torch.nn.parallel.DistributedDataParallel` by our class in this process, in every module that has it.
 
     Call it in each rank before the model is wrapped, e.g. as the first lines of a training script. A second call
-    only reaches the modules that still hold torch's class.
+    only changes modules that still have torch's class.
 
     Returns:
         A context manager whose end undoes this call; it may be ignored.

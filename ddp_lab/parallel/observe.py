@@ -1,10 +1,10 @@
 """`ddp_lab.observe(model)`: the events of our class from torch's own DistributedDataParallel.
 
 [Note: what observing leaves alone]
-Gradients, launches and the order of collectives are torch's: hooks of ours only take the time (`csrc/observe`), and
-none of them runs Python in the backward. Per forward there are two Python hooks on the wrapper, which cost some
-microseconds. Nothing is communicated, so the ranks need not observe in step; but they number models alike only if each
-of them observes the same ones in the same order.
+Gradients, launches and the order of collectives are torch's: our hooks only take times (`csrc/observe`), and none of
+them runs Python in the backward. Per forward there are two Python hooks on the wrapper, which cost some
+microseconds. Nothing is communicated, so the ranks need not observe at the same time; but models have the same numbers
+on all ranks only if each rank observes the same ones in the same order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _observations: weakref.WeakKeyDictionary[TorchDDP, Observation] = weakref.WeakKe
 
 
 class Observation:
-    """What `observe` returns: `remove`, or the end of a ``with`` block, ends the recording of this model.
+    """The result of `observe`: `remove`, or the end of a ``with`` block, ends the recording of this model.
 
     Attributes:
         reducer_id: the number of the model in events.
@@ -73,7 +73,7 @@ class Observation:
         self._describe(model)
 
     def remove(self) -> None:
-        """Takes all hooks away; the model goes on as if it had never been observed. A second call does nothing."""
+        """Removes all hooks; the model continues as if it had never been observed. A second call does nothing."""
         self.reducer.stop()
         for handle in self._handles:
             handle.remove()
@@ -94,7 +94,7 @@ class Observation:
         return (model._has_rebuilt_buckets, len(model._comm_hooks), model.static_graph, model.process_group)
 
     def describe_if_changed(self, model: TorchDDP) -> None:
-        """Tells the timeline of buckets that torch has rebuilt, of a comm hook, and of another process group."""
+        """Reports to the timeline buckets that torch has rebuilt, a comm hook, and another process group."""
         now = self._what_is_described(model)
         if now == self._described:
             return
@@ -121,7 +121,7 @@ class Observation:
         recording.describe(description, owner=model)
 
     def _follow_mixed_precision(self, model: TorchDDP) -> None:
-        """With mixed precision the gradients arrive at copies of the parameters, and torch is told by this method."""
+        """With mixed precision the gradients arrive at copies of the parameters, and this method notifies torch."""
         index = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         told: Callable[..., Any] = model._fire_reducer_autograd_hook
         numbers = [index.get(id(parameter)) for parameter in model._module_parameters]
@@ -137,7 +137,7 @@ class Observation:
 
 
 class _ForwardHooks:
-    """The hooks on the wrapper; a copy of the model, or one that was pickled, has inert ones: it is not observed."""
+    """The hooks on the wrapper; a copied or unpickled model has inert ones and is not observed."""
 
     def __init__(self, observation: Observation | None) -> None:
         self._observation = observation
@@ -151,7 +151,7 @@ class _ForwardHooks:
             self._observation.reducer.begin_forward(model.require_backward_grad_sync)
 
     def after(self, model: TorchDDP, inputs: Any, output: Any) -> None:
-        """After forward, whose beginning may have rebuilt the buckets."""
+        """After a forward, whose start may have rebuilt the buckets."""
         if self._observation is not None and torch.is_grad_enabled():
             self._observation.describe_if_changed(model)
             self._observation.reducer.end_forward(find_tensors(output), model.require_backward_grad_sync)
@@ -160,19 +160,18 @@ class _ForwardHooks:
 def observe(model: TorchDDP) -> Observation:
     """Records what torch's own DistributedDataParallel does with a model: the events that our class records.
 
-    All views and findings work from them. Gradients stay bit for bit what they are without it. The recording ends with
-    the model, or with `Observation.remove`; what is returned need not be kept. Call it on each rank, in the same order
-    if there are several models, after the model was wrapped and outside a backward. A second call returns the first
-    one's observation.
+    All views and findings work with them. Gradients are bit for bit the same as without it. The recording ends with
+    the model, or with `Observation.remove`; you need not keep the result. Call it on each rank, for several models in
+    the same order, after the model was wrapped and outside a backward. A second call returns the first observation.
 
     Args:
         model: a `torch.nn.parallel.DistributedDataParallel`; comm hooks may be registered before or after.
 
     Raises:
-        TypeError: it is none, or our class, which records by itself.
+        TypeError: it is not one, or is our class, which records by itself.
         ValueError: its gradients are averaged without buckets: by torch.compile (``optimize_ddp="python_reducer"``), or
-            all of them delayed (``delay_all_reduce_named_params``); or torch does not tell what the buckets hold: 2.15
-            and later with sparse gradients or ``lazy_bucket_allocation``.
+            all of them delayed (``delay_all_reduce_named_params``); or torch does not expose the buckets: 2.15 and
+            later with sparse gradients or ``lazy_bucket_allocation``.
 
     Example:
         >>> model = torch.nn.parallel.DistributedDataParallel(net)
@@ -183,7 +182,7 @@ def observe(model: TorchDDP) -> Observation:
     if not isinstance(model, TorchDDP):
         raise TypeError(
             f"observe() expects a torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}: "
-            "pass what wraps the model"
+            "pass the wrapped model"
         )
     if (reason := _why_not(model)) is not None:
         raise ValueError(f"this model can't be observed: {reason}")
@@ -196,7 +195,7 @@ def observe(model: TorchDDP) -> Observation:
 
 
 class EveryModel:
-    """What `observe_every_model` returns: `remove` ends it; models that are observed by then stay so."""
+    """The result of `observe_every_model`: `remove` ends it; models observed until then stay observed."""
 
     def __init__(self) -> None:
         self._before = TorchDDP.__init__
@@ -215,12 +214,12 @@ class EveryModel:
         TorchDDP.__init__ = build  # type: ignore[method-assign,assignment]
 
     def remove(self) -> None:
-        """Gives torch's class its constructor back."""
+        """Restores the constructor of torch's class."""
         TorchDDP.__init__ = self._before  # type: ignore[method-assign]
 
 
 def _why_not(model: TorchDDP) -> str | None:
-    """Why nothing can be seen of what torch does with this model; None: it can be."""
+    """Why this model can't be observed; None if it can."""
     if getattr(model, "_use_python_reducer", False):
         return "torch.compile averages its gradients without buckets (optimize_ddp='python_reducer')"
     if not hasattr(model, "reducer"):
@@ -228,7 +227,7 @@ def _why_not(model: TorchDDP) -> str | None:
     try:
         _C.parameters_of(model.reducer)
     except RuntimeError as error:  # torch 2.15: of sparse gradients, and with lazy_bucket_allocation
-        return f"this release of torch does not tell its buckets ({str(error).splitlines()[0]}); our class records them"
+        return f"this torch does not expose its buckets ({str(error).splitlines()[0]}); ddp_lab's class records them"
     return None
 
 

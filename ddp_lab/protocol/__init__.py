@@ -1,3 +1,3 @@
-"""What crosses a socket or stands in a file: events, messages, journals, the registry of clusters."""
+"""The formats of sockets and files: events, messages, journals, the registry of clusters."""
 
 __all__ = ["commands", "descriptions", "entry_points", "events", "journal", "registry"]

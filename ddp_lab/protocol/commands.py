@@ -1,4 +1,4 @@
-"""What the client asks of models that train: one frozen record for each command, as JSON on its way.
+"""The client's commands for training models: one frozen record for each, sent as JSON.
 
 The ranks' side is `ddp_lab.engine.model_control`, the client's `ddp_lab.control.training`.
 """
@@ -17,12 +17,12 @@ from ..faults import to_dict as fault_to_dict
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be different. None: as it is.
+    """The requested change. None: unchanged.
 
     Attributes:
-        bucket_cap_mb: cap of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
-        first_bucket_mb: cap of the bucket that is launched first.
-        bucket_cap_mb_list: caps in the order of launch, the last one repeats; not beside the other two.
+        bucket_cap_mb: size limit of all buckets in MiB; of all but the first if `first_bucket_mb` is given.
+        first_bucket_mb: size limit of the bucket that is launched first.
+        bucket_cap_mb_list: size limits in the order of launch, the last one repeats; excludes the other two.
         order: ``"ready"`` (as rank 0's gradients became ready last), ``"registration"``, ``"reversed"``, or the names
             of all trained parameters.
         comm_hook: a name, see `ddp_lab.parallel.live.change`; ``"none"`` for the plain average.
@@ -48,11 +48,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Look:
-    """What is asked for. None: as it is; 0: no more.
+    """The requested monitoring. None: unchanged; 0: off.
 
     Attributes:
-        gradients: watch each so many-th step.
-        drift: compare the replicas before each so many-th step.
+        gradients: monitor the gradients at this interval of steps.
+        drift: compare the replicas at this interval of steps.
         check: compare them once.
     """
 
@@ -61,10 +61,10 @@ class Look:
     check: bool = False
 
     def validate(self) -> None:
-        """Raises `ValueError` if it makes no sense."""
+        """Raises `ValueError` if it is invalid."""
         for every in (self.gradients, self.drift):
             if every is not None and every < 0:
-                raise ValueError(f"every must be at least 0 (0: no more), got {every}")
+                raise ValueError(f"every must be at least 0 (0: off), got {every}")
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Command:
 
 @dataclass(frozen=True)
 class CheckChange(Command):
-    """Whether the model can be changed so: an error if not."""
+    """Check whether the model can be changed so: an error if not."""
 
     change: Change
 
 
 @dataclass(frozen=True)
 class PrepareChange(Command):
-    """To change the model between two steps that rank 0 of its group decides; `name` is the request's own."""
+    """Change the model between two steps that rank 0 of its group decides; `name` identifies the request."""
 
     name: str
     change: Change
@@ -89,40 +89,40 @@ class PrepareChange(Command):
 
 @dataclass(frozen=True)
 class TellChange(Command):
-    """How far that has come."""
+    """Return the state of that change."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class WithdrawChange(Command):
-    """Not to change it, unless it is decided."""
+    """Withdraw the change, unless it is decided."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class PrepareLook(Command):
-    """To look at values from a step on that rank 0 of the model's group decides."""
+    """Monitor values from a step on that rank 0 of the model's group decides."""
 
     name: str
     look: Look
 
 
 class TellLooks(Command):
-    """What is looked at."""
+    """Return the active monitoring."""
 
 
 @dataclass(frozen=True)
 class InjectFault(Command):
-    """To have a fault happen from the next forward on."""
+    """Inject a fault from the next forward on."""
 
     fault: Fault
 
 
 @dataclass(frozen=True)
 class SetBreakpoints(Command):
-    """To pause the model's backwards at these points; see `TrainingControl.breakpoints`."""
+    """Pause the model's backwards at these points; see `TrainingControl.breakpoints`."""
 
     points: Sequence[str]
     parameters: Sequence[str]
@@ -131,39 +131,39 @@ class SetBreakpoints(Command):
 
 @dataclass(frozen=True)
 class GoOn(Command):
-    """To end a pause, `until` the next "breakpoint", "event" or "bucket"."""
+    """End a pause, `until` the next "breakpoint", "event" or "bucket"."""
 
     until: str
 
 
 class TellStage(Command):
-    """Where the model's backward stands."""
+    """Return the state of the model's backward."""
 
 
 class TellFaults(Command):
-    """The faults of all models of the rank."""
+    """Return the faults of all models of the rank."""
 
 
 @dataclass(frozen=True)
 class ClearFaults(Command):
-    """To end the fault of this number, or for None all of the rank."""
+    """End the fault of this number, or for None all of the rank."""
 
     number: int | None = None
 
 
 class HoldTimeouts(Command):
-    """To let no timeout of a group run out while a rank pauses."""
+    """Keep group timeouts from expiring while a rank is paused."""
 
 
 class Resume(Command):
-    """To take all breakpoints of the rank away and train on."""
+    """Remove all breakpoints of the rank and continue training."""
 
 
 _KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in Command.__subclasses__()}
 
 
 def to_json(command: Command) -> dict[str, Any]:
-    """The command as JSON can hold it: its name as ``do``, and its fields."""
+    """The command, JSON-able: its name as ``do``, and its fields."""
     fields = asdict(command)
     if isinstance(command, InjectFault):
         fields["fault"] = fault_to_dict(command.fault)
@@ -171,10 +171,10 @@ def to_json(command: Command) -> dict[str, Any]:
 
 
 def from_json(message: Mapping[str, Any]) -> Command:
-    """What `to_json` was given; other entries of the message are left alone.
+    """The argument of `to_json`; other entries of the message are ignored.
 
     Raises:
-        ValueError: there is no such command, a field is missing, or what it holds makes no sense.
+        ValueError: there is no such command, or a field is missing or invalid.
     """
     kind = _KINDS.get(message.get("do", ""))
     if kind is None:

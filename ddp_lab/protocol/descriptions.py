@@ -1,8 +1,8 @@
-"""What a rank's messages and descriptions must hold, checked where they come in: everything behind may rely on it.
+"""The required contents of a rank's messages and descriptions, checked on arrival: later code may rely on them.
 
-A description comes over the wire, from a journal or from a file that somebody sent. Its texts are made printable, see
-[Note: texts are printable from where they come in]. Fields that are not named here are
-kept as they are; of those named here, most may be missing (older files lack some), and none may be of another type.
+A description arrives over the wire, from a journal or from a file of unknown origin. Its texts are made printable, see
+[Note: texts are printable from where they come in]. Fields that are not named here are kept unchanged. Of those named
+here, most may be missing (older files lack some), and none may be of another type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def integer(low: int, bound: int) -> _Check:
 
 
 def _a(kind: type, wanted: str) -> _Check:
-    """A check that a value is of this type; `wanted` says so in the error."""
+    """A check that a value is of this type; `wanted` describes it in the error."""
 
     def checked(value: Any, where: str) -> None:
         if not isinstance(value, kind):
@@ -64,7 +64,7 @@ def _list(one: _Check) -> _Check:
 
 
 def _record(needed: Mapping[str, _Check], known: Mapping[str, _Check] | None = None) -> _Check:
-    """A check of an object: these fields it must have, those it may have."""
+    """A check of an object: its required and optional fields."""
 
     def checked(value: Any, where: str) -> None:
         _an_object(value, where)
@@ -80,7 +80,7 @@ def _record(needed: Mapping[str, _Check], known: Mapping[str, _Check] | None = N
 
 
 def _shown(value: Any) -> str:
-    """A value in an error, however long it is."""
+    """A value for an error, shortened if long."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     shown = repr(value)
@@ -176,18 +176,18 @@ _MESSAGES: dict[str, dict[str, _Check]] = {
 
 
 def message_of(frames: list[Any]) -> tuple[int, dict[str, Any]]:
-    """The rank that a message of the wire comes from, and the message; its last frame is JSON.
+    """The sending rank of a message of the wire, and the message; its last frame is JSON.
 
     Raises:
-        ValueError: it is none that a rank sends; says what is wrong with it.
+        ValueError: it is invalid; the message says why.
     """
     if len(frames) != 2:
-        raise ValueError(f"a message of {len(frames)} frames, not of 2")
+        raise ValueError(f"a message has {len(frames)} frames, expected 2")
     message = json.loads(bytes(frames[1]))
     _an_object(message, "a message")
     kind = message.get("type")
     if not isinstance(kind, str) or kind not in _MESSAGES:
-        raise ValueError(f"a message of type {str(kind)[:40]!r}")
+        raise ValueError(f"a message has the unknown type {str(kind)[:40]!r}")
     rank = message.get("rank")
     _RANK(rank, f"the rank in a message of type {kind!r}")
     for name, one in _MESSAGES[kind].items():
@@ -199,7 +199,7 @@ def checked(description: Any) -> dict[str, Any]:
     """Checks one description; returns it with texts that can be shown anywhere.
 
     Raises:
-        ValueError: names the field, what is wrong with it and what belongs there.
+        ValueError: it is invalid; the message names the field, its value and what is expected.
     """
     _COMMON(description, "a description")
     kind = description.get("type")
@@ -212,7 +212,7 @@ def checked(description: Any) -> dict[str, Any]:
     try:
         shown: dict[str, Any] = printable_json(description)
     except RecursionError as error:
-        raise ValueError("a description holds lists in lists without end") from error
+        raise ValueError("a description contains too deeply nested lists") from error
     return shown
 
 
@@ -220,7 +220,7 @@ def _check_table(gradients: Mapping[str, Any]) -> None:
     """Checks that there is a norm for each rank and bucket."""
     ranks, buckets = len(gradients["ranks"]), len(gradients["after"])
     if not ranks or not buckets or [len(row) for row in gradients["before"]] != [buckets] * ranks:
-        raise ValueError(f"norms of gradients are not those of {ranks} ranks and {buckets} buckets")
+        raise ValueError(f"norms of gradients do not match {ranks} ranks and {buckets} buckets")
 
 
 def _check_members(assignment: Mapping[str, Any]) -> None:
@@ -228,6 +228,6 @@ def _check_members(assignment: Mapping[str, Any]) -> None:
     known = {one["index"] for one in assignment["parameters"]}
     for number, bucket in enumerate(assignment["buckets"]):
         if bucket["bucket"] != number:
-            raise ValueError(f"an assignment of buckets names bucket {bucket['bucket']} in place {number}")
+            raise ValueError(f"a bucket layout has bucket {bucket['bucket']} in place {number}")
         if not bucket["parameters"] or not known.issuperset(bucket["parameters"]):
-            raise ValueError(f"bucket {number} of an assignment holds no parameter, or one that is not described")
+            raise ValueError(f"bucket {number} of a bucket layout has no parameter, or one that is not described")

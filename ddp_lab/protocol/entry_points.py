@@ -1,6 +1,6 @@
-"""What is reached in other processes by its name alone: functions that ranks import, modules that are started.
+"""Names for other processes: functions that ranks import, modules that are started.
 
-Nothing of it is imported where it is named: the client loads no torch. A test imports each.
+They are not imported here, because the client loads no torch. A test imports each.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class RankFunction:
 
     @property
     def expression(self) -> str:
-        """What evaluates to the function in any namespace."""
+        """An expression that evaluates to the function in any namespace."""
         return f"__import__({self.module!r}, fromlist=[{self.name!r}]).{self.name}"
 
 
-# What a process does to be a rank, asked for by the functions' names.
+# The functions that make a process a rank, called by name.
 RANK = "ddp_lab.engine.rank"
 
 RUN_CELL = RankFunction("ddp_lab.engine.cells.cell", "run")
-CALL = RankFunction("ddp_lab.engine.cells.variables", "call")  # a function of the notebook that came in a parcel
+CALL = RankFunction("ddp_lab.engine.cells.variables", "call")  # a function of the notebook, sent in a parcel
 STAGE = RankFunction("ddp_lab.engine.cells.variables", "stage")
 BIND = RankFunction("ddp_lab.engine.cells.variables", "bind")
 READ = RankFunction("ddp_lab.engine.cells.variables", "read")
@@ -68,5 +68,5 @@ HOST_SERVER = "ddp_lab.engine.processes.host_server"
 WORKER = "ddp_lab.launch.worker"
 CAPABILITY_TRIAL = "ddp_lab.comm.capability_trial"
 
-# What is asked for clusters only if something has imported it.
+# Modules that are used only if other code has imported them.
 CLUSTER = "ddp_lab.cluster.cluster"

@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 
 
 class Kind(enum.IntEnum):
-    """Which fact an event states (see `csrc/record/event.h`)."""
+    """The fact that an event states (see `csrc/record/event.h`)."""
 
     NONE = 0
     FORWARD_BEGIN = 1
@@ -60,7 +60,7 @@ DTYPE = np.dtype(
 _HEADER = struct.Struct("<4sHixxQQQI")
 _MAGIC = b"DDPL"
 
-# Readers make tables as wide as the largest number, so what no model has must not come in. Steps stay exact in JSON.
+# Readers make tables as wide as the largest number, so impossible numbers are refused. Steps stay exact in JSON.
 MOST_BUCKETS, MOST_PARAMETERS = 1 << 14, 1 << 17
 _BOUNDS = {"step": 1 << 53, "reducer": 1 << 20, "bucket": MOST_BUCKETS, "parameter": MOST_PARAMETERS}
 
@@ -98,7 +98,7 @@ def decode(frames: Sequence[bytes | memoryview]) -> Batch:
     """Returns the batch that `encode` made; the events share memory with the second frame.
 
     Raises:
-        ValueError: the frames are not a batch, were written by another schema version, or hold what no rank records.
+        ValueError: the frames are not a batch, have another schema version, or contain impossible events.
     """
     if len(frames) != 2 or len(frames[0]) != _HEADER.size:
         raise ValueError(f"an event batch has a header of {_HEADER.size} bytes and a body; got {len(frames)} frames")
@@ -111,11 +111,11 @@ def decode(frames: Sequence[bytes | memoryview]) -> Batch:
             "install the same ddp_lab on both sides"
         )
     if rank < 0:
-        raise ValueError(f"an event batch of rank {rank}: ranks count from 0")
+        raise ValueError(f"an event batch has the rank {rank}, but ranks start at 0")
     if len(frames[1]) != count * DTYPE.itemsize:
         raise ValueError(
             f"the batch of rank {rank} announces {count} events of {DTYPE.itemsize} bytes "
-            f"and holds {len(frames[1])} bytes"
+            f"but contains {len(frames[1])} bytes"
         )
     events = np.frombuffer(frames[1], dtype=DTYPE)
     check(events, f"the batch of rank {rank}")
@@ -123,23 +123,23 @@ def decode(frames: Sequence[bytes | memoryview]) -> Batch:
 
 
 def check(events: npt.NDArray[np.void], where: str) -> None:
-    """Refuses numbers that no rank records, and that would make a reader's tables huge.
+    """Refuses numbers that no rank records, because they would make a reader's tables huge.
 
     Args:
         events: of dtype `DTYPE`.
-        where: what holds them, for the error.
+        where: their container, for the error.
 
     Raises:
-        ValueError: names the field and the number.
+        ValueError: a number is impossible; the message names the field and the number.
     """
     if not len(events):
         return
     for field, bound in _BOUNDS.items():
         values = events[field]
         low, high = int(values.min()), int(values.max())
-        if field == "parameter" and high >= bound:  # of a mark it is the index of its name
+        if field == "parameter" and high >= bound:  # for a mark it is the index of its name
             high = int(values[events["kind"] == Kind.GRAD_READY].max(initial=-1))
         if low < -1 or high >= bound:
             raise ValueError(
-                f"{where} holds an event with {field} {low if low < -1 else high}: not from -1 to {bound - 1}"
+                f"{where} contains an event with {field} {low if low < -1 else high}, not from -1 to {bound - 1}"
             )

@@ -1,16 +1,16 @@
 """The file that a rank of `ddp-lab run` writes while it trains: the data messages of the wire, one after the other.
 
 [Note: a journal survives its rank]
-Messages are appended within 20 ms, so whatever ends the process (an exception, a signal, the kernel), the file holds
-what was recorded until then; of a message that was being written, the part that is there is left out. The first message
-says whose journal it is, the last one how the program ended: without it, the process was killed. The first one has room
-for that as well, where the disk takes no more.
+Messages are appended within 20 ms, so whatever ends the process (an exception, a signal, the kernel), the file contains
+the events recorded until then; a partly written message is ignored. The first message identifies the rank, the last one
+says how the program ended: without it, the process was killed. The first one reserves space for that as well, in case
+the disk is full.
 
 [Note: a journal survives its disk]
-Each message begins with a mark, its number, its size and two checksums, so that readers find the next one behind bytes
-that are damaged, and know how many are missing. What is damaged is read once more before it is given up: a writer on
-a full disk takes the part that it has written back, and somebody who follows may have seen that part. Looking for the
-next message takes effort in proportion to the bytes that came, whatever they say.
+Each message begins with a mark, its number, its size and two checksums, so that readers find the next one after damaged
+bytes, and know how many are missing. Damaged bytes are read once more before they are skipped: a writer on a full disk
+removes a partly written message, and a reader that follows may have seen that part. The effort of finding the next
+message is proportional to the number of bytes read, whatever they contain.
 
 The file is `MAGIC`, then messages. A message is a header (`_HEADER`) and a body: its number of frames (one byte), then
 for each frame its length (four bytes, little-endian) and its bytes. Frames are those of the wire: an event batch
@@ -33,7 +33,7 @@ from ..files import open_regular
 MAGIC = b"DDPLJNL2"
 SUFFIX = ".journal"
 JSON_FRAME = b"j"
-MOST_BYTES = 64 << 20  # of a message; the wire takes no larger ones either
+MOST_BYTES = 64 << 20  # of a message; the wire has the same limit
 
 _FORMER_MAGIC = b"DDPLJNL1"
 _MARK = b"\xddJ\xf1\n"
@@ -41,22 +41,22 @@ _MARK = b"\xddJ\xf1\n"
 _HEADER = struct.Struct("<4sIIII")
 _LENGTH = struct.Struct("<I")
 _PIECE = 1 << 20
-# What looking for the next message may cost: so many bytes read again, and for each byte that came so many more.
+# Limits of the search for the next message: bytes read again, and further ones for each new byte.
 _EFFORT, _EFFORT_PER_BYTE, _EFFORT_OF_A_TRY = 64 << 20, 4, 1024
 _MOST_DOUBTS = 20
 
 
 def path_of(folder: Path, rank: int, restart: int = 0) -> Path:
-    """Where a rank writes; `restart`: how often torch's agent has restarted the workers."""
+    """The path of a rank's journal; `restart`: how often torch's agent has restarted the workers."""
     return folder / f"rank{rank}{f'.restart{restart}' if restart else ''}{SUFFIX}"
 
 
 def pack(frames: Sequence[bytes], number: int) -> bytes:
-    """One message, as it stands in the file.
+    """One message as bytes of the file.
 
     Args:
-        frames: what it says.
-        number: how many messages stand before it.
+        frames: its contents.
+        number: number of messages before it.
     """
     body = bytes([len(frames)]) + b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames)
     header = _HEADER.pack(_MARK, number, len(body), zlib.crc32(body), 0)[: -_LENGTH.size]
@@ -88,15 +88,15 @@ def _frames(body: memoryview) -> list[bytes]:
 
 
 class Reader:
-    """Takes the messages out of a journal's bytes as they come, and goes on behind what is damaged.
+    """Extracts messages from a journal's bytes as they arrive, and continues after damaged ones.
 
     Attributes:
-        offset: where in the file the bytes begin that it wants next; behind a place that looks damaged it wants the
-            same ones once more.
-        places: where bytes stand that are no message.
+        offset: offset in the file of the bytes that it needs next; after a place that looks damaged, the same ones
+            once more.
+        places: offsets of bytes that are not messages.
         bytes: how many those are.
-        missing: messages that are not there, by the numbers of the others.
-        gave_up: the rest is damaged in so many places that it is left out.
+        missing: number of missing messages, from the numbers of the others.
+        gave_up: whether the rest is damaged in so many places that it was skipped.
     """
 
     def __init__(self) -> None:
@@ -105,19 +105,19 @@ class Reader:
         self._data = bytearray()
         self._number = 0  # of the next message
         self._effort = _EFFORT
-        self._doubted, self._doubts = -1, 0  # offset of what was read once more; how often that was
-        self._skipped = 0  # bytes since the last message that was whole
-        self._cut = False  # those may be the beginning of a message, of which the rest was never written
+        self._doubted, self._doubts = -1, 0  # offset of bytes that were read once more; how often
+        self._skipped = 0  # bytes since the last complete message
+        self._cut = False  # those may be the beginning of a message whose rest was never written
 
     def feed(self, data: bytes, *, last: bool = False) -> list[list[bytes]]:
-        """The messages that are whole with this further bytes of the file.
+        """The messages that are complete with these further bytes of the file.
 
         Args:
-            data: from `offset` on.
-            last: there are no more.
+            data: bytes from `offset` on.
+            last: whether there are no more.
 
         Raises:
-            ValueError: the file is no journal, or a message is none that this project writes.
+            ValueError: the file is not a journal, or a message was not written by this project.
         """
         self._data += data
         begin = self.offset - (len(self._data) - len(data))
@@ -152,20 +152,20 @@ class Reader:
         return found
 
     def _magic(self, begin: int) -> int:
-        """How many bytes of the file's beginning are at hand and done with."""
+        """How many bytes at the file's beginning are processed."""
         if begin or len(self._data) < len(MAGIC):
             return 0
         if self._data.startswith(_FORMER_MAGIC):
             raise ValueError(
-                "it was written by an earlier ddp_lab, without checksums, and can't be read by this one: read "
+                "it was written by an earlier ddp_lab, without checksums, and can't be read by this version: read "
                 "timeline.npz in the same folder, or use the ddp_lab that wrote it"
             )
         if not self._data.startswith(MAGIC):
-            raise ValueError("it is no journal of `ddp-lab run`: it does not begin as one")
+            raise ValueError("it is not a journal of `ddp-lab run`: its first bytes differ")
         return len(MAGIC)
 
     def _announced(self, at: int) -> tuple[int, int, int]:
-        """Number, size and checksum of the message that begins there; of size 0 if none does."""
+        """Number, size and checksum of the message that begins there; size 0 if none does."""
         mark, number, size, checksum, own = _HEADER.unpack_from(self._data, at)
         header = self._data[at : at + _HEADER.size - _LENGTH.size]
         whole = mark == _MARK and 0 < size <= MOST_BYTES and zlib.crc32(header) == own
@@ -183,18 +183,18 @@ class Reader:
         self._skipped, self._cut = 0, False
 
     def _skip(self, at: int, read: int) -> int:
-        """Where the next message may begin behind `at`, where none does; `read`: bytes that this took to know."""
+        """Where the next message may begin after `at`, where none does; `read`: bytes read to determine that."""
         self._effort -= _EFFORT_OF_A_TRY + read
         self.gave_up = self._effort < 0
         following = self._data.find(_MARK, at + 1)
         if following < 0:
-            following = len(self._data) - len(_MARK) + 1  # the mark may be cut here
+            following = len(self._data) - len(_MARK) + 1  # the mark may be cut off here
         self._skipped += following - at
         return following
 
 
 def chunks(path: Path, reader: Reader) -> Iterator[bytes]:
-    """The bytes of a file that `reader`, which the caller feeds with them, wants next; the last ones are none.
+    """The bytes of a file that `reader` needs next, and which the caller passes to it; the last ones are empty.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -209,10 +209,10 @@ def chunks(path: Path, reader: Reader) -> Iterator[bytes]:
 
 
 def messages(path: Path) -> Iterator[list[bytes]]:
-    """The messages of a journal that are whole.
+    """The complete messages of a journal.
 
     Raises:
-        ValueError: the file is no journal.
+        ValueError: the file is not a journal.
     """
     reader = Reader()
     for data in chunks(path, reader):
@@ -223,7 +223,7 @@ def is_journal(path: Path) -> bool:
     """Whether a file is a journal, or the beginning of one, by its first bytes.
 
     Raises:
-        ValueError: it is no file.
+        ValueError: it is not a file.
     """
     with open_regular(path) as file:
         begin = file.read(len(MAGIC))
@@ -232,11 +232,11 @@ def is_journal(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a journal that somebody has not read.
+    """A part of a journal that a reader does not have.
 
     Attributes:
         name: of the file.
-        life: another one if the file was written anew; who has read the former reads it from the beginning.
+        life: changes if the file was rewritten; readers of the former then start from the beginning.
         offset: where in the file it begins.
         data: bytes, 1 MiB at most.
     """
@@ -248,20 +248,20 @@ class Piece:
 
 
 def news(folder: Path, have: Mapping[str, tuple[int, int]]) -> list[Piece]:
-    """What journals in a folder hold beyond what somebody has read.
+    """The parts of a folder's journals that a reader does not have.
 
     Args:
         folder: of `ddp-lab run`.
         have: name of a file -> its life, and the offset up to which it was read.
 
     Raises:
-        ValueError: what is called a journal is no file.
+        ValueError: a journal's path is not a file.
     """
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             file = open_regular(path)
-        except FileNotFoundError:  # it was there when the folder was listed
+        except FileNotFoundError:  # it existed when the folder was listed
             continue
         with file:
             life = os.fstat(file.fileno()).st_ino

@@ -1,12 +1,12 @@
-"""Where clusters that outlive their notebook are found again: one small file for each, in a folder of this user.
+"""The registry of detached clusters: one small file for each, in a folder of this user.
 
 [Note: whom an entry is trusted to name]
-A file can be old, and whoever can write to the folder could lie. So the folder has to belong to this user and be closed
-to everybody else, the files too, and an entry counts only if its process lives, belongs to this user and began when the
-entry says: another process that was given the same number did not. What an entry leads to is a socket, and both of its
-ends ask the system who is on the other one. An entry holds no key: the process hands keys out over that socket.
+A file can be old, and anyone who can write to the folder could forge one. So the folder must belong to this user and be
+closed to all others, like the files. An entry counts only if its process is alive, belongs to this user and started
+when the entry says, which a process that reuses the number did not. An entry leads to a socket, and both of its ends
+ask the kernel who the other one is. An entry contains no key: the process sends keys over that socket.
 
-A folder may be shared by machines (a home directory) or containers: entries of another one are left alone.
+Machines (sharing a home directory) or containers may share the folder: entries of others are left alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Entry:
 
     Attributes:
         name: its name.
-        pid: the process that keeps it.
+        pid: its keeper's process.
         identity: of that process, see `identity`.
         machine: where it runs: the system's boot and the space of process numbers.
         socket: path of the socket on which that process answers.
@@ -47,16 +47,16 @@ class Entry:
 
 
 def is_name(name: str) -> bool:
-    """Whether a cluster can be called so."""
+    """Whether this is a valid name of a cluster."""
     return _NAME.fullmatch(name) is not None
 
 
 def folder() -> Path:
-    """The folder of this user's entries: below Jupyter's for what runs now (``JUPYTER_RUNTIME_DIR``); made if need be.
+    """The folder of this user's entries, in Jupyter's runtime folder (``JUPYTER_RUNTIME_DIR``); created if needed.
 
     Raises:
-        ClusterError: it can't be made, as below a home that is read-only.
-        PermissionError: it belongs to somebody else, or is open to others.
+        ClusterError: it can't be created, e.g. in a read-only home directory.
+        PermissionError: it belongs to another user, or is open to others.
     """
     from jupyter_core.paths import jupyter_runtime_dir
 
@@ -66,17 +66,17 @@ def folder() -> Path:
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ClusterError(
-            f"detached clusters are listed in {path}, which can't be made ({error.strerror}): set JUPYTER_RUNTIME_DIR "
-            "to a folder that can be written"
+            f"the folder {path} of detached clusters can't be created ({error.strerror}): set JUPYTER_RUNTIME_DIR to a "
+            "writable folder"
         ) from error
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{path} is not a folder of this user alone: remove it, or `chmod 700` it")
+        raise PermissionError(f"{path} is not a private folder of this user: remove it, or `chmod 700` it")
     return path
 
 
 def identity(pid: int) -> str:
-    """When this user's process with this number began; "" if there is none, or somebody else's."""
+    """When this user's process with this number began; "" if there is none, or it is another user's."""
     try:
         own = os.stat(f"/proc/{pid}").st_uid == os.getuid()
     except OSError:
@@ -86,30 +86,30 @@ def identity(pid: int) -> str:
 
 
 def machine() -> str:
-    """This boot of this system, and its space of process numbers."""
+    """This boot of this system, and its namespace of process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def add(where: Path, name: str, socket: str) -> Entry:
-    """Enters this process as the one that keeps a cluster.
+    """Registers this process as the keeper of a cluster.
 
     Raises:
-        FileExistsError: there is one of that name.
+        FileExistsError: the name is taken.
     """
     entry = Entry(name, os.getpid(), identity(os.getpid()), machine(), socket)
     descriptor, draft = tempfile.mkstemp(prefix=".", dir=where)  # mode 0600
     try:
         with os.fdopen(descriptor, "w") as file:
             json.dump(dataclasses.asdict(entry), file)
-        os.link(draft, _path(where, name))  # whole, or not at all, and never over another one
+        os.link(draft, _path(where, name))  # atomic, and never overwrites another one
     finally:
         os.unlink(draft)
     return entry
 
 
 def remove(where: Path, entry: Entry) -> None:
-    """Takes an entry away, unless there is another one of that name by now."""
+    """Removes an entry, unless another one has that name by now."""
     if _read(_path(where, entry.name)) == entry:
         with contextlib.suppress(FileNotFoundError):
             _path(where, entry.name).unlink()
@@ -131,12 +131,12 @@ def entries(where: Path) -> list[Entry]:
 
 def _path(where: Path, name: str) -> Path:
     if not is_name(name):
-        raise ValueError(f"{name!r}: a name is letters, digits, '.', '_' and '-', at most 64")
+        raise ValueError(f"{name!r} is not a valid name: use letters, digits, '.', '_' and '-', at most 64")
     return where / f"{name}.json"
 
 
 def _read(path: Path) -> Entry | None:
-    """The entry; None if it is gone, not one, or not this user's alone."""
+    """The entry; None if it was removed, is invalid, or is not private to this user."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())

@@ -1,3 +1,3 @@
-"""Objects on their way between processes: by value, in parcels, through shared memory."""
+"""Transfer of objects between processes: by value, in parcels, through shared memory."""
 
 __all__ = ["functions", "parcels", "shared_memory", "unpicklable"]

@@ -1,13 +1,14 @@
-"""Functions and classes that travel by value, and the globals that functions of the client have on a rank.
+"""Functions and classes that are sent by value, and the captured globals of the client's functions on a rank.
 
-cloudpickle pickles them; from 3.1.3 on it leaves out the names of their files, which a traceback, `inspect` and the
-doctor need to show a function's lines.
+cloudpickle pickles them; from 3.1.3 on it omits the names of their files, which tracebacks, `inspect` and the doctor
+need to show a function's lines.
 
 [Note: names of a function that was brought]
-A function's globals are those of the notebook, as Python has it: what it mentions travels with it (cloudpickle) and is
-its own, so that the rank's variables are not touched. Names that the notebook lacks are the rank's, looked up when
-they are used. So are `RANKS_OWN`, which never travel: a `rank` that a loop left behind in the notebook must not hide
-the rank's. What a function called by `Cluster.run` assigns to a `global` name is set on the rank when it ends.
+A function's globals are those of the notebook, as in Python: the names it uses are captured and sent with it
+(cloudpickle) and belong to it, so that the rank's variables are not touched. Names that the notebook lacks are looked
+up on the rank when they are used. So are `RANKS_OWN`, which are never sent: a `rank` that a loop left in the notebook
+must not hide the rank's. When a function called by `Cluster.run` ends, its assignments to `global` names are set on the
+rank.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 RANKS_OWN = frozenset({"rank", "world_size", "local_rank", "device", "torch", "dist", "ddp_lab", "get_ipython"})
-_MODULES = ("torch", "dist", "ddp_lab")  # for who looks into the dict itself, as torch.compile does
+_MODULES = ("torch", "dist", "ddp_lab")  # for code that reads the dict itself, as torch.compile does
 
 
 def _reduced(code: types.CodeType) -> tuple[Callable[..., types.CodeType], tuple[Any, ...]]:
@@ -35,13 +36,13 @@ def _made(file: str, make: Callable[..., types.CodeType], arguments: tuple[Any, 
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, and each function knows its file."""
+    """cloudpickle's pickler, but each function keeps its file's name."""
 
     dispatch_table: ClassVar = ChainMap({types.CodeType: _reduced}, cloudpickle.Pickler.dispatch_table)
 
 
 class RankGlobals(dict[str, Any]):
-    """Globals of functions: what they brought, and the rank's names behind. See [Note: names of a function that was
+    """Globals of functions: the captured ones, then the rank's names. See [Note: names of a function that was
     brought].
 
     Args:
@@ -59,13 +60,13 @@ class RankGlobals(dict[str, Any]):
         return self._behind[name]
 
     def update(self, names: Any = (), /, **more: Any) -> None:
-        """Takes what a function brings."""
+        """Adds a function's captured globals."""
         brought = dict(names, **more)
         self._brought.update(brought)
         super().update(brought)
 
     def set_on_rank(self) -> None:
-        """Gives the rank the names that were assigned since."""
+        """Sets the names assigned since on the rank."""
         for name, value in self.items():
             if name != "__builtins__" and (name not in self._brought or self._brought[name] is not value):
                 self._behind[name] = value
@@ -86,7 +87,7 @@ def collected() -> Iterator[list[RankGlobals]]:
 
 
 def rank_globals(name: str) -> RankGlobals:
-    """Globals over the variables of the rank that unpickles them."""
+    """Globals on top of the variables of the rank that unpickles them."""
     shell = importlib.import_module("IPython").get_ipython()
     made = RankGlobals(name, shell.user_ns if shell is not None else {})
     if _collected is not None:

@@ -1,13 +1,13 @@
-"""Objects on their way between the client and a rank: a pickle, and its large buffers apart from it.
+"""Objects sent between the client and a rank: a pickle, and its large buffers separately.
 
 [Note: how objects travel]
-Buffers of `LARGE` bytes and more (arrays, tensors' storages) are left out of the pickle and written once into segments
+Buffers of `LARGE` bytes and more (arrays, tensors' storages) are not in the pickle but written once into segments
 (see `ddp_lab.serialization.shared_memory`), from where each receiver maps them: no other copy is made. An array that is
-not contiguous is copied before. A pickle that is itself large goes the same way.
+not contiguous is copied first. A large pickle itself is sent in the same way.
 
-A tensor travels as torch pickles it, but for its storage, which is one buffer: tensors that share memory still do so
-at the other end, within one transfer. Of a storage only the part is written on which pickled tensors lie; the rest is
-a hole that takes no memory. What lies on a GPU comes to the host.
+A tensor is pickled by torch except for its storage, which is one buffer: tensors that share memory still do so at the
+other end, within one transfer. Only the part of a storage that pickled tensors use is written; the rest is a hole that
+takes no memory. Storages on a GPU are copied to the host.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .shared_memory import Reference, Span, fill, mapped, opened
 
 LARGE = 1 << 18
 UNPICKLABLE = (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError, BufferError)
-"""What picklers raise."""
+"""The exceptions of picklers."""
 _PROTOCOL = 5
-_Part = tuple[memoryview, int, int]  # bytes, and the part of them that counts
+_Part = tuple[memoryview, int, int]  # bytes, and the used part of them
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What is sent of an object.
+    """The message for an object.
 
     Attributes:
-        head: its pickle; empty if that lies in the first span.
-        spans: where its buffers lie, in segments.
+        head: its pickle; empty if that is in the first span.
+        spans: places of its buffers in segments.
         references: where the segments are; empty if the receiver has them already.
-        inline: its buffers, where there are no segments.
+        inline: its buffers, if there are no segments.
     """
 
     head: bytes
@@ -47,7 +47,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Unsent:
-    """Stands for a value that can't leave its rank: its type's name, and why."""
+    """Replaces a value that can't be sent: its type's name, and the reason."""
 
     kind: str
     why: str
@@ -59,7 +59,7 @@ class Pickled:
 
     Attributes:
         head: the pickle.
-        buffers: each with the part of it that counts.
+        buffers: each with its used part.
     """
 
     head: bytes
@@ -67,11 +67,11 @@ class Pickled:
 
     @property
     def size(self) -> int:
-        """How many buffers go into segments, a large pickle among them."""
+        """How many buffers go into segments, including a large pickle."""
         return len(self.buffers) + (len(self.head) >= LARGE)
 
     def inline(self) -> Parcel:
-        """A parcel with everything in it."""
+        """A parcel that contains all data."""
         copies = tuple(bytes(view) if view.readonly else bytearray(view) for view, _, _ in self.buffers)
         return Parcel(self.head, inline=copies)
 
@@ -123,7 +123,7 @@ def unpack(parcel: Parcel, descriptors: Sequence[int] = ()) -> Any:
 
     Args:
         parcel: from the other side.
-        descriptors: of its segments, where they are this process's own.
+        descriptors: of its segments, if they are this process's own.
 
     Raises:
         OSError: its segments can't be opened here.
@@ -145,11 +145,11 @@ class TensorBuffers:
     """Reduces arrays and torch's storages to buffers; one for each pickler. See [Note: how objects travel]."""
 
     def __init__(self) -> None:
-        self._touched: dict[int, tuple[int, int]] = {}  # address of a storage -> the part on which tensors lie
+        self._touched: dict[int, tuple[int, int]] = {}  # address of a storage -> the part used by tensors
         self._address_of: dict[int, int] = {}  # id of a PickleBuffer -> address of its storage
 
     def reduce(self, obj: Any) -> Any:
-        """What `reducer_override` returns for an array, a tensor or a storage; None for anything else."""
+        """The value of `reducer_override` for an array, a tensor or a storage; None for anything else."""
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         if numpy is not None and type(obj) is numpy.ndarray:
             return reduced_array(obj)
@@ -164,7 +164,7 @@ class TensorBuffers:
         return None
 
     def part(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
-        """The part of a buffer that counts: its first byte, and the one after its last."""
+        """The used part of a buffer: its first byte, and the one after its last."""
         return self._touched.get(self._address_of.get(id(buffer), 0), (0, buffer.raw().nbytes))
 
     def _tensor(self, torch: Any, tensor: Any) -> Any:
@@ -187,7 +187,7 @@ class TensorBuffers:
         return strided_tensor, (storage, tensor.dtype, tensor.storage_offset(), size, step, tensor.requires_grad)
 
     def _touch(self, address: int, tensor: Any) -> None:
-        """Notes on which part of the storage at an address a tensor lies."""
+        """Records which part of the storage at an address a tensor uses."""
         begin = tensor.storage_offset() * tensor.itemsize
         steps = [(size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
         end = begin + (sum(steps) + 1) * tensor.itemsize if tensor.numel() else begin
@@ -207,7 +207,7 @@ class TensorBuffers:
 
 
 def reduced_array(array: Any) -> Any:
-    """What `reducer_override` returns for a numpy array: its memory as a buffer, if it holds no objects."""
+    """The value of `reducer_override` for a numpy array: its memory as a buffer, if it contains no objects."""
     contiguous = array.flags.c_contiguous or array.flags.f_contiguous
     return (array if contiguous or array.dtype.hasobject else array.copy(order="C")).__reduce_ex__(_PROTOCOL)
 
@@ -227,7 +227,7 @@ def strided_tensor(storage: Any, dtype: Any, offset: int, size: Any, stride: Any
 
 
 def typed_storage(storage: Any, dtype: Any) -> Any:
-    """What torch's own functions take a tensor's memory from."""
+    """The object from which torch's own functions take a tensor's memory."""
     return sys.modules["torch"].storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 

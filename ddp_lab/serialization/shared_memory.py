@@ -1,18 +1,18 @@
-"""Memory that processes of one host share while large objects travel between them.
+"""Memory that processes of one host share while large objects are sent between them.
 
 [Note: who owns a segment]
 A segment is an anonymous file in memory (`memfd_create`): it has no name that could be guessed, unlinked or left
-behind, and is gone with the last process that holds it, however that process ends. The client makes every segment, of
-what it sends and of what it will be sent, and closes it when the transfer is over. A rank opens it through
-``/proc/PID/fd``, as only processes of the same user can, checks that it is the file that is meant, and closes it at
-once. What stays are mappings (`mapped`): private, so that a change of one process is seen by no other, and alive as
-long as an array lies on them. A segment is sealed before anybody maps it: nobody can change or shorten it any more.
+behind, and disappears with the last process that holds it, in whatever way that ends. The client creates every segment,
+for both directions, and closes it when the transfer is over. A rank opens it through ``/proc/PID/fd``, as only
+processes of the same user can, checks that it is the expected file, and closes it at once. Only mappings stay
+(`mapped`): they are private, so that no process sees another one's changes, and live as long as an array uses them. A
+segment is sealed before it is mapped: it can no longer be changed or shortened.
 
-Where that can't be done (no memfd, no /proc, other namespaces), `OSError` says so and the bytes travel in the message.
+If that is impossible (no memfd, no /proc, other namespaces), `OSError` is raised and the bytes are sent in the message.
 
 [Note: descriptors and interrupts]
-Python raises the user's interrupt between any two of its steps, also between the one that opens a file and the one that
-notes its number; what is not noted is never closed. So files are opened into a list, and closed, by one call into C.
+Python raises the user's interrupt between any two of its steps, also between opening a file and storing its number;
+then it would never be closed. So files are opened into a list, and closed, by one call into C.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-_PIECE = 1 << 26  # bytes written at once: an interrupt waits no longer than for one piece
+_PIECE = 1 << 26  # bytes written at once: an interrupt waits for one piece at most
 # Linux's numbers; a Python that was built on an old system lacks the names in `fcntl`.
 _ADD_SEALS = 1033
 _SEALS = 0b1111  # seal, shrink, grow, write
 
 
 class Reference(NamedTuple):
-    """Where a peer finds a segment: a process, its descriptor, and the file that this must be."""
+    """A segment's address for a peer: a process, its descriptor, and the file that this must be."""
 
     pid: int
     descriptor: int
@@ -45,7 +45,7 @@ class Reference(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where a buffer lies: the number of its segment, the byte where it begins, its bytes, whether it is read-only."""
+    """The place of a buffer: its segment's number, its first byte, its size, whether it is read-only."""
 
     segment: int
     offset: int
@@ -57,10 +57,10 @@ class Segments:
     """Segments of this process; use it as a context manager, or `close` it. See [Note: who owns a segment].
 
     Args:
-        count: how many, empty ones.
+        count: number of empty segments to create.
 
     Raises:
-        OSError: this system or this process can have none.
+        OSError: this system or this process can't create any.
     """
 
     def __init__(self, count: int) -> None:
@@ -76,12 +76,12 @@ class Segments:
             raise
 
     def references(self) -> tuple[Reference, ...]:
-        """What a peer needs to open them."""
+        """The addresses with which a peer opens them."""
         found = [(each, os.fstat(each)) for each in self.descriptors]
         return tuple(Reference(os.getpid(), each, status.st_dev, status.st_ino) for each, status in found)
 
     def close(self) -> None:
-        """Gives them back; what is mapped stays. Without effect the second time."""
+        """Closes them; mappings stay. No effect the second time."""
         self._close()
 
     def __enter__(self) -> Segments:
@@ -96,7 +96,7 @@ def opened(references: Sequence[Reference], write: bool = False) -> Iterator[lis
     """Descriptors of a peer's segments, until the block ends.
 
     Raises:
-        OSError: a peer's segment can't be opened here, or it is not the one that is meant.
+        OSError: a peer's segment can't be opened here, or it is not the expected one.
     """
     descriptors: list[int] = []
     paths = [f"/proc/{each.pid}/fd/{each.descriptor}" for each in references]
@@ -106,7 +106,7 @@ def opened(references: Sequence[Reference], write: bool = False) -> Iterator[lis
         for path, each, descriptor in zip(paths, references, descriptors, strict=True):
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) != (each.device, each.inode):
-                raise OSError(f"{path} is another file")
+                raise OSError(f"{path} is not the expected file")
         yield descriptors
     finally:
         _close(descriptors)
@@ -115,7 +115,7 @@ def opened(references: Sequence[Reference], write: bool = False) -> Iterator[lis
 def allot(sizes: Sequence[int], count: int) -> list[tuple[int, int]]:
     """Distributes buffers over at most `count` segments, in order.
 
-    A small buffer shares its segment only with what is small, too: who keeps one small array keeps no large memory.
+    Small buffers share segments only with other small ones, so that keeping one small array keeps little memory.
 
     Returns:
         For each buffer its segment and the byte in it where it begins, at a page.
@@ -143,7 +143,7 @@ def fill(descriptors: Sequence[int], buffers: Sequence[tuple[memoryview, int, in
 
     Args:
         descriptors: of empty segments.
-        buffers: of each its bytes, and the part of them (begin, end) that counts; the rest reads as zeros.
+        buffers: for each its bytes, and the used part (begin, end); the rest reads as zeros.
 
     Raises:
         OSError: there is no memory for them.
@@ -161,7 +161,7 @@ def fill(descriptors: Sequence[int], buffers: Sequence[tuple[memoryview, int, in
 
 
 def mapped(descriptors: Sequence[int], spans: Sequence[Span]) -> list[memoryview]:
-    """The buffers as memory of this process alone, to be written unless they are read-only; see `fill`."""
+    """The buffers as private memory of this process, writable unless they are read-only; see `fill`."""
     whole: dict[int, memoryview] = {}
     for span in spans:
         if span.segment not in whole:
@@ -177,7 +177,7 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def _map(descriptor: int) -> memoryview:
-    """A private mapping that holds no descriptor, as one of Python's does."""
+    """A private mapping that, unlike Python's, holds no descriptor."""
     size = os.fstat(descriptor).st_size
     libc = _libc()
     address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, 0)

@@ -12,13 +12,13 @@ _DEPTH = 12
 
 
 class Culprit(NamedTuple):
-    """What can't be pickled.
+    """The part of a value that can't be pickled.
 
     Attributes:
         name: the value it belongs to.
-        path: the part, as one would write it: ``"cfg.lock"``.
+        path: the part as an expression: ``"cfg.lock"``.
         part: the part itself.
-        why: what pickling it says.
+        why: the error of pickling it.
     """
 
     name: str
@@ -32,7 +32,7 @@ def culprit(values: Mapping[str, Any], why_not: Callable[[Any], str | None]) -> 
 
     Args:
         values: name -> value.
-        why_not: says why a value can't be pickled; None if it can.
+        why_not: returns why a value can't be pickled; None if it can.
     """
     for name, value in values.items():
         why = why_not(value)
@@ -57,7 +57,7 @@ def _innermost(found: Culprit, why_not: Callable[[Any], str | None]) -> Culprit:
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value holds, each with its path."""
+    """The parts of a value, each with its path."""
     if type(value).__module__.partition(".")[0] == "ddp_lab":
         return
     if isinstance(value, Mapping):

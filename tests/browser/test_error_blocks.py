@@ -114,7 +114,7 @@ def test_a_call_that_is_refused_shows_no_frame_of_ours(notebook: NotebookPage) -
     assert "ClusterError: no rank has a model yet" in text
     assert "models.py" not in text
     text = notebook.page.locator(OUTPUT.format(4)).inner_text()
-    assert text.strip().startswith("ClusterError: no cluster 'nobody' runs in this notebook")
+    assert text.strip().startswith("ClusterError: no cluster 'nobody' is running in this notebook")
 
 
 def test_the_doctors_lesson_opens(notebook: NotebookPage) -> None:

@@ -270,5 +270,5 @@ def test_a_stopped_cluster_is_named(shown: Shown) -> None:
     shown.cluster.stop()
     shown.page.get_by_role("button", name="Run on the ranks").click()
     notice = shown.page.locator(".ddp-collectives .ddp-notice")
-    shown.until(lambda: notice.is_visible() and "the cluster does not run" in notice.inner_text(), "the notice")
+    shown.until(lambda: notice.is_visible() and "the cluster is not running" in notice.inner_text(), "the notice")
     assert shown.stage.is_visible()

@@ -332,7 +332,7 @@ def test_equal_pauses_are_one_phrase(shown: BarePage) -> None:
 def test_ranks_that_are_busy_run_no_collective(browser: Browser) -> None:
     """While a cell runs the button says why it is disabled, and nothing is red; a click later on runs it."""
     context = browser.new_context(viewport={"width": 900, "height": 800})
-    asked, busy = [], ["Ranks 0–1 run a cell: wait for its end, or interrupt it."]
+    asked, busy = [], ["Ranks 0–1 are running a cell: wait until it ends, or interrupt it."]
     stage = CollectiveStage(lambda *one: asked.append(one) or no_ranks(*one), lambda: choices(2), lambda: busy[0])
     made = BarePage(context.new_page(), Timeline(), views=["collectives"], collectives=stage)
     page, run = made.page, made.page.get_by_role("button", name="Run on the ranks")

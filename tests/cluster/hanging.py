@@ -1,4 +1,4 @@
-"""Cells that hang, or whose ranks run apart, and what the doctor has to say of each."""
+"""Cells that hang, or whose ranks drift out of step, and what the doctor reports on each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "busy",
         ("rank 1 waits in barrier", "rank 0 is in `", "sum(loss)`", "line 3"),
     ),
-    "ended": ("if rank == 0: dist.all_reduce(torch.ones(1))", "ended", ("rank 1 has ended the cell", "all_reduce")),
+    "ended": ("if rank == 0: dist.all_reduce(torch.ones(1))", "ended", ("rank 1 has finished the cell", "all_reduce")),
     "different collectives": (
         "t = torch.ones(1 << 20)\nif rank == 0: dist.all_reduce(t)\n"
         "else: dist.broadcast(torch.ones(2), 0); dist.barrier()",
@@ -54,7 +54,7 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "both receive": (
         "dist.recv(torch.ones(1), 1 - rank)",
         "crossed",
-        ("ranks 0 and 1 both wait to receive from each other",),
+        ("ranks 0 and 1 are both waiting to receive from each other",),
     ),
     "no sender": (
         "import time\nif rank == 0: dist.recv(torch.ones(1), 1)\nelse: time.sleep(600)",
@@ -74,12 +74,12 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unused parameter": (
         MODEL + "model(x, use=rank == 0).sum().backward()",
         "unused",
-        ("rank 0 waits for bucket", "rank 1 never produced a gradient for head.", "not used in its forward"),
+        ("rank 0 waits for bucket", "rank 1 never produced a gradient for head.", "unused in its forward pass"),
     ),
     "fewer batches": (
         MODEL + "for _ in range(2 + (rank == 0)):\n    model.zero_grad(); model(x).sum().backward()",
         "ended",
-        ("rank 1 has ended the cell", "the backward, for bucket 0 of Heads"),
+        ("rank 1 has finished the cell", "the backward, for bucket 0 of Heads"),
     ),
     "backward against barrier": (
         MODEL + "if rank == 0: model(x).sum().backward()\nelse: dist.barrier()",
@@ -102,7 +102,7 @@ HANGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "asynchronous": (
         "work = dist.all_reduce(torch.ones(1), async_op=True) if rank == 0 else None\nif work: work.wait()",
         "ended",
-        ("rank 1 has ended the cell", "rank 0 still waits in all_reduce #"),
+        ("rank 1 has finished the cell", "rank 0 still waits in all_reduce #"),
     ),
 }
 LOOP = "import time\nworks = []\nfor i in range(100_000):\n    time.sleep(0.002)\n"
@@ -133,24 +133,24 @@ APART: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "only one": (
         LOOP + "    if rank == 0 or i < 3: works.append(dist.all_reduce(torch.ones(4), async_op=True))",
-        "the ranks run apart, by ",
+        "the ranks are drifting out of step, by ",
         ("rank 0 launched all_reduce #", "rank 1 has not entered it", "`time.sleep(0.002)`", "line 4"),
     ),
     "more often": (
         LOOP + "    if rank == 0 or i % 8 == 0: works.append(dist.all_reduce(torch.ones(4), async_op=True))",
-        "the ranks run apart, by ",
-        ("rank 0 launched ", " and went on; rank 1 has not entered it"),
+        "the ranks are drifting out of step, by ",
+        ("rank 0 launched ", " and continued; rank 1 has not entered it"),
     ),
     "sends": (
         LOOP + "    if rank == 0: works.append(dist.isend(torch.ones(4), 1))",
-        "the ranks run apart, by ",
+        "the ranks are drifting out of step, by ",
         ("rank 0 launched operation #", "rank 1 has not entered it"),
     ),
     "ended": (
         "import time\nwork = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else None\n"
         "if rank == 0: time.sleep(600)",
-        "the ranks run apart, by 1: ",
-        ("rank 0 launched all_reduce #", "rank 1 has ended the cell without it"),
+        "the ranks are drifting out of step, by 1 collective:  ",
+        ("rank 0 launched all_reduce #", "rank 1 finished the cell without entering it"),
     ),
 }
 

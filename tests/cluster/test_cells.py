@@ -73,7 +73,7 @@ def test_outputs_that_do_not_come_are_told(lab: Lab) -> None:
     lab.run("del kernel._publish_status, kernel", ranks=[1])
     assert dict(result.values) == {0: 0, 1: 1}
     [(ranks, said)] = board.said
-    assert (ranks, said.split(":")[0]) == ([1], "the last outputs of rank 1 have not come")
+    assert (ranks, said.split(":")[0]) == ([1], "the last outputs of rank 1 did not arrive")
 
 
 def test_ranks_keep_no_outputs(lab: Lab) -> None:
@@ -217,7 +217,7 @@ def test_frames_of_libraries_are_folded(lab: Lab) -> None:
     with pytest.raises(CellError) as caught:
         lab.run(BAD + "train(Bad.apply(torch.ones(1, requires_grad=True)))")
     report = plain(caught.value.report)
-    frames = ["line 9\n", "line 8, in train(loss)", "… 4 frames of libraries", "line 6, in Bad.backward(ctx, g)"]
+    frames = ["line 9\n", "line 8, in train(loss)", "… 4 library frames", "line 6, in Bad.backward(ctx, g)"]
     assert [frame for frame in frames if frame in report] == frames
     assert "site-packages" not in report
     told = re.search(r"sys\.last_value\.failures\[(\d)\]\.traceback", report)
@@ -270,7 +270,7 @@ def test_a_rank_that_waited_is_a_consequence(lab: Lab) -> None:
         assert (first.rank, first.name, first.consequence) == (raising, "ZeroDivisionError", False)
         assert (second.rank, second.consequence) == (1 - raising, True)
         assert second.waited_in.startswith("all_reduce #")
-        assert f"rank {1 - raising} waited for rank {raising} in {second.waited_in} and was freed" in plain(
+        assert f"rank {1 - raising} waited for rank {raising} in {second.waited_in} and was unblocked" in plain(
             error.report
         )
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
@@ -282,7 +282,7 @@ def test_a_rank_that_waited_in_a_backward(lab: Lab) -> None:
     lab.run("model = ddp_lab.DistributedDataParallel(torch.nn.Linear(2, 2))\nx = torch.ones(1, 2)")
     error = failure(lab, "y = model(x).sum()\nif rank == 1: raise ValueError('bad batch')\ny.backward()")
     assert [each.rank for each in error.failures.values()] == [1, 0]
-    assert "rank 0 waited for rank 1 in the backward, for bucket 0 of Linear and was freed" in plain(error.report)
+    assert "rank 0 waited for rank 1 in the backward, for bucket 0 of Linear and was unblocked" in plain(error.report)
     lab.run("model(x).sum().backward()")
 
 
@@ -361,7 +361,7 @@ def test_a_followed_cell_that_can_not_be_shown(lab: Lab) -> None:
     run = lab.run("print('said'); rank", board=Broken(), wait=False)
     with pytest.raises(OSError, match="the page is gone"):
         run.wait()
-    assert (run.state, run.headline) == ("failed", "✗ lost sight of it: OSError: the page is gone")
+    assert (run.state, run.headline) == ("failed", "✗ can no longer be followed: OSError: the page is gone")
     until(lambda: not lab.busy_ranks())
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -385,7 +385,7 @@ def test_one_rank_goes_on_after_another_failed(lab: Lab, tmp_path: Path) -> None
     )
     page = Page()
     run = lab.run(code, board=OutputBoard(page), wait=False)
-    until(lambda: "rank 1 │ ✗ ValueError: early (rank 0 goes on" in page.text)
+    until(lambda: "rank 1 │ ✗ ValueError: early (rank 0 continues" in page.text)
     go_on.touch()
     with pytest.raises(CellError, match="rank 1 failed: ValueError: early"):
         run.wait()

@@ -138,7 +138,7 @@ def test_no_jupyterlab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_process_that_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that crashes without a word, and one that does not end, are told as such."""
-    assert check_install._ask("import os; os.kill(os.getpid(), 9)") == (None, "the process ended with -9")
+    assert check_install._ask("import os; os.kill(os.getpid(), 9)") == (None, "the process exited with code -9")
     monkeypatch.setattr(check_install, "_SECONDS", 0.5)
     assert check_install._ask("import time; time.sleep(600)") == (None, "no answer within 0 s")
 
@@ -171,7 +171,7 @@ def test_a_cluster_that_does_not_start() -> None:
     found = check_install._gradient("cluster", 2, "mpi")
     assert found.state == "failed"
     assert "mpi" in found.found.lower()
-    assert found.remedy.endswith("Mend what failed above first; then it is a bug: tell us.")
+    assert found.remedy.endswith("Fix the failures above first; else please report a bug.")
 
 
 def test_a_widget_extension_that_the_server_does_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -189,5 +189,7 @@ def test_a_missing_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     """Where no program is found, a clone is told what compiles and tests it, and that using it needs neither."""
     monkeypatch.setenv("PATH", str(tmp_path))
     found = check_install.tools()
-    assert (found.state, found.found) == ("warning", "g++ not here, Chromium not here")
-    assert found.remedy.startswith("Only to build and test: g++ compiles the extension (Debian: apt install g++)")
+    assert (found.state, found.found) == ("warning", "g++ not found, Chromium not found")
+    assert found.remedy.startswith(
+        "Needed only to build and test: g++ compiles the extension (Debian: apt install g++)"
+    )

@@ -99,9 +99,9 @@ def _interrupts_the_orphan(lab: Lab) -> None:
     [left] = lab.left
     assert (left.label, left.ranks, left.running, left.errors) == ("orphan", (0, 1), (0, 1), {})
     assert left.text == {0: "begun 0\n", 1: "begun 1\n"}
-    assert str(left).startswith("orphan still runs on ranks 0–1, for ")
+    assert str(left).startswith("orphan is still running on ranks 0–1, for ")
     assert {record.state for record in lab.status()} == {"running"}
-    with pytest.raises(ClusterError, match=r"rank \d still runs a cell"):
+    with pytest.raises(ClusterError, match=r"rank \d is still running a cell"):
         lab.run("1")
     lab.interrupt()
     leftovers.wait_until(lambda: not lab.busy_ranks(), 5, "the end of the cell")
@@ -115,7 +115,7 @@ def test_what_ended_meanwhile_is_reported(abandoned: Callable[[], Lab], tmp_path
         run = lab.run(hold, wait=False, label="held")
         pid = lab.pids()["rank 1"]
         leftovers.wait_until(lambda: {record.state for record in lab.status()} == {"running"}, 5, "the cell")
-    with pytest.raises(CellError, match="went on without this process"):
+    with pytest.raises(CellError, match="kept running without this process"):
         run.wait()
     gate.touch()
     with abandoned() as lab:
@@ -193,10 +193,10 @@ def test_one_client_at_a_time(abandoned: Callable[[], Lab]) -> None:
         leftovers.wait_until(lambda: all("begun" in run.text(rank) for rank in (0, 1)), 5, "the cell")
         with client(second) as process:
             said, _ = process.communicate(timeout=60)
-        assert f"process {os.getpid()} is attached to cluster 'train' since " in said
+        assert f"process {os.getpid()} has been attached to cluster 'train' since " in said
         assert "--take-over" in said
         assert said.splitlines()[-1] == "[(0, 1)]"
-        with pytest.raises(CellError, match="took the cluster over"):
+        with pytest.raises(CellError, match="was taken over by process"):
             run.wait()
         assert not lab.running
 
@@ -221,7 +221,9 @@ def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         leftovers.wait_until(lambda: machine.stopped(process.pid), 30, "its stop")
         try:
-            with pytest.raises(ClusterError, match=rf"taken over: process {process.pid} does not let go; end it"):
+            with pytest.raises(
+                ClusterError, match=rf"taken over: process {process.pid} did not disconnect; stop that process"
+            ):
                 Lab.find("train", take_over=True)
             [seen] = [one for one in Lab.detached() if one.name == "train"]
             assert seen.attached == process.pid
@@ -234,7 +236,9 @@ def test_a_client_that_does_not_let_go(abandoned: Callable[[], Lab]) -> None:
 def test_a_name_that_is_taken(abandoned: Callable[[], Lab]) -> None:
     """A second cluster of that name is refused with the way to the first one, and leaves no process."""
     before = set(leftovers.processes())
-    with pytest.raises(ClusterError, match=r"named 'train' runs already: `%cluster attach train` finds it"):
+    with pytest.raises(
+        ClusterError, match=r"a detached cluster 'train' is already running: use `%cluster attach train`"
+    ):
         Lab(1, detach=True, name="train", backend="gloo").start()
     leftovers.wait_until(lambda: set(leftovers.processes()) <= before, 10, "the end of the second keeper")
 
@@ -264,13 +268,13 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
     def said() -> str:
         return "".join(capsys.readouterr())
 
-    later = "`%cluster attach mine` finds it again, for 60 s after the last client has gone"
+    later = "`%cluster attach mine` re-attaches, for 60 s after the last client disconnects"
     asked: dict[str, Any] = {"n": 1, "name": "mine", "backend": "gloo", "detach": True, "lease_seconds": 60}
     lab = commands.start(**asked)
     try:
         assert f"it outlives this notebook: {later}" in said()
         assert commands.start(**asked) is lab
-        assert "a cluster with rank 0 runs already" in said()
+        assert "a cluster with rank 0 is already running" in said()
         commands.list_clusters()
         assert re.search(r"→ +mine +rank 0, cpu, idle +this notebook +60 s", said())
         gate = tmp_path / "gate"
@@ -284,8 +288,8 @@ def test_magics_of_a_detached_cluster(capsys: pytest.CaptureFixture[str], tmp_pa
         lab = commands.start(**asked)
         told = said()
         assert "attached to mine: rank 0 · cpu · gloo in " in told
-        assert "long still runs on rank 0, for " in told
-        assert "the next cell has to wait for its end, or interrupt it first" in told
+        assert "long is still running on rank 0, for " in told
+        assert "the next cell must wait until it ends, or interrupt it first" in told
         gate.touch()
         commands.stop_quietly()
         assert [one.attached for one in Lab.detached() if one.name == "mine"] == [None], "it is left, not ended"
@@ -328,7 +332,7 @@ def test_the_lease_ends_it(tmp_path: Path, abandoned: Callable[[], Lab]) -> None
     panel.layout.close()
     assert (tmp_path / "end").exists()
     assert "lab-1" not in [one.name for one in Lab.detached()]
-    with pytest.raises(ClusterError, match="no detached cluster 'lab-1': "):
+    with pytest.raises(ClusterError, match="no detached cluster is named 'lab-1': "):
         Lab.find("lab-1")
 
 
@@ -366,7 +370,7 @@ def test_entries_are_this_users_alone(entries: Path) -> None:
         assert "mine" not in [one.name for one in registry.entries(entries)]
         assert not path.exists()
         entries.chmod(0o755)
-        with pytest.raises(PermissionError, match="not a folder of this user alone"):
+        with pytest.raises(PermissionError, match="not a private folder of this user"):
             registry.folder()
     finally:
         entries.chmod(0o700)
@@ -386,7 +390,7 @@ def test_a_start_that_fails(tmp_path: Path) -> None:
 def test_a_home_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the list of detached clusters can't be made, the error names the variable that helps."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", "/proc/none")
-    with pytest.raises(ClusterError, match=r"can't be made .*: set JUPYTER_RUNTIME_DIR"), Lab(2, detach=True):
+    with pytest.raises(ClusterError, match=r"can't be created .*: set JUPYTER_RUNTIME_DIR"), Lab(2, detach=True):
         pass
     with pytest.raises(ClusterError, match="set JUPYTER_RUNTIME_DIR"):
         Lab.detached()

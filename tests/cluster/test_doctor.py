@@ -38,7 +38,7 @@ def test_a_part_of_the_ranks(lab: Lab) -> None:
     nested = "def deep(n):\n    dist.all_reduce(torch.ones(1)) if n == 0 else deep(n - 1)\n"
     with running(lab, nested + "deep(1)", ranks=[0]):
         report = settled(lab, "subset")
-    assert "which rank 1 has to enter, too" in report.diagnosis.sentence
+    assert "which rank 1 must enter too" in report.diagnosis.sentence
     found = re.search(r"\n  rank 0 waits in .*\n    in flight: .*\n((?: {6}.*\n)+)  rank 1 runs no", str(report))
     assert found is not None, str(report)
     frames = [line.strip() for line in found[1].splitlines()]
@@ -75,7 +75,7 @@ def test_nothing_runs(lab: Lab) -> None:
     """Between cells there is nothing to say, and nobody is stuck."""
     report = lab.doctor()
     assert (report.diagnosis.kind, report.diagnosis.stuck) == ("idle", False)
-    assert "rank 1 runs no cell" in str(report)
+    assert "rank 1 is not running a cell" in str(report)
 
 
 def test_a_stopped_rank(lab: Lab) -> None:
@@ -87,8 +87,8 @@ def test_a_stopped_rank(lab: Lab) -> None:
         try:
             report = settled(lab, "stopped")
             assert report.diagnosis.sentence.startswith("rank 1 is stopped (SIGSTOP). rank 0 waits in barrier")
-            assert report.diagnosis.remedy == f"`kill -CONT {pid}` continues it; nothing is lost."
-            assert f"rank 1 is stopped (SIGSTOP): `kill -CONT {pid}` continues it" in str(report)
+            assert report.diagnosis.remedy == f"`kill -CONT {pid}` resumes it; nothing is lost."
+            assert f"rank 1 is stopped (SIGSTOP): `kill -CONT {pid}` resumes it" in str(report)
             lab.session.members.end_silent([1])
             with pytest.raises(ClusterError, match=rf"rank 1 is stopped \(SIGSTOP\): `kill -CONT {pid}`"):
                 lab.rejoin()
@@ -141,7 +141,7 @@ def test_a_wait_for_a_rank_that_has_ended(lab: Lab) -> None:
         lab.watch_seconds = 10.0
     text = board.said[0][1]
     assert text.startswith("no progress for ")
-    assert "rank 1 has ended the cell; rank 0 still waits in all_reduce #" in text
+    assert "rank 1 has finished the cell; rank 0 still waits in all_reduce #" in text
 
 
 @pytest.mark.parametrize("name", APART)
@@ -197,7 +197,7 @@ def test_a_dead_rank_is_named(tmp_path: Path) -> None:
             cluster.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
         found = cluster.doctor().diagnosis
     assert found.kind == "dead"
-    assert "rank 1 is gone" in found.sentence
+    assert "rank 1 failed" in found.sentence
     assert "SIGKILL" in found.sentence
 
 
@@ -208,7 +208,7 @@ def test_a_rank_that_holds_the_interpreter(tmp_path: Path) -> None:
         cell = cluster.run(code, wait=False)
         report = settled(cluster, "silent")
         assert report.diagnosis.stuck
-        assert "rank 1 does not answer" in report.diagnosis.sentence
+        assert "rank 1 is unresponsive" in report.diagnosis.sentence
         assert "rank 0 waits for it" in report.diagnosis.sentence
         cell.wait()
 
@@ -221,8 +221,8 @@ def test_the_text_has_a_few_frames_of_each_rank() -> None:
     lines = str(Report.of(ranks)).splitlines()
     frames = [line.strip() for line in lines if line.startswith(" " * 6)]
     assert [frame.partition(" in ")[0] for frame in frames] == [
-        "… 5 frames further out", *(f"%%distributed [3] line {line}" for line in (6, 7, 8, 9)),
-        "its stack: as that of rank 0", "its stack: as that of rank 0",
+        "… 5 more frames", *(f"%%distributed [3] line {line}" for line in (6, 7, 8, 9)),
+        "its stack: same as rank 0", "its stack: same as rank 0",
     ]  # fmt: skip
     assert max(map(len, frames)) < 160
 

@@ -45,12 +45,12 @@ SAID_OF_KILLED = {
     "heart monitor": rf"the controller's heart monitor {KILLED}",
     "fork server": rf"the fork server {KILLED}",
     "rank 1": rf"rank 1.* {KILLED}",
-    "keeper": r"the cluster's keeper \(process \d+\) has ended",
+    "keeper": r"the cluster's keeper \(process \d+\) ended",
 }
 # Of a process that can't do without: libzmq ends it.
 NO_MORE = {
-    "descriptors": r"it could open no more files \(start .* anew with a higher limit, say after `ulimit -n 4096`\)",
-    "memory": r"it got no more memory \(end what fills it, .* higher limit, say after `ulimit -v unlimited`\)",
+    "descriptors": r"it ran out of file descriptors \(restart .* with a higher limit, e\.g\. after `ulimit -n 4096`\)",
+    "memory": r"it ran out of memory \(end processes that .* limit, e\.g\. after `ulimit -v unlimited`\)",
 }
 STARVED = {"memory": r"rank 1 failed: MemoryError", "descriptors": r"rank 1 failed: .*Too many open files"}
 TAKES_RANKS_ALONG = ("fork server", "keeper")
@@ -183,11 +183,11 @@ def expected(case: Case, pid: int) -> str:
     name = case.process if case.process.startswith("rank") else f"the (cluster's |controller's )?{case.process}"
     return {
         "SIGKILL": SAID_OF_KILLED[case.process],
-        "SIGSTOP": rf"{name} is stopped \(SIGSTOP\): `kill -CONT {pid}` continues it",
-        "descriptors": rf"{name} can open no more files, \d+ are allowed: "
-        rf"`prlimit --pid {pid} --nofile=\d+:` allows more|{NO_MORE['descriptors']}",
-        "memory": rf"{name} has taken all the memory that is allowed \([\d,]+ MiB of addresses\): "
-        rf"`prlimit --pid {pid} --as=\w+:` allows more|{NO_MORE['memory']}",
+        "SIGSTOP": rf"{name} is stopped \(SIGSTOP\): `kill -CONT {pid}` resumes it",
+        "descriptors": rf"{name} has reached its limit of \d+ open files: "
+        rf"`prlimit --pid {pid} --nofile=\d+:` raises it|{NO_MORE['descriptors']}",
+        "memory": rf"{name} has reached its memory limit \([\d,]+ MiB of address space\): "
+        rf"`prlimit --pid {pid} --as=\w+:` raises it|{NO_MORE['memory']}",
     }[case.fault]
 
 
@@ -262,9 +262,9 @@ def hit_while_detached(case: Case, lab: Lab) -> None:
     leftovers.wait_until(lambda: files_of(pid) == (time.sleep(0.3) or files_of(pid)), SECONDS, "files that stay")
     strike(pid, case.fault)
     if case.process == "keeper" and case.fault == "SIGKILL":
-        with pytest.raises(ClusterError, match="no detached cluster 'away'"):
+        with pytest.raises(ClusterError, match="no detached cluster is named 'away'"):
             Lab.find("away")
-        TABLE.append(f"{case!s:45}          no detached cluster 'away'")
+        TABLE.append(f"{case!s:45}          no detached cluster is named 'away'")
         return
     begin, said = time.monotonic(), ""
     try:

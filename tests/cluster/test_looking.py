@@ -102,5 +102,5 @@ def test_nonsense_is_refused(lab: Lab) -> None:
     lab.run(MODEL)
     with pytest.raises(ClusterError, match="at least 0"):
         lab.watch_gradients(-1)
-    with pytest.raises(ValueError, match="there is no model 77"):
+    with pytest.raises(ValueError, match="the timeline has no model 77"):
         lab.watch_drift(5, reducer=77)

@@ -87,7 +87,7 @@ def test_failed_cell(notebook: Notebook) -> None:
     assert (name, value) == ("CellError", "rank 1 failed: ValueError: bad batch")
     assert "----> 4     raise ValueError('bad batch')" in traceback  # the magic's line is the first
     assert "rank 0 waited for rank 1 in all_reduce #" in traceback
-    assert "of 4 B (float32 [1]) and was freed" in traceback
+    assert "of 4 B (float32 [1]) and was unblocked" in traceback
     assert "cells/run.py" not in traceback
     assert notebook.run("%%distributed\nt = torch.ones(1); dist.all_reduce(t); t.item()").text == "ranks 0–1 → 2.0"
 
@@ -120,9 +120,9 @@ def test_a_rank_that_ignores_the_interrupt(notebook: Notebook, presses: int) -> 
     stubborn = "while rank == 1:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
     shown = notebook.run(f"%%distributed\nimport time\nprint('begun')\n{stubborn}", "begun", presses)
     assert shown.error[0] == "KeyboardInterrupt"
-    assert "rank 1 did not answer the interrupt: `%cluster interrupt` tries again" in shown.error[2]
+    assert "rank 1 did not respond to the interrupt: `%cluster interrupt` tries again" in shown.error[2]
     refused = notebook.run("%%distributed\n1").error[1]
-    assert "rank 1 still runs a cell" in refused
+    assert "rank 1 is still running a cell" in refused
     assert "`%cluster rejoin --replace 1`" in refused
     assert notebook.run("%cluster rejoin --replace 1").status == "ok"
     assert notebook.run("%%distributed\nrank").text == "rank 0 → 0\nrank 1 → 1"
@@ -207,7 +207,7 @@ def test_a_queued_cell_in_the_notebook(notebook: Notebook) -> None:
     begun = "print('begun'); import time; time.sleep(600)"
     assert "first [" in notebook.run(f"%%distributed --no-wait --name first\n{begun}").text
     second = notebook.run("%%distributed --name second\n2", interrupt_when="waits for first [")
-    assert re.search(r"cell second \[\d+\] was interrupted before it began; first \[\d+\] goes on", second.error[2])
+    assert re.search(r"cell second \[\d+\] was interrupted before it began; first \[\d+\] continues", second.error[2])
     rows = [row.split() for row in notebook.run("%cluster results").text.splitlines()]
     assert ["first", "running", "ranks", "0–1"] in [row[:4] for row in rows]
     assert notebook.run("%cluster interrupt").status == "ok"
@@ -363,7 +363,7 @@ def test_status(notebook: Notebook) -> None:
 def test_starting_again_keeps_the_cluster(notebook: Notebook) -> None:
     """A notebook can be run again from the top; asking for another size is an error that says what to do."""
     notebook.run("%%distributed\nkept_over_start = 1")
-    assert "runs already" in notebook.run("%cluster start -n 2").text
+    assert "is already running" in notebook.run("%cluster start -n 2").text
     assert notebook.run("%%distributed\nkept_over_start").text == "ranks 0–1 → 1"
     other = notebook.run("%cluster start -n 3")
     assert other.error[0] == "ClusterError"
@@ -375,7 +375,7 @@ def test_rejoin_and_restart(notebook: Notebook) -> None:
     notebook.run("%%distributed\nkept = 1")
     assert "rejoined in" in notebook.run("%cluster rejoin").text
     assert notebook.run("%%distributed\nkept").text == "ranks 0–1 → 1"
-    assert "variables are gone" in notebook.run("%cluster restart").text
+    assert "variables are lost" in notebook.run("%cluster restart").text
     assert notebook.run("%%distributed\n'kept' in globals()").text == "ranks 0–1 → False"
 
 
@@ -429,7 +429,7 @@ def test_papermill(tmp_path: Path) -> None:
         papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
     saved = nbformat.read(tmp_path / "out.ipynb", as_version=4)
     _, streamed, failed, never = (cell for cell in saved.cells if cell.cell_type == "code")
-    assert "no cluster runs: starting one with defaults" in text_of(streamed)
+    assert "no cluster is running: starting one with defaults" in text_of(streamed)
     steps = "\n".join(f"{'ranks 0–1' if step == 0 else '         '} │ step {step}" for step in range(3))
     assert text_of(streamed).endswith(f"{steps}\n   rank 0 → 0\n   rank 1 → 1")
     *_, error = failed.outputs

@@ -42,7 +42,7 @@ def test_a_running_cell_can_be_asked(lab: Lab, gate: Path) -> None:
     until(lambda: all(run.text(rank) == f"begun {rank}\n" for rank in (0, 1)))
     assert run.outputs()[1][0]["output_type"] == "stream"
     assert re.match(r"<CellRun asked at \d\d:\d\d:\d\d: ranks 0–1 running, for 0\.\d s>", repr(run))
-    with pytest.raises(ClusterError, match="cell asked still runs on ranks 0–1"):
+    with pytest.raises(ClusterError, match="cell asked is still running on ranks 0–1"):
         run.result()
     assert lab.results["asked"] is run
     gate.touch()
@@ -101,7 +101,7 @@ def test_a_cell_behind_one_that_fails(lab: Lab, gate: Path, end: str) -> None:
     for run in (second, third):
         with pytest.raises(CellError) as caught:
             run.wait()
-        assert str(caught.value) == "ranks 0–1 did not run the cell: cell first, for which it waited, failed"
+        assert str(caught.value) == "ranks 0–1 did not run the cell: cell first, queued before it, failed"
     assert lab.pull("ran") == {0: [], 1: []}
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -130,7 +130,7 @@ def test_a_cell_behind_one_that_is_interrupted(lab: Lab, waiting: str) -> None:
     first.interrupt()
     with pytest.raises(CellError, match="ranks 0–1 were interrupted"):
         first.wait()
-    with pytest.raises(CellError, match="did not run the cell: cell first, for which it waited, was interrupted"):
+    with pytest.raises(CellError, match="did not run the cell: cell first, queued before it, was interrupted"):
         second.wait()
     assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -194,8 +194,8 @@ def test_a_collective_of_all_on_some_ranks(lab: Lab) -> None:
     run: CellRun = lab.run(code, ranks=[0], wait=False, board=LineBoard(lambda _, line: shown.append(line)))
     until(lambda: any("no progress" in line for line in shown))
     told = next(line for line in shown if "no progress" in line)
-    assert "which rank 1 has to enter, too; the cell was not given to it" in told
-    assert "→ Run it on all ranks of the group, or use a group of those that run it" in told
+    assert "which rank 1 must enter too; the cell was not sent to it" in told
+    assert "→ Run the cell on all ranks of the group, or pass `group=` a group of only those that run it" in told
     run.interrupt()
     with pytest.raises(CellError, match="rank 0 was interrupted"):
         run.wait()
@@ -246,7 +246,7 @@ def test_ends_of_cells_in_the_background() -> None:
         assert "starts a new process for it" in killed.report
         assert re.fullmatch(r"■ interrupted after \d\.\d s", ends("interrupted", lab.interrupt).last)
         replaced = ends("replaced", lambda: lab.rejoin(replace=[0, 1]))
-        assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 were ended for a new one", replaced.last)
+        assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 were terminated to be replaced", replaced.last)
         restarted = ends("restarted", lab.restart)
         assert re.fullmatch(r"✗ lost after \d\.\d s: ranks 0–1 ended when the cluster was restarted", restarted.last)
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
@@ -257,5 +257,5 @@ def test_ends_of_cells_in_the_background() -> None:
             lab.results["stopped"].wait()
     assert repr(lab).startswith("<Cluster 'cluster-")
     assert repr(lab).endswith(": stopped>")
-    with pytest.raises(ClusterError, match="the cluster does not run: start it"):
+    with pytest.raises(ClusterError, match="the cluster is not running: start it"):
         lab.run("1")

@@ -180,7 +180,7 @@ def test_an_interrupt_in_a_backward_discards_it(steady: Lab) -> None:
     with pytest.raises(CellError) as caught:
         run.wait()
     assert {failure.rank: failure.broke_backward for failure in caught.value.failures.values()} == {0: True, 1: False}
-    assert "a backward was under way on rank 0: it is discarded" in caught.value.report
+    assert "a backward was in progress on rank 0 and is discarded" in caught.value.report
     assert steady.values("[p.grad for p in net.parameters()]") == dict.fromkeys((0, 1), [None] * 12)
     steady.run("net(x).sum().backward()")
     assert steady.values("[p.grad.tolist() for p in net.parameters()]") == before
@@ -420,7 +420,7 @@ def test_groups_that_take_turns_are_rebuilt(steady: Lab) -> None:
         assert counted[0] == counted[1] >= 3  # two buckets and a tensor
     steady.run("dist.destroy_process_group(inner[0])\ndel inner")
     raise_while_peers_wait(steady)
-    with pytest.raises(CellError, match=r"is gone: of the groups that it is made of, .* had been destroyed"):
+    with pytest.raises(CellError, match=r"was lost: the groups that it consisted of were destroyed before: .*"):
         steady.run("turns.size()")
     steady.run("del model, turns, mixed")
 
@@ -498,7 +498,7 @@ def test_a_controller_that_is_killed_costs_nothing(tmp_path: Path) -> None:
         leftovers.wait_until(lambda: {one.state for one in lab.status()} == {"running"}, 10, "the cell")
         former = kill_controller(lab)
         leftovers.wait_until(lambda: said.said, 10, "what is said")
-        assert said.said[0][1].startswith("the controller was killed by SIGKILL (signal 9); a new one takes its place.")
+        assert said.said[0][1].startswith("the controller was killed by SIGKILL (signal 9) and was restarted.")
         gate.touch()
         assert first.wait().values == {0: 40, 1: 41}
         assert second.wait().values == {0: 50, 1: 51}
@@ -508,7 +508,7 @@ def test_a_controller_that_is_killed_costs_nothing(tmp_path: Path) -> None:
         assert lab.pull("sent") == {0: 7, 1: 7}
         kill_controller(lab)
         lab.rejoin()
-        assert "the controller was killed by SIGKILL (signal 9); a new one took its place." in str(lab.doctor())
+        assert "the controller was killed by SIGKILL (signal 9) and was restarted." in str(lab.doctor())
 
         def killed() -> bool:
             return in_line(lab, 0, "all_reduce(t)")() and bool(kill_controller(lab))
@@ -557,7 +557,7 @@ def test_a_controller_that_is_gone_for_good() -> None:
             leftovers.wait_until(given_up, 60, "the end of the cell")
             with pytest.raises(CellError, match=r"the controller was killed by SIGKILL") as caught:
                 run.wait()
-            assert "`%cluster restart` starts anew" in caught.value.failures[0].message
+            assert "`%cluster restart` starts new processes" in caught.value.failures[0].message
             lab.restart()
             assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
 
@@ -568,7 +568,7 @@ def test_a_stopped_controller_is_told_of(steady: Lab) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         run = steady.run("rank", wait=False, board=said)
-        wanted = f"the controller is stopped (SIGSTOP): `kill -CONT {pid}` continues it"
+        wanted = f"the controller is stopped (SIGSTOP): `kill -CONT {pid}` resumes it"
         leftovers.wait_until(lambda: [text for _, text in said.said if text == wanted], 10, "what is said")
         assert wanted in str(steady.doctor())
     finally:
@@ -603,7 +603,7 @@ def test_dead_ranks_get_new_processes() -> None:
         os.kill(lab.pids()["rank 2"], signal.SIGKILL)
         leftovers.wait_until(lambda: "rank 2" not in lab.pids(), 10, "the end of rank 2")
         assert lab.rejoin() == {2: "was killed by SIGKILL (signal 9)"}
-        assert lab.rejoin(replace=[0]) == {0: "was ended for a new one"}
+        assert lab.rejoin(replace=[0]) == {0: "was terminated to be replaced"}
         assert lab.sum_of_ones() == dict.fromkeys(range(3), 3.0)
 
 
@@ -636,7 +636,7 @@ def test_a_rank_that_answers_nobody() -> None:
             lab.run("if rank == 1: ctypes.PyDLL(None).sleep(600)\ndist.all_reduce(t)")
         thread.join()
         words = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
-        assert "rank 1 answered nobody" in words
+        assert "rank 1 was unresponsive" in words
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}
         assert lab.values("globals().get('kept')") == {0: 0, 1: None}
 

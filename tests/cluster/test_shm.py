@@ -101,7 +101,7 @@ def test_a_cluster_says_that_it_goes_through_gloo() -> None:
     """Where its ranks can't share memory one line says why, and the ranks' records name Gloo; later it is as before."""
     with Lab(2, backend="shm", watch_seconds=None) as lab:
         lab.run("import os; os.environ['DDP_LAB_HOST_ID'] = str(rank)")
-        with pytest.warns(FallbackWarning, match=r"shm: ranks 0 and 1 are on different hosts; .* through Gloo"):
+        with pytest.warns(FallbackWarning, match=r"shm: ranks 0 and 1 are on different hosts; .* use Gloo"):
             lab.rejoin()
         assert [one.backend for one in lab.status()] == ["cpu:gloo"] * 2
         assert lab.sum_of_ones() == {0: 2.0, 1: 2.0}

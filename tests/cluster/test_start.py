@@ -164,11 +164,11 @@ def test_calls_that_make_no_sense(lab: Lab) -> None:
     """Each is refused with its reason, and nothing has changed."""
     with pytest.raises(ValueError, match="watch_seconds=0: give a time in seconds, or None"):
         Lab(1, watch_seconds=0)
-    with pytest.raises(ClusterError, match="the cluster runs already"):
+    with pytest.raises(ClusterError, match="the cluster is already running"):
         lab.start()
     with pytest.raises(ClusterError, match="only a cluster started with detach=True"):
         lab.detach()
-    with pytest.raises(ValueError, match="no rank was chosen"):
+    with pytest.raises(ValueError, match="choose at least one rank"):
         lab.run("1", ranks=[])
     idle = Lab(1)
     for call in (idle.use, idle.detach):
@@ -182,7 +182,7 @@ def test_too_few_files() -> None:
     code = "from ddp_lab import Cluster; Cluster(2).start()"
     command = f'ulimit -n 64; exec "$0" -c "{code}"'
     done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=120)
-    assert "this process may have only 64 files open at a time, and a cluster needs 128" in done.stderr
+    assert "this process may open only 64 files, but a cluster needs 128" in done.stderr
     assert "`ulimit -n 1024`" in done.stderr
 
 

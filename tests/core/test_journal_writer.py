@@ -65,13 +65,13 @@ def test_a_disk_that_is_full_for_a_moment_costs_nothing(tmp_path: Path, told: Ca
     wait_until(lambda: path.exists() and path.stat().st_size > 100, 60, "the journal")
     with full(path.stat().st_size + 20_000):
         _mark(1_000)
-        wait_until(lambda: "can't write its record" in told(), 60, "a word on the full disk")
+        wait_until(lambda: "can't write its journal" in told(), 60, "a word on the full disk")
         _mark(1_000)
     _mark(1_000)
     writer.close("finished")
     assert _sequence(path) == list(range(first, first + 3_000))
     assert told().count("\n") == 1
-    assert f"ddp-lab: rank 3 can't write its record {path}: File too large. The program goes on" in told()
+    assert f"ddp-lab: rank 3 can't write its journal {path}: File too large. The program continues" in told()
     assert not read_run([path], partial=True).damage
 
 
@@ -123,8 +123,8 @@ def test_a_journal_that_cannot_be_begun(tmp_path: Path, told: Callable[[], str],
         _mark(10)
         writer.close("finished")
     first, second = told().splitlines()
-    assert "can't write its record" in first
-    assert second.startswith("ddp-lab: nothing of rank 3 was recorded: ")
+    assert "can't write its journal" in first
+    assert second.startswith("ddp-lab: rank 3 recorded nothing: ")
 
 
 def test_a_folder_that_comes_late(tmp_path: Path, told: Callable[[], str], first: int) -> None:
@@ -164,7 +164,7 @@ def test_a_disk_that_does_not_answer(tmp_path: Path, told: Callable[[], str]) ->
     writer = JournalWriter(path, ABOUT)
     _mark(10)
     writer.close("finished")
-    assert told() == f"ddp-lab: rank 3 ends without the end of its record: {path} took nothing for 5 s\n"
+    assert told() == f"ddp-lab: rank 3 could not finish its journal: {path} accepted no data for 5 s\n"
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # lets the thread go on, and end
     wait_until(lambda: not writer._thread.is_alive(), 60, "the end of the thread")
     os.close(reader)

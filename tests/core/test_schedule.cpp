@@ -90,7 +90,7 @@ TEST("an impossible transition says which parameter or bucket, and in which stat
   CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_ready(99); }), "parameter 99"));
   const std::string early = check::thrown<ScheduleError>([&] { schedule.mark_reduced(0); });
   CHECK(has(early, "bucket 0") && has(early, "pending") && has(early, "1 of its 2"));
-  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_reduced(2); }), "no bucket 2"));
+  CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_reduced(2); }), "bucket 2 does not exist"));
   schedule.mark_ready(0);
   schedule.mark_reduced(0);
   CHECK(has(check::thrown<ScheduleError>([&] { schedule.mark_reduced(0); }), "reduced"));

@@ -55,7 +55,7 @@ def test_a_link_that_stays_cut(impatient: Lab, network: Network) -> None:
     host = network.hosts["b"]
     run = _train_for_ever(impatient)
     host.cut()
-    with pytest.raises(CellError, match="rank 1 was lost with host b: it has answered nothing for 5 s") as raised:
+    with pytest.raises(CellError, match="rank 1 was lost with host b: it did not respond for 5 s") as raised:
         run.wait()
     assert raised.value.failures[0].consequence
     assert [record.state for record in impatient.status()][1] == "dead"

@@ -66,7 +66,7 @@ def test_accuracy_against_bytes(lesson: running.Notebook) -> None:
 def test_gossip_and_live(lesson: running.Notebook) -> None:
     """Gossip lets the ranks drift apart; a hook is exchanged four times while the model trains."""
     told = running.text(running.cell(lesson, "gossip"))
-    assert "rank 0 and rank 1 hold different results" in told
+    assert "rank 0 and rank 1 have different results" in told
     assert float(re.findall(r"all ranks' models: ([\d.]+)%", told)[0]) > 0
     points = running.figure(running.cell(lesson, "reconfigure"))["data"]
     assert [trace["name"] for trace in points] == ["fp16", "my bf16", "my top 0.2 %", "none"]

@@ -83,7 +83,7 @@ def test_the_answers(lesson: running.Notebook) -> None:
         assert words in table
     doctor = running.text(running.cell(lesson, "doctor"))
     assert "rank 0 waits in the backward, for bucket" in doctor
-    assert "rank 1 computes a backward that still lacks 3." in doctor
+    assert "rank 1 is computing a backward that still lacks 3." in doctor
     assert "line 11" in doctor, "that is where it sleeps"
     assert "time.sleep(600)" in running.cell(lesson, "doctor-cell").source.splitlines()[10]
 

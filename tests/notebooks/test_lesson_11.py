@@ -33,7 +33,7 @@ def test_the_doctor_explains_hangs(lesson: running.Notebook) -> None:
     }
     assert "rank 0 waits in all_reduce" in told["busy-doctor"]
     assert "rank 1 is in `time.sleep(600)`" in told["busy-doctor"]
-    assert "rank 0 has ended the cell; rank 1 still waits in all_reduce" in told["exercise-1"]
+    assert "rank 0 has finished the cell; rank 1 still waits in all_reduce" in told["exercise-1"]
     assert re.search(r"rank 0 entered all_reduce #\d+ of 4 MiB .*, rank 1 broadcast #", told["different-doctor"])
     assert "the ranks make different calls: rank 0 entered all_reduce" in told["apart-cell"]
     assert "rank 1 is in `time.sleep(0.1)`" in told["exercise-2"]

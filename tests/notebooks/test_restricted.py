@@ -26,7 +26,7 @@ pytestmark = [
 LESSONS = "ddp_lab_lessons/tutorials"
 
 _PORTS = (
-    "other users of this machine can connect to the ports of torch's store and of Gloo: a filter is refused there "
+    "other users of this machine can connect to the ports of torch's store and Gloo: the kernel refused a filter "
     "(Operation not permitted). See SECURITY.md"
 )
 
@@ -217,15 +217,15 @@ def test_what_falls_back_says_so(hosted: Container) -> None:
     cluster = {one["name"]: one for one in json.loads(hosted.call(*command, refused=refused))["checks"]}["cluster"]
     assert cluster["state"] == "warning"
     memory, arrays = cluster["found"].replace(f"; {_PORTS}", "").partition("; but ")[2].split("; large arrays")
-    assert memory.startswith("shm: rank 0 can make no shared memory: memfd_create: Operation not permitted")
-    assert memory.endswith("this group's memory lies in /dev/shm, and its tensors are copied")
+    assert memory.startswith("shm: rank 0 can't create shared memory: memfd_create: Operation not permitted")
+    assert memory.endswith("this group's memory is in /dev/shm, and its tensors are copied")
     assert "travel in messages" in arrays
 
 
 def test_the_doctor_needs_no_debugger(hosted: Container) -> None:
     """It names who waits, and the line of the cell."""
     said = program(hosted, DOCTOR)
-    assert "rank 1 has ended the cell; rank 0 still waits in all_reduce #" in said
+    assert "rank 1 has finished the cell; rank 0 still waits in all_reduce #" in said
 
 
 def test_data_loaders(hosted: Container) -> None:

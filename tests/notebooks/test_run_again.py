@@ -72,7 +72,7 @@ def test_run_all_again_on_a_detached_cluster(kernel: tuple[KernelManager, Any], 
     What is on the ranks is kept.
     """
     manager, client = kernel
-    assert "`%cluster attach again` finds it again, for 60 s after the last client has gone" in run_all(
+    assert "`%cluster attach again` re-attaches, for 60 s after the last client disconnects" in run_all(
         client, DETACHED
     )
     manager.restart_kernel()
@@ -83,4 +83,4 @@ def test_run_all_again_on_a_detached_cluster(kernel: tuple[KernelManager, Any], 
     assert said.rstrip().endswith("1")
     assert "left again" in run_all(client, ("%cluster detach",))
     assert "attached to again" in run_all(client, ("%cluster attach", "%cluster stop"))
-    assert "no cluster runs" in run_all(client, ("%cluster list",))
+    assert "no cluster is running" in run_all(client, ("%cluster list",))

@@ -106,7 +106,7 @@ def _static_checkpointed(watch: Watch, rank: int) -> Any:
 def _sparse(watch: Watch, rank: int) -> Any:
     model = TorchDDP(Sparse(), bucket_cap_mb=CAP_MB)
     if TORCH_HIDES_SPARSE_BUCKETS and watch is ddp_lab.observe:
-        with pytest.raises(ValueError, match="does not tell its buckets"):
+        with pytest.raises(ValueError, match="does not expose its buckets"):
             watch(model)
         watch = contextlib.nullcontext
     with watch(model):

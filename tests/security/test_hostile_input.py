@@ -126,7 +126,7 @@ def test_numbers_that_no_rank_has(field: str, number: int) -> None:
     """A number that would make tables huge is refused by name; a far step alone takes no time."""
     made = np.frombuffer(_BATCH[1], events.DTYPE).copy()
     made[field][3] = number
-    with pytest.raises(ValueError, match=rf"the batch of rank 1 holds an event with {field} {number}"):
+    with pytest.raises(ValueError, match=rf"the batch of rank 1 contains an event with {field} {number}"):
         events.decode([_BATCH[0], made.tobytes()])
     timeline = Timeline()
     made["step"], made["bucket"], made["parameter"] = 0, 0, 0
@@ -139,7 +139,7 @@ def test_a_count_without_events() -> None:
     """A header that announces four billion events is refused before anything is made for them."""
     header = bytearray(_BATCH[0])
     struct.pack_into("<I", header, len(header) - 4, 2**32 - 1)
-    with pytest.raises(ValueError, match="announces 4294967295 events of 72 bytes and holds"):
+    with pytest.raises(ValueError, match="announces 4294967295 events of 72 bytes but contains"):
         events.decode([bytes(header), _BATCH[1]])
 
 
@@ -241,7 +241,7 @@ def test_journals(folder: Path, data: st.DataObject) -> None:
 
 # What a journal may hold that no rank writes -> what whoever reads or follows it says.
 _CROOKED: dict[str, tuple[list[list[bytes]], str]] = {
-    "norms of nothing": (_messages(_described({**hostile.WATCHED[0], "before": [[1.0]]})), "not those of 2 ranks"),
+    "norms of nothing": (_messages(_described({**hostile.WATCHED[0], "before": [[1.0]]})), "do not match 2 ranks"),
     "no norms": (_messages(_described({"type": "gradients", "reducer": 0, "step": 1})), "lacks 'generation'"),
     "no groups": (_messages(_described({"type": "drift", "reducer": 0, "step": 1, "ok": True})), "lacks 'first'"),
     "no checksum": (

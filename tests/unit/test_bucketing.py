@@ -65,7 +65,7 @@ def test_one_bucket_for_each_key_without_a_cap() -> None:
     [
         (([4], [], [8], None), "1 sizes, but 0 keys"),
         (([4], ["a"], [], None), "caps must be"),
-        (([4, 4], ["a", "a"], [8], [0, 0]), "order must hold each"),
+        (([4, 4], ["a", "a"], [8], [0, 0]), "order must contain each"),
     ],
 )
 def test_mistakes_are_named(arguments: tuple, message: str) -> None:

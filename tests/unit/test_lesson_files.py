@@ -46,7 +46,7 @@ def test_what_a_reader_wrote_stays(installed: Path, tmp_path: Path) -> None:
 def test_without_lessons_the_remedy_is_named(installed: Path, tmp_path: Path) -> None:
     """Where neither is there, the error names both places and what to install."""
     shutil.rmtree(installed / "share")
-    with pytest.raises(DdpLabError, match=r"neither beside this package .* nor in .*make wheel"):
+    with pytest.raises(DdpLabError, match=r"neither next to this package .* nor in .*make wheel"):
         lesson_files.working_copy(tmp_path)
     assert list(tmp_path.iterdir()) == [installed]
 

@@ -38,14 +38,14 @@ def full() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_no_more_files(full: subprocess.Popen[str]) -> None:
-    """It says how many were allowed and the command that allows more; where none can, that it must be started anew."""
-    began = f"can open no more files, 64 are allowed: `prlimit --pid {full.pid} --nofile="
-    assert machine.used_up(full.pid) == [f"{began}1024:` allows more"]
+    """It says how many were allowed and the command that raises it; where none can, that it must be started anew."""
+    began = f"has reached its limit of 64 open files: `prlimit --pid {full.pid} --nofile="
+    assert machine.used_up(full.pid) == [f"{began}1024:` raises it"]
     resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (64, 100))
-    assert machine.used_up(full.pid) == [f"{began}100:` allows more"]
+    assert machine.used_up(full.pid) == [f"{began}100:` raises it"]
     resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (64, 64))
-    anew = "start Python or Jupyter anew with a higher limit (`ulimit -n`)"
-    assert machine.used_up(full.pid) == [f"can open no more files, 64 are allowed: {anew}"]
+    anew = "restart Python or Jupyter with a higher limit (`ulimit -n`)"
+    assert machine.used_up(full.pid) == [f"has reached its limit of 64 open files: {anew}"]
 
 
 def test_no_more_memory(full: subprocess.Popen[str]) -> None:
@@ -54,17 +54,17 @@ def test_no_more_memory(full: subprocess.Popen[str]) -> None:
     assert machine.used_up(full.pid) == []
     taken = int(Path(f"/proc/{full.pid}/statm").read_text().split()[0]) * resource.getpagesize()
     resource.prlimit(full.pid, resource.RLIMIT_AS, (taken, _ENDLESS))
-    words = f"has taken all the memory that is allowed ({taken / 2**20:,.0f} MiB of addresses): "
-    assert machine.used_up(full.pid) == [f"{words}`prlimit --pid {full.pid} --as=unlimited:` allows more"]
+    words = f"has reached its memory limit ({taken / 2**20:,.0f} MiB of address space): "
+    assert machine.used_up(full.pid) == [f"{words}`prlimit --pid {full.pid} --as=unlimited:` raises it"]
 
 
 def test_stopped_and_ended(full: subprocess.Popen[str]) -> None:
-    """A stopped process comes first with what continues it; nothing hinders one that has ended."""
+    """A stopped process comes first with what resumes it; nothing hinders one that has ended."""
     os.kill(full.pid, signal.SIGSTOP)
     wait_until(lambda: machine.stopped(full.pid), 30, "its stop")
     stop, files = machine.hindrances(full.pid)
-    assert stop == f"is stopped (SIGSTOP): `kill -CONT {full.pid}` continues it"
-    assert files.startswith("can open no more files")
+    assert stop == f"is stopped (SIGSTOP): `kill -CONT {full.pid}` resumes it"
+    assert files.startswith("has reached its limit of")
     assert machine.started(full.pid).startswith(machine.host_clock())
     full.kill()
     full.wait()

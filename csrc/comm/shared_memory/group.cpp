@@ -196,7 +196,7 @@ void Group::check(int rank, const Patience& patience) {
     throw_broken();
   }
   if (peers_.ended(rank) && !reached(member(rank).stage.load(), rounds_)) {
-    fail("rank " + std::to_string(rank) + " has ended, for which rank " + std::to_string(rank_) + " waited in " +
+    fail("rank " + std::to_string(rank) + " failed while rank " + std::to_string(rank_) + " waited for it in " +
          words(call_));
   }
   if (std::chrono::steady_clock::now() > patience.deadline) {
@@ -249,8 +249,7 @@ void Group::throw_broken() const {
   for (int i = 0; i < kYields && !broken(); ++i) {  // another rank is just writing why, or died while it did
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  throw GroupError(std::string("shm: ") +
-                   (broken() ? shared().why.data() : "the group was broken off by another rank"));
+  throw GroupError(std::string("shm: ") + (broken() ? shared().why.data() : "the group was aborted by another rank"));
 }
 
 }  // namespace ddp_lab::shared_memory

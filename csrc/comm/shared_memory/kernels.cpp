@@ -153,9 +153,9 @@ constexpr std::array<at::ScalarType, 12> kReduced{at::kFloat,        at::kDouble
 
 void check_reducible(at::ScalarType dtype, Op op) {
   TORCH_CHECK_VALUE(std::find(kReduced.begin(), kReduced.end(), dtype) != kReduced.end(),
-                    "shm can't reduce tensors of ", dtype, ": convert them, to float32 say");
+                    "shm can't reduce tensors of ", dtype, ": convert them, e.g. to float32");
   TORCH_CHECK_VALUE(std::find(kKnownOps.begin(), kKnownOps.end(), op) != kKnownOps.end(),
-                    "shm has no such reduction: choose SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
+                    "shm does not support this reduction: use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
   const bool integer = at::isIntegralType(dtype, /*includeBool=*/true);
   const bool bitwise = op == Op::BAND || op == Op::BOR || op == Op::BXOR;
   TORCH_CHECK_VALUE(!bitwise || integer, "Cannot use ReduceOp.",

@@ -66,7 +66,7 @@ Segment Segment::attach(int pid, int descriptor, std::size_t bytes, Access acces
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
   Segment made(checked(open(path.c_str(), (access == Access::kWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC), path));
   if (status_of(made.descriptor_, path).st_size != static_cast<off_t>(bytes)) {
-    throw std::runtime_error(path + " is no segment of this group");
+    throw std::runtime_error(path + " is not a segment of this group");
   }
   made.map(bytes, access);
   return made;
@@ -89,7 +89,7 @@ Segment Segment::attach_named(const std::string& name, std::size_t bytes) {
   const struct stat found = status_of(made.descriptor_, "fstat of " + name);
   const bool ours = S_ISREG(found.st_mode) && found.st_uid == geteuid() && (found.st_mode & (S_IRWXG | S_IRWXO)) == 0;
   if (!ours || found.st_size != static_cast<off_t>(bytes)) {
-    throw std::runtime_error(name + " is no segment of this group");
+    throw std::runtime_error(name + " is not a segment of this group");
   }
   made.map(bytes);
   return made;

@@ -1,8 +1,7 @@
-"""The doctor: examines all ranks, says why they do not come on, and watches running cells for it.
+"""The doctor: examines all ranks, diagnoses why they make no progress, and watches running cells for hangs.
 
-What the ranks answer is `ddp_lab.engine.status.examine`, what follows from it [Note: who waits for whom] in
-`ddp_lab.diagnostics.hangs`. A rank is not stopped for it; one that does not answer within a second is said to be
-silent.
+The ranks answer with `ddp_lab.engine.status.examine`; [Note: who waits for whom] in `ddp_lab.diagnostics.hangs` says
+what follows from that. Ranks are not stopped for it; one that does not answer within a second is called silent.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from ...diagnostics.rank_state import Examined
 from ...errors import DdpLabError
 from ...lesson_files import COPIED
 
-_SURE_SECONDS = 2.0  # a rank waits for one that was not given the cell: nothing but another cell changes that
+_SURE_SECONDS = 2.0  # a rank waits for one that was not sent the cell: only another cell changes that
 _MOMENT_S = 0.1
-_LOOKS = 4  # examinations within the time after which a cell without progress is told of
+_LOOKS = 4  # examinations within the time after which a cell without progress is reported
 _FRAMES, _LONGEST = 4, 140  # of each rank in the text: frames, and characters of one
 _CODE = re.compile("`([^`]+)`")
-_APART = 0.7  # of that time: what is found then is told within it
+_APART = 0.7  # of that time: what is found then is reported within it
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Report:
     """What the doctor found; notebooks show it as a table below the sentence.
 
     Attributes:
-        diagnosis: the reason, and what to do.
+        diagnosis: the cause and the suggested fix.
         ranks: what each rank does.
-        processes: what there is to say of the cluster's other processes: stopped, or replaced.
+        processes: a line on each of the cluster's other processes that is stopped or was restarted.
     """
 
     diagnosis: Diagnosis
@@ -49,12 +48,12 @@ class Report:
 
     @classmethod
     def of(cls, ranks: Sequence[Examined], before: Sequence[Examined] = (), processes: Sequence[str] = ()) -> Report:
-        """The report on these ranks, and what they did a moment before (see `diagnose`)."""
+        """The report on these ranks and on what they did a moment before (see `diagnose`)."""
         return cls(diagnose(ranks, before), tuple(ranks), tuple(processes))
 
     @classmethod
     def made(cls, examine: Callable[[], Sequence[Examined]], processes: Sequence[str] = ()) -> Report:
-        """The report of two examinations, a moment apart if any rank waits."""
+        """The report of one examination, or of two a moment apart if any rank waits."""
         before = examine()
         if not any(one.waits for one in before):
             return cls.of(before, (), processes)
@@ -63,7 +62,7 @@ class Report:
 
     @property
     def brief(self) -> str:
-        """The reason, and what to do."""
+        """The cause and the suggested fix."""
         return "\n".join([*self.processes, brief(self.diagnosis)])
 
     @property
@@ -81,7 +80,7 @@ class Report:
             frames = tuple(_frames(one))
             first = shown.setdefault(frames, one.rank)
             if first != one.rank and frames:
-                lines.append(f"      its stack: as that of rank {first}")
+                lines.append(f"      its stack: same as rank {first}")
             else:
                 lines += [f"      {frame}" for frame in _innermost(frames)]
         if self.lesson:
@@ -109,17 +108,17 @@ class Report:
 
 
 def brief(diagnosis: Diagnosis) -> str:
-    """The reason, and what to do."""
+    """The cause and the suggested fix."""
     return f"{diagnosis.sentence}\n→ {diagnosis.remedy}" if diagnosis.remedy else diagnosis.sentence
 
 
 def _with_code(text: str) -> str:
-    """Escapes a text, and sets what stands in backticks as code."""
+    """Escapes a text and renders what is in backticks as code."""
     return _CODE.sub(r"<code>\1</code>", html.escape(text))
 
 
 def _link(lesson: str) -> str:
-    """A lesson as a link that a notebook follows, if it lies beside or above this one; else its name."""
+    """A lesson as a link that a notebook follows, if it is in this folder or one above; else its name."""
     document, _, heading = lesson.partition(", ")
     here = Path.cwd()
     for above in (here, *here.parents):
@@ -141,10 +140,10 @@ def _frames(one: Examined) -> list[str]:
 
 
 def _innermost(frames: Sequence[str]) -> list[str]:
-    """The last of these, and how many were left out."""
+    """The last of these, and how many were omitted."""
     left = len(frames) - _FRAMES
     kept = [frame if len(frame) <= _LONGEST else frame[:_LONGEST] + "…" for frame in frames[-_FRAMES:]]
-    return [*([f"… {left} frame{'s' if left > 1 else ''} further out"] if left > 0 else ()), *kept]
+    return [*([f"… {left} more frame{'s' if left > 1 else ''}"] if left > 0 else ()), *kept]
 
 
 def _stack(one: Examined) -> str:
@@ -152,14 +151,14 @@ def _stack(one: Examined) -> str:
 
 
 class Watch:
-    """Notices that a running cell makes no progress, or that its ranks go different ways, and says so once.
+    """Notices that a running cell makes no progress, or that its ranks fall out of step, and reports it once.
 
     `look` is called by the thread that shows the cell's outputs; examinations run on threads of their own.
 
     Args:
         examine: examines all ranks; may raise `DdpLabError`.
-        seconds: without progress, after which the cell is told of.
-        partial: the cell runs on some ranks only: that they wait for others is told sooner.
+        seconds: time without progress after which the cell is reported.
+        partial: whether the cell runs on some ranks only; that they wait for others is then reported sooner.
     """
 
     def __init__(self, examine: Callable[[], Sequence[Examined]], seconds: float, partial: bool = False) -> None:
@@ -176,10 +175,10 @@ class Watch:
         self._told = False
 
     def look(self, outputs: object) -> str | None:
-        """Returns what is to be told, once in the life of a cell; else None.
+        """Returns what to report, once in the life of a cell; else None.
 
         Args:
-            outputs: another value whenever outputs have come: then there is progress.
+            outputs: a value that changes with every output, which counts as progress.
         """
         now = time.monotonic()
         if self._told:
@@ -202,14 +201,15 @@ class Watch:
         return None
 
     def _judge(self, ranks: Sequence[Examined], at: float) -> tuple[str, Diagnosis] | None:
-        """What is wrong for sure: calls that differ, ranks that run apart, ranks that wait too long."""
+        """What is certainly wrong: calls that differ, ranks that drift out of step, ranks that wait too long."""
         flights = {one.rank: one.flights for one in ranks}
         apart = self._distances.add(at, flights, [one.rank for one in ranks if one.state != "running"])
         different = different_calls(ranks, [one for one in ranks if one.waits])
         if different is not None:
             return "the ranks make different calls", different
         if apart is not None and not _waits_for_an_end(ranks, apart):
-            return f"the ranks run apart, by {apart.gap}", diagnose_ahead(ranks, apart)
+            calls = "collective" if apart.gap == 1 else "collectives"
+            return f"the ranks are drifting out of step, by {apart.gap} {calls}", diagnose_ahead(ranks, apart)
         seen = _fingerprint(ranks)
         if seen != self._seen:
             self._seen, self._same_since = seen, max(self._same_since, at)
@@ -226,18 +226,18 @@ class Watch:
         at = time.monotonic()
         try:
             ranks = self._examine()
-        except DdpLabError:  # the cluster is being stopped: whoever runs the cell is told by that
+        except DdpLabError:  # the cluster is being stopped, which the cell itself reports
             return
         with self._lock:
             self._found = (ranks, at)
 
 
 def _waits_for_an_end(ranks: Sequence[Examined], apart: Distance) -> bool:
-    """Whether the rank ahead did not go on, but waits for one whose cell has ended: `diagnose` tells that better."""
+    """Whether the rank ahead waits for one whose cell has ended: `diagnose` explains that better."""
     by_rank = {one.rank: one for one in ranks}
     return by_rank[apart.ahead].waits and by_rank[apart.behind].state != "running"
 
 
 def _fingerprint(ranks: Sequence[Examined]) -> Any:
-    """Changes when a rank comes on."""
+    """Changes when a rank makes progress."""
     return [(one.rank, one.state, one.place, one.call, sorted(one.sequences.items()), one.models) for one in ranks]

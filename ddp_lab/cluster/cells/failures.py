@@ -1,4 +1,4 @@
-"""Which rank failed first, which ones only followed, and how to say it."""
+"""Which rank failed first, which ones only followed, and how to report it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LONGEST_MESSAGE = 300
 _ELSEWHERE = "Original Traceback (most recent call last):"
 _REPLACED = "The next cell, or `%cluster rejoin`, starts a new process for it; the other ranks keep their variables."
 _ALL_REPLACED = "The next cell, or `%cluster rejoin`, starts new processes for them."
-# What is said of ranks for which no cell starts a new process: they have one, or nothing is left that could start it.
+# Words in messages on ranks for which no cell starts a new process: they have one, or nothing is left to start it.
 _GIVEN_UP = (
     "%cluster restart",
     "when the cluster was",
-    "for a new one",
+    "to be replaced",
     "without this process",
-    "took the cluster over",
+    "taken over by process",
 )
-_HELP = "`%cluster interrupt` tries again, `%cluster rejoin --replace {}` ends the process for a new one"
+_HELP = "`%cluster interrupt` tries again, `%cluster rejoin --replace {}` restarts the process"
 
-# What a collective of torch says when its peers are gone or were freed (Gloo, NCCL, TCPStore).
+# What a collective of torch raises when its peers failed or were unblocked (Gloo, NCCL, TCPStore).
 _COMMUNICATION = re.compile(
     r"gloo|connection (?:closed|reset|refused)|broken pipe|socket closed|nccl|process ?group|\bstore\b|"
     r"aborted|freed|timed out waiting",
@@ -42,7 +42,7 @@ _COMMUNICATION_NAMES = {"DistBackendError", "DistNetworkError", "DistStoreError"
 
 
 def marked(text: str) -> str:
-    """Text in white on dark red, which reads on any page: no one colour does on light and on dark ones."""
+    """Text in white on dark red, which is readable on any page: no single colour is on both light and dark ones."""
     return f"\x1b[1;38;5;231;48;5;124m{text}\x1b[0m"
 
 
@@ -63,7 +63,7 @@ def failure_of(rank: int, report: Mapping[str, Any]) -> RankFailure:
 
 
 def lost(rank: int, why: str, last_words: str = "") -> RankFailure:
-    """The failure of a rank whose process is gone: the cause of whatever its peers report.
+    """The failure of a rank whose process exited: the cause of whatever its peers report.
 
     Args:
         rank: the rank.
@@ -74,7 +74,7 @@ def lost(rank: int, why: str, last_words: str = "") -> RankFailure:
 
 
 def unknown(rank: int, why: str) -> RankFailure:
-    """The failure of a rank that lives, but of which nobody will learn how its cell ended."""
+    """The failure of a running rank whose report on the cell was lost."""
     return RankFailure(rank, UNKNOWN, why, "", time.monotonic_ns(), consequence=False)
 
 
@@ -87,10 +87,10 @@ def outside(rank: int, error: Any) -> RankFailure:
 
 
 def replaced_text(replaced: Mapping[int, str], world_size: int) -> str:
-    """What to say of ranks that have new processes: rank -> how the former one ended."""
+    """The text on ranks that have new processes; `replaced` maps rank to how the former process ended."""
     whole = [rank for rank in range(world_size) if rank not in replaced]
     why = ", ".join(dict.fromkeys(replaced.values()))
-    text = f"a new process (the former one {why}); variables are gone"
+    text = f"a new process (the former one {why}); its variables are lost"
     if not whole:
         return text
     return f"{text}; `ddp_lab.restore_from({whole[0]})`, in a cell on all ranks, copies those of rank {whole[0]}"
@@ -109,7 +109,7 @@ def in_order(failures: Sequence[RankFailure]) -> dict[int, RankFailure]:
         for each in by_time[1:]
     ]
     if marked and _is_communication(marked[0]):
-        # The clocks of two ranks that fail within a microsecond do not tell who was first; what failed does.
+        # The clocks of two ranks that fail within a microsecond can't order them; the kind of failure can.
         causes = [each for each in marked[1:] if not _is_communication(each) and not each.consequence]
         if causes and not marked[0].consequence:
             marked = [*causes, replace(marked[0], consequence=True), *(m for m in marked[1:] if m not in causes)]
@@ -123,7 +123,7 @@ def cell_error(failures: Mapping[int, RankFailure], label: str, run: str = "") -
     Args:
         failures: rank -> failure, the first cause first (see `in_order`).
         label: the cell's name.
-        run: how the reader finds the failures again; "": as the last error that was raised.
+        run: the expression that holds the failures; "": the last error that was raised.
     """
     first = _culprit(failures)
     assert first is not None, "a cell without a failure has no error"
@@ -175,14 +175,14 @@ def end_of(failures: Mapping[int, RankFailure]) -> str:
 
 
 def _culprit(failures: Mapping[int, RankFailure]) -> RankFailure | None:
-    """The failure that a line about the cell names: the first that is no interrupt, if there is one."""
+    """The failure that a line about the cell names: the first that is not an interrupt, if there is one."""
     own = [each for each in failures.values() if not each.consequence]
     others = (each for each in own if each.name not in (INTERRUPTED, TIMEOUT))
     return next(others, next(iter(failures.values()), None))
 
 
 def ending(state: str, failures: Mapping[int, RankFailure], seconds: float) -> str:
-    """One line for a cell that has ended: how, and after what time.
+    """One line for a cell that has ended: how, and after how long.
 
     Args:
         state: "done", "failed", "interrupted" or "not run".
@@ -205,20 +205,20 @@ def ending(state: str, failures: Mapping[int, RankFailure], seconds: float) -> s
 
 
 def announcement(failure: RankFailure, others: Sequence[int]) -> str:
-    """One line for a cell that goes on after a rank failed."""
-    verb = "go on" if len(others) > 1 else "goes on"
+    """One line for a cell that continues on other ranks after one failed."""
+    verb = "continue" if len(others) > 1 else "continues"
     return f"✗ {_headline(failure)} ({label_of(others)} {verb}; interrupt the cell to stop)"
 
 
 def cut_short(ranks: Sequence[int]) -> str:
-    """One line for ranks that have answered, and the end of whose outputs has not come."""
+    """One line for ranks that have answered but whose last outputs have not arrived."""
     return (
-        f"the last outputs of {label_of(ranks)} have not come: some may be missing (`%cluster restart` gives new ranks)"
+        f"the last outputs of {label_of(ranks)} did not arrive and may be missing (`%cluster restart` starts new ranks)"
     )
 
 
 def waiting(label: str, ahead: Sequence[str]) -> str:
-    """One line for a cell whose ranks still run others."""
+    """One line for a cell whose ranks still run earlier cells."""
     return f"{label} waits for {enumeration(ahead)} …"
 
 
@@ -235,14 +235,14 @@ def interrupt_report(
     """
     lines = [f"{marked('KeyboardInterrupt')}: cell {label} was interrupted"]
     if ahead:
-        goes = "go" if len(ahead) > 1 else "goes"
-        lines[0] += f" before it began; {enumeration(ahead)} {goes} on (`%cluster interrupt` ends all cells)"
+        continue_ = "continue" if len(ahead) > 1 else "continues"
+        lines[0] += f" before it began; {enumeration(ahead)} {continue_} (`%cluster interrupt` ends all cells)"
         return lines
     return lines + _where(failures, silent)
 
 
 def _where(failures: Mapping[int, RankFailure], silent: Sequence[int]) -> list[str]:
-    """Where interrupted ranks were, equal places once, with the cell's own lines."""
+    """Where interrupted ranks were, with the cell's own lines; ranks at the same place share an entry."""
     lines: list[str] = []
     places: dict[str, list[int]] = {}
     for rank in sorted(failures):
@@ -259,37 +259,37 @@ def _where(failures: Mapping[int, RankFailure], silent: Sequence[int]) -> list[s
         else:
             lines.append(f"rank {rank} failed: {_headline(failure)}")
     if not failures and not silent:
-        lines.append("it ended on every rank without an error")
+        lines.append("it finished on every rank without an error")
     for place, ranks in places.items():
         lines.append(f"{label_of(ranks)} {_was(ranks)} " + ("here:" if place else "outside the cell's own lines"))
         lines += on_any_page(place).splitlines()
     lines += _discarded(failures)
     if silent:
         remedy = _HELP.format(",".join(map(str, silent)))
-        lines.append(f"{marked(f'{label_of(silent)} did not answer the interrupt')}: {remedy}")
+        lines.append(f"{marked(f'{label_of(silent)} did not respond to the interrupt')}: {remedy}")
     return lines
 
 
 def _remedy(message: str, ranks: int = 1) -> list[str]:
-    """One line on the new processes of ranks that are gone, if the next cell starts them."""
+    """One line on the new processes of failed ranks, if the next cell starts them."""
     if any(words in message for words in _GIVEN_UP):
         return []
     return [_REPLACED if ranks == 1 else _ALL_REPLACED]
 
 
 def _discarded(failures: Mapping[int, RankFailure]) -> list[str]:
-    """One line if a model's backward was under way on some rank."""
+    """One line if a model's backward was in progress on some rank."""
     ranks = [failure.rank for failure in failures.values() if failure.broke_backward]
     if not ranks:
         return []
     return [
-        f"a backward was under way on {label_of(ranks)}: it is discarded, and with the next cell all ranks find "
-        "`.grad` None in its model"
+        f"a backward was in progress on {label_of(ranks)} and is discarded; in the next cell, `.grad` is None in its "
+        "model on all ranks"
     ]
 
 
 def _lost_words(who: str, failure: RankFailure) -> str:
-    """What became of ranks that are gone: ``"ranks 0–1 were killed by SIGKILL (signal 9)"``."""
+    """What happened to failed ranks: ``"ranks 0–1 were killed by SIGKILL (signal 9)"``."""
     words = f"{who} {_headline(failure)}"
     return words.replace(f"{who} was ", f"{who} were ") if who.startswith("ranks") else words
 
@@ -311,7 +311,7 @@ def _same(one: RankFailure, other: RankFailure) -> bool:
 def _headline(failure: RankFailure) -> str:
     """Name and first line of the message; of a collective's error, what happened without the C++ file name.
 
-    What torch has caught in a data loader's worker or a replica's thread says why in its last line.
+    An error that torch caught in a DataLoader worker or a replica's thread has its reason in the message's last line.
     """
     lines = failure.message.strip().splitlines()
     text = lines[0] if lines else ""
@@ -327,7 +327,7 @@ def _headline(failure: RankFailure) -> str:
 
 
 def _folded(failures: Sequence[RankFailure], first: RankFailure) -> list[str]:
-    """One line for the ranks that waited and say the same, one for each other failure."""
+    """One line for the ranks that waited and report the same, one for each other failure."""
     lines = []
     freed: dict[tuple[str, str], list[int]] = {}
     stopped: list[int] = []
@@ -342,7 +342,7 @@ def _folded(failures: Sequence[RankFailure], first: RankFailure) -> list[str]:
             lines.append(f"rank {failure.rank} failed{when}: {_headline(failure)}")
     for (waited_in, headline), ranks in freed.items():
         where = f" in {waited_in}" if waited_in else ""
-        lines.append(f"{label_of(ranks)} waited for rank {first.rank}{where} and {_was(ranks)} freed ({headline})")
+        lines.append(f"{label_of(ranks)} waited for rank {first.rank}{where} and {_was(ranks)} unblocked ({headline})")
     if stopped:
         lines.append(f"{label_of(stopped)} {_was(stopped)} interrupted")
     return lines
@@ -353,9 +353,9 @@ _PALETTE = re.compile(r"[34]8;5;\d+|[34]8;2;\d+;\d+;\d+")
 
 
 def on_any_page(rendered: str) -> str:
-    """IPython's traceback without colours that can't be read on JupyterLab's pink or dark red: bold stands for them.
+    """IPython's traceback without colours that are unreadable on JupyterLab's pink or dark red: bold replaces them.
 
-    What it sets off in black on yellow, which brings its own ground, stays.
+    Black on yellow, which has its own background, stays.
     """
     return _ANSI.sub(lambda match: _weight(match[1]), rendered)
 

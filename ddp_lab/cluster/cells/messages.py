@@ -1,8 +1,8 @@
-"""One cell as ipyparallel messages, below ipyparallel's documented surface, and answers to what ranks ask meanwhile.
+"""One cell as ipyparallel messages, below ipyparallel's documented surface, and answers to `input()` on ranks.
 
 [Note: one request]
 Each rank gets one apply request that calls `ddp_lab.engine.cells.cell.run` there by name. The callbacks for its
-messages hang on the request's future before the request is sent (`message_future_hook`), so none is missed.
+messages are attached to the request's future before the request is sent (`message_future_hook`), so none is missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...errors import ClusterError
 from ...protocol.entry_points import CALL, RUN_CELL, RankFunction
 
 QUESTION = "ddp_lab_question"
-_NOBODY = "nobody waits for this cell in the notebook, so input() can't be answered: run it without --no-wait"
+_NOBODY = "input() can't be answered because the notebook does not wait for this cell: run it without --no-wait"
 _NO_INPUT = "the notebook could not ask for input: {error}"
 
 _RUN = Reference(RUN_CELL.expression)
@@ -49,13 +49,13 @@ def send(
             and content, ``"reply"`` with the rank's report (or an exception), and ``"idle"`` after the last output.
 
     Raises:
-        ClusterError: a rank has no engine any more; nothing was sent.
+        ClusterError: a rank no longer has an engine; nothing was sent.
     """
     idents = {}
     for rank, engine in engines.items():
         uuid = client._engines.get(engine)
         if uuid is None:
-            raise ClusterError(f"rank {rank} has no engine: it died or was never started")
+            raise ClusterError(f"rank {rank} has no process: it failed or never started (`%cluster rejoin` starts one)")
         idents[rank] = uuid.encode()
     buffers = _pack(cell, code)
     for rank, ident in idents.items():
@@ -72,7 +72,7 @@ def send(
 
 def _pack(cell: Mapping[str, Any], code: str | CellText | RankFunction) -> Any:
     head: dict[str, Any] = {"id": cell["id"], "label": cell["label"], "sources": cell["sources"]}
-    if not isinstance(code, RankFunction) or code == CALL:  # push and pull follow a failed cell, too
+    if not isinstance(code, RankFunction) or code == CALL:  # push and pull also run after a failed cell
         head["after"] = cell["after"]
     if isinstance(code, str):
         code = CellText(code)
@@ -83,13 +83,13 @@ def _pack(cell: Mapping[str, Any], code: str | CellText | RankFunction) -> Any:
 
 
 def _attach(rank: int, take: Callable[[int, str, Any], None], future: Any) -> None:
-    """Hangs the callbacks on a request that has not been sent yet."""
+    """Attaches the callbacks to a request that has not been sent yet."""
     metadata = future.output.metadata
 
     def on_message(message: Mapping[str, Any]) -> None:
         kind = message["header"]["msg_type"]
         if kind in _OUTPUTS:
-            # ipyparallel keeps a copy of all outputs, joined anew for each message: quadratic for a chatty cell.
+            # ipyparallel keeps a copy of all outputs, joined again for each message: quadratic for much output.
             metadata["stdout"] = metadata["stderr"] = ""
             metadata["outputs"] = []
             take(rank, kind, message["content"])
@@ -104,7 +104,7 @@ def _attach(rank: int, take: Callable[[int, str, Any], None], future: Any) -> No
 class Answers:
     """Answers `input()` and `breakpoint()` on ranks from the notebook's own input line, one question at a time.
 
-    Those of one cell run; owned by the thread that shows its outputs.
+    Holds the questions of one cell run; owned by the thread that shows its outputs.
 
     Args:
         send: sends a rank the answer: ``number`` of the question, and ``text`` or ``error``.
@@ -138,7 +138,7 @@ class Answers:
             self._answer(rank, question, text=text)
 
     def refuse(self) -> None:
-        """Answers all questions that nobody can be asked here."""
+        """Answers all questions with an error: there is no user to ask."""
         while self._asked:
             self._answer(*self._asked.popleft(), error=_NOBODY)
 

@@ -29,11 +29,11 @@ from .results import RemoteValue
 _SEND_SEGMENTS = 32
 _RECEIVE_SEGMENTS = 64  # of all ranks together
 _OFF = "DDP_LAB_SHARED_MEMORY"
-_REMEDY = "leave it out, or make it on the ranks in a %%distributed cell"
+_REMEDY = "omit it, or create it on the ranks in a %%distributed cell"
 
 
 class _Globals:
-    """Stands for a namespace of the client; ranks put theirs in its place."""
+    """A placeholder for a namespace of the client; ranks substitute their own."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class _Globals:
 
 
 class _Pickler(Pickler):
-    """cloudpickle's, with buffers for tensors and the rank's names behind a function's own."""
+    """cloudpickle's pickler, with buffers for tensors; functions fall back to the rank's names."""
 
     def __init__(self, file: Any, buffer_callback: Any) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
@@ -67,7 +67,7 @@ def pickled_for_ranks(values: Mapping[str, Any], verb: str) -> Pickled:
     """Pickles named values as one object, a dict.
 
     Raises:
-        TypeError: one can't be pickled; the message names it, its part that can't, and what to do.
+        TypeError: a value can't be pickled; the message names it, the part that can't be, and a fix.
     """
     try:
         return pickled(dict(values), _Pickler)
@@ -81,7 +81,7 @@ def shared(value: Pickled, far: Collection[int] = ()) -> Iterator[Parcel]:
 
     Args:
         value: the object.
-        far: ranks among them that share no memory with this process; if there are any, the parcel holds everything.
+        far: ranks among them that share no memory with this process; if there are any, the parcel holds all data.
     """
     segments = _segments(min(value.size + 1, _SEND_SEGMENTS) if value.size and not far else 0)
     try:
@@ -93,7 +93,7 @@ def shared(value: Pickled, far: Collection[int] = ()) -> Iterator[Parcel]:
 
 
 class Receiving:
-    """Segments into which ranks write what they send back; use it as a context manager, or `close` it.
+    """Segments into which ranks write their results; use it as a context manager, or `close` it.
 
     Args:
         ranks: which.
@@ -106,7 +106,7 @@ class Receiving:
         self._segments = {rank: _segments(0 if rank in far else share) for rank in ranks}
 
     def request(self) -> dict[str, Any]:
-        """What ranks need to know to answer: their segments, whether there is torch here, the notebook's own names."""
+        """What ranks need for their answers: their segments, whether torch is loaded here, the notebook's own names."""
         references = {rank: each.references() for rank, each in self._segments.items() if each is not None}
         return {"segments": references, "torch": "torch" in sys.modules, "known": _names_of_notebook()}
 
@@ -118,14 +118,14 @@ class Receiving:
         """
         segments = self._segments[rank]
         if segments is not None and parcel.inline:
-            say_in_messages(f"rank {rank} can't write to memory of this process, or there is not enough")
+            say_in_messages(f"rank {rank} can't write to this process's shared memory, or there is not enough")
         try:
             return unpack(parcel, segments.descriptors if segments is not None else ())
         except (ImportError, AttributeError) as error:
             raise ClusterError(f"{what} of rank {rank} can't be loaded here: {error}") from error
 
     def close(self) -> None:
-        """Gives the segments back; what was unpacked stays."""
+        """Releases the segments; unpacked objects stay."""
         with held_back():
             for each in self._segments.values():
                 if each is not None:
@@ -139,10 +139,10 @@ class Receiving:
 
 
 class FunctionCall:
-    """A call of a function on ranks: what is sent, and what comes back.
+    """A call of a function on ranks: what is sent, and what is returned.
 
     Args:
-        function: of any module, the notebook or a closure; what it mentions travels with it.
+        function: of any module, the notebook or a closure; the names that it uses travel with it.
         args: its arguments.
         kwargs: its keyword arguments.
         ranks: where it will run.
@@ -186,12 +186,12 @@ class FunctionCall:
         return dict(self._values)
 
     def close(self) -> None:
-        """Gives shared memory back: no rank will begin or answer any more."""
+        """Releases shared memory: no rank will begin or answer any more."""
         self._stack.close()
 
 
 def _segments(count: int) -> Segments | None:
-    """New segments; None where there can be none, or none are needed."""
+    """New segments; None if there can be none, or none are needed."""
     if not count or os.environ.get(_OFF) == "0":
         return None
     try:
@@ -202,8 +202,8 @@ def _segments(count: int) -> Segments | None:
 
 
 def say_in_messages(why: str) -> None:
-    """Warns that objects don't travel as they should."""
-    said = f"large arrays travel in messages, not through shared memory: {why}"
+    """Warns that large objects take the slower way."""
+    said = f"large arrays travel in messages instead of shared memory: {why}"
     warnings.warn(said, FallbackWarning, stacklevel=2)
 
 
@@ -211,7 +211,7 @@ def _placed(value: Pickled, segments: Segments | None) -> Parcel:
     if segments is not None:
         try:
             return value.into(segments.descriptors, segments.references())
-        except OSError as error:  # no memory for it, beside what ipyparallel would take
+        except OSError as error:  # no memory for it besides that of ipyparallel
             say_in_messages(str(error))
     return value.inline()
 
@@ -251,7 +251,7 @@ def _name_of(function: Any) -> str:
 def _check_kind(function: Any, name: str) -> None:
     plain = _plain_function(function)
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
-        raise TypeError(f"{name} is a generator function, and a generator can't leave its rank: return a list instead")
+        raise TypeError(f"{name} is a generator function, and generators can't be sent: return a list instead")
     if inspect.iscoroutinefunction(plain):
         raise TypeError(f"{name} is a coroutine function: call it with await in a %%distributed cell")
 

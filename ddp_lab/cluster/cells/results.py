@@ -1,4 +1,4 @@
-"""What is known of a cell run, on each of its ranks while it runs, and of all when it has ended."""
+"""The state of a cell run: of each of its ranks while it runs, and of all when it has ended."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ...output.logs import CellOutputs
 from ...output.terminal import Line, TerminalText
 from . import failures as reports
 
-_TRAILING_S = 2.0  # how long the last outputs of a rank may come after its reply
+_TRAILING_S = 2.0  # how long after a rank's reply its last outputs may arrive
 
 
 @dataclass(frozen=True)
 class RemoteValue:
-    """A value that stayed on its rank: too large to send unasked, or something the client can't load.
+    """A value that stayed on its rank: too large to send automatically, or not loadable by the client.
 
     Attributes:
         rank: where it is.
         kind: its type's name.
         text: its `repr` as the rank showed it.
-        why: why it can't leave the rank; "" if it was only not sent (`%pull` a variable to get it).
+        why: why it can't be sent; "" if it merely was not sent (`%pull` a variable to get it).
     """
 
     rank: int
@@ -40,7 +40,7 @@ class RemoteValue:
 
 @dataclass(frozen=True)
 class CellStatus:
-    """How far a cell run is.
+    """The progress of a cell run.
 
     Attributes:
         cell_id: the run's id.
@@ -48,7 +48,7 @@ class CellStatus:
         state: "queued" (earlier cells run first), "running", "done", "failed", "interrupted" or "not run" (a cell for
             which it waited has failed or was interrupted).
         ranks: rank -> "queued", "running", "done", "failed" or "interrupted".
-        seconds: since it was sent, until its end.
+        seconds: from when it was sent until its end, or until now.
     """
 
     cell_id: str
@@ -60,19 +60,19 @@ class CellStatus:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What came back from a cell.
+    """The result of a cell.
 
     Attributes:
         cell_id: the run's id.
         label: its name.
-        values: rank -> what the function returned, as `Cluster.pull` would bring it; or the value of the cell's last
-            expression: only plain data up to 64 KiB, tensors as numpy arrays. For what can't be sent, or is not, a
-            `RemoteValue` stands.
-        outputs: rank -> every output in order, as notebook output dicts (``output_type`` and its fields); of ranks that
-            printed much, read from their logs.
+        values: rank -> what the function returned, as `Cluster.pull` would return it; or the value of the cell's last
+            expression: only plain data up to 64 KiB, tensors as numpy arrays. A `RemoteValue` replaces what can't be
+            sent, or was not.
+        outputs: rank -> every output in order, as notebook output dicts (``output_type`` and its fields); for ranks
+            that printed much, read from their logs.
         seconds: wall time from sending to the last rank's end.
-        failures: rank -> failure, the first cause first; empty unless it failed.
-        logs: rank -> the file with all that it printed, there as long as the cluster runs; empty if that is little.
+        failures: rank -> failure, the first cause first; empty unless the cell failed.
+        logs: rank -> the file with everything it printed, kept while the cluster runs; empty if it printed little.
     """
 
     cell_id: str
@@ -115,12 +115,12 @@ class RankState:
     """The cell on one rank.
 
     Attributes:
-        report: what `ddp_lab.engine.cells.cell.run` returned.
+        report: the return value of `ddp_lab.engine.cells.cell.run`.
         failure: why there will be no report.
-        idle: whether all its outputs have come.
+        idle: whether all its outputs have arrived.
         begun_s: when it began, in seconds on the monotonic clock; None if it has not.
         ended_s: when it ended, in seconds on the monotonic clock.
-        shown: what it showed of the last expression's value.
+        shown: the text that it showed for the last expression's value.
     """
 
     report: Mapping[str, Any] | None = None
@@ -132,7 +132,7 @@ class RankState:
 
     @property
     def ended(self) -> bool:
-        """Whether the rank has said how the cell ended, or can't any more."""
+        """Whether the rank has reported how the cell ended, or no longer can."""
         return self.report is not None or self.failure is not None
 
     @property
@@ -153,7 +153,7 @@ class RankStates:
     Args:
         ranks: the ranks.
         outputs: where their outputs go.
-        on_axis: given a rank and a time of its host, that time on one clock for all; None: all have one.
+        on_axis: converts a rank's host time to one common clock; None: all share one.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class RankStates:
         return tuple(rank for rank, state in self._states.items() if not state.ended)
 
     def begin(self, time_s: float) -> None:
-        """Takes it that no rank is kept from beginning."""
+        """Assumes from now on that no rank is kept from beginning."""
         for state in self._states.values():
             state.begun_s = time_s
 
@@ -183,12 +183,12 @@ class RankStates:
         return min((state.begun_s for state in self._states.values() if state.begun_s is not None), default=None)
 
     def finished(self) -> bool:
-        """Whether every rank has ended and its last outputs have come, or had their time to."""
+        """Whether every rank has ended and its last outputs have arrived, or are overdue."""
         now = time.monotonic()
         return all(state.ended and (state.idle or now - state.ended_s > _TRAILING_S) for state in self._states.values())
 
     def cut_short(self) -> tuple[int, ...]:
-        """The ranks that have answered, and whose last outputs have not come."""
+        """The ranks that have answered but whose last outputs have not arrived."""
         return tuple(rank for rank, state in self._states.items() if state.ended and not state.idle)
 
     def take_output(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
@@ -218,7 +218,7 @@ class RankStates:
         return reports.in_order(found)
 
     def failed_before(self, time_s: float) -> RankFailure | None:
-        """The first failure, if it came before `time_s` on the monotonic clock."""
+        """The first failure, if it happened before `time_s` on the monotonic clock."""
         if any(state.word in ("failed", "interrupted") and state.ended_s <= time_s for state in self._states.values()):
             return next(iter(self.failures().values()))
         return None

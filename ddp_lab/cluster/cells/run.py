@@ -1,7 +1,7 @@
 """CellRun: one cell, or one function, on some ranks: sent, shown while it runs, and collected.
 
 ipyparallel's I/O thread only appends to a queue (`CellRun._put`); the thread that waits takes from it and shows. It
-lets interrupts through only while it sleeps, see [Note: interrupts of the client].
+allows interrupts only while it sleeps; see [Note: interrupts of the client].
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = ["CellOptions", "CellResult", "CellRun", "CellStatus", "CellText", "Ra
 _NEVER = float("inf")
 _FIRST_REFRESH_S = 0.04  # a short cell is shown once, complete
 _REFRESH_S = 0.08
-_REFRESH_SHARE = 5  # at most a sixth of the time goes into showing
+_REFRESH_SHARE = 5  # at most a sixth of the time is spent on showing
 _LOOK_S = 0.2  # how often a silent cell looks for lost ranks
 _ANNOUNCE_S = 0.5  # how long a failure waits for the other ranks before it is announced
 _GRACE_S = 5.0  # how long an interrupted rank may take to end
 _FREED_S = 0.15  # how long the peers of a lost rank may take to end by themselves: their collectives fail
-_ENDED_S = 1.0  # until a rank whose process was ended is known to be lost
-_VIEW_S = 1.0  # between two looks at how far a cell is
-_LATE_S = 3.0  # so long takes a cell of which pages are told that are opened meanwhile
+_ENDED_S = 1.0  # until a rank whose process was terminated is known to be lost
+_VIEW_S = 1.0  # between two updates of the progress line
+_LATE_S = 3.0  # from this duration on, pages opened while the cell runs get its view
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class CellOptions:
         kwargs: its keyword arguments.
         board: shows the outputs; None for the one that fits this process.
         timeout: seconds after which the ranks are interrupted; None for no limit.
-        watch_seconds: without progress, after which the cell says why; None: it never does.
-        after: cells that were sent before to some of the same ranks and may not have ended: they are waited for.
+        watch_seconds: time without progress after which the cell reports the cause; None: it never does.
+        after: cells sent before to some of the same ranks that may not have ended: this one waits for them.
     """
 
     label: str | None = None
@@ -74,7 +74,7 @@ class CellOptions:
 
 
 class CellRun:
-    """One execution of a cell on a set of ranks, from its beginning to its end and after it.
+    """One execution of a cell on a set of ranks, from its start until after its end.
 
     `submit` sends it; then either `wait` shows outputs in the calling thread until every rank has ended, or `follow`
     does so in a thread of its own and `wait` is called later, or never.
@@ -82,7 +82,7 @@ class CellRun:
     Args:
         session: whose ranks run it.
         code: a cell's text, or a function to call on each rank. One of the notebook or a closure travels by value with
-            what it mentions; other names are the rank's ([Note: names of a function that was brought] in
+            the names it uses; other names are the rank's ([Note: names of a function that was brought] in
             `ddp_lab.serialization.functions`).
         ranks: where to run.
         cell_id: unique id of this run.
@@ -131,13 +131,13 @@ class CellRun:
         self._refresh_at = _NEVER
         self._refresh_after = 0.0
         self._timed_out: tuple[int, ...] | None = None
-        self._given_up: dict[int, str] = {}  # rank -> why its process is ended on purpose, or has been replaced
-        self._gone: dict[int, float] = {}  # rank -> when its engine was found gone, which says nothing of the reason
+        self._given_up: dict[int, str] = {}  # rank -> why its process is terminated on purpose, or was replaced
+        self._gone: dict[int, float] = {}  # rank -> when its engine was found missing, for a reason yet unknown
         self._silent: tuple[int, ...] = ()
         self._announced = False
         self._lost_s = 0.0  # when the first rank was found lost
         self._interrupted_peers = False
-        self._outputs = 0  # that have come
+        self._outputs = 0  # number that arrived
         self._said_waits = False
         self._view: RunView | None = None
         self._late_view: RunView | None = None
@@ -151,7 +151,7 @@ class CellRun:
         """Sends the cell to every rank and returns at once.
 
         Args:
-            view: shows how far it is; `follow` keeps it up to date.
+            view: shows its progress; `follow` keeps it up to date.
 
         Raises:
             ClusterError: a rank has no engine any more; nothing was sent.
@@ -173,7 +173,8 @@ class CellRun:
     def _engines(self) -> dict[int, int]:
         missing = [rank for rank in self.ranks if rank not in self._engine_of_rank]
         if missing:
-            raise ClusterError(f"{label_of(missing)} has no engine: it died or was never started")
+            have = "has no process: it" if len(missing) == 1 else "have no processes: they"
+            raise ClusterError(f"{label_of(missing)} {have} failed or never started (try `%cluster rejoin`)")
         return {rank: self._engine_of_rank[rank] for rank in self.ranks}
 
     def _cell(self) -> dict[str, Any]:
@@ -194,15 +195,15 @@ class CellRun:
     def wait(
         self, tick: Callable[[], None] | None = None, late: Callable[[], RunView | None] | None = None
     ) -> CellResult:
-        """Shows outputs as they come and returns when every rank has ended.
+        """Shows outputs as they arrive and returns when every rank has ended.
 
         Args:
             tick: called in this thread after something was shown, and at least every 0.2 s.
-            late: makes what shows how far it is to pages that are opened while it runs; called once that has taken
-                some seconds.
+            late: makes a view of its progress for pages that are opened while it runs; called once it has run for some
+                seconds.
 
         Raises:
-            CellError: the cell failed on a rank, a rank died, or the time limit passed.
+            CellError: the cell failed on a rank, a rank's process exited, or the time limit passed.
             KeyboardInterrupt: the user interrupted; the ranks were interrupted too, and have ended unless the
                 error names them. A second interrupt returns at once.
         """
@@ -228,7 +229,7 @@ class CellRun:
         self._look_at(self._late_view)
 
     def _look_at(self, view: RunView | None) -> None:
-        """Shows how far it is, every second and whenever its state changes."""
+        """Updates its view every second and whenever its state changes."""
         now, state = time.monotonic(), self.state
         if view is not None and (state != self._viewed or now - self._viewed_at >= _VIEW_S):
             self._viewed, self._viewed_at = state, now
@@ -249,7 +250,7 @@ class CellRun:
             self._view.show_again()
 
     def follow(self) -> CellRun:
-        """Keeps outputs coming from a thread of its own until the cell has ended; returns at once."""
+        """Shows outputs from a thread of its own until the cell has ended; returns at once."""
         self._viewed, self._viewed_at = self.state, time.monotonic()
 
         def main() -> None:
@@ -269,7 +270,7 @@ class CellRun:
     def interrupt(self) -> None:
         """Interrupts the ranks that have not ended, those that have not begun as soon as they do; returns at once."""
         ranks = self._states.open()
-        self._announced = True  # a rank that ends for it is no news
+        self._announced = True  # ranks that end because of it need no announcement
         if ranks:
             self._session.members.interrupt(ranks, self.cell_id)
 
@@ -277,7 +278,7 @@ class CellRun:
         """Ends the run on ranks whose processes have ended or are being ended; from any thread.
 
         Args:
-            why: rank -> what is said of its process; others than those that run the cell are left out.
+            why: rank -> what happened to its process; ranks that do not run the cell are ignored.
         """
         self._given_up = {**self._given_up, **why}
         self._wake.set()
@@ -295,7 +296,7 @@ class CellRun:
         return f"<CellRun {self.label} at {when}: {states}, for {duration(self.seconds)}>"
 
     def _ipython_display_(self) -> None:
-        """Shows itself in a notebook, unless its view does already: that one stays true, a text would not."""
+        """Shows itself in a notebook, unless its view does already: that stays up to date, a text would not."""
         if self._view is None:
             write_line("stdout", repr(self))
 
@@ -325,12 +326,12 @@ class CellRun:
 
     @property
     def headline(self) -> str:
-        """How far it is, or how it ended, in one line."""
+        """Its progress, or how it ended, in one line."""
         if not self.done:
             ahead = self.waits_for
             return f"waits for {enumeration(ahead)}" if ahead else f"running for {duration(self.seconds)}"
         if self._follower_error is not None:
-            return f"✗ lost sight of it: {type(self._follower_error).__name__}: {self._follower_error}"
+            return f"✗ can no longer be followed: {type(self._follower_error).__name__}: {self._follower_error}"
         return reports.ending(self.state, self.failures, self.seconds)
 
     @property
@@ -351,16 +352,16 @@ class CellRun:
 
     @property
     def logs(self) -> Mapping[int, Path]:
-        """rank -> the file with all that it printed; empty if that is little."""
+        """rank -> the file with everything it printed; empty if it printed little."""
         return self._states.outputs.logs()
 
     def last_lines(self) -> str:
-        """The end of the text that is shown, for a page that has missed it."""
+        """The end of the shown text, for a page that has missed it."""
         return self._board.last_lines() if isinstance(self._board, OutputBoard) else ""
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """The cells that its ranks run before it, as long as none has begun it."""
+        """The cells that its ranks run before it, until one has begun it."""
         if self._states.begun():
             return ()
         return tuple(run.label for run in self.options.after if not run.done)
@@ -378,10 +379,10 @@ class CellRun:
 
         Raises:
             CellError: as `wait`.
-            ClusterError: the cell still runs.
+            ClusterError: the cell is still running.
         """
         if self._end is None:
-            raise ClusterError(f"cell {self.label} still runs on {label_of(self._states.open())}")
+            raise ClusterError(f"cell {self.label} is still running on {label_of(self._states.open())}")
         result, error = self.collected(), self._error()
         if error is None:
             return result
@@ -397,7 +398,7 @@ class CellRun:
         return reports.cell_error(failed, label, "" if self._view is None else f"lab.results[{self.options.name!r}]")
 
     def collected(self) -> CellResult:
-        """What has come until now, whether the cell has ended or not."""
+        """What has arrived so far, whether or not the cell has ended."""
         return CellResult(
             self.cell_id,
             self.label,
@@ -451,7 +452,7 @@ class CellRun:
                 state.begun_s = state.begun_s or time.monotonic()
                 if self._said_waits:
                     self._said_waits = False
-                    self._board.announce(self.ranks, f"{self.label} runs …")
+                    self._board.announce(self.ranks, f"{self.label} is running …")
             elif kind == "idle":
                 state.idle = True
             elif kind == "reply":
@@ -472,7 +473,7 @@ class CellRun:
             self._refresh_at = max(time.monotonic() + _FIRST_REFRESH_S, self._refresh_after)
 
     def _take_error(self, rank: int, error: Any) -> None:
-        """The request itself failed: its engine is gone, or was hit outside the cell."""
+        """The request itself failed: its engine exited, or failed outside the cell."""
         if getattr(error, "ename", type(error).__name__) == "EngineError":
             self._gone[rank] = time.monotonic()
         else:
@@ -497,7 +498,7 @@ class CellRun:
         self._board.know(self._states.outputs.where())
 
     def _look(self, now: float) -> None:
-        """Looks for lost ranks, for ranks that go on after another one failed, and at the time limit."""
+        """Checks for failed ranks, for ranks that continue after another one failed, and the time limit."""
         gone = {**self._session.members.lost(), **self._given_up}
         for rank in self._states.open():
             if rank in gone:
@@ -537,7 +538,7 @@ class CellRun:
             self._session.members.note_end(rank, self.cell_id, True)
 
     def _ask(self) -> None:
-        """Shows what came before the first question, and asks the user."""
+        """Shows the outputs before the first question, then asks the user."""
         if self._follower is not None:
             self._answers.refuse()
             return
@@ -545,7 +546,7 @@ class CellRun:
         self._answers.ask()
 
     def _announce_failure(self, now: float) -> None:
-        """Says at once that a rank failed when others go on, so that nobody waits for them unaware."""
+        """Reports at once that a rank failed while others continue, so that the user does not wait for them unaware."""
         failed = self._states.failed_before(now - _ANNOUNCE_S) if not self._announced else None
         if failed is not None and self._states.open():
             self._announced = True
@@ -553,7 +554,7 @@ class CellRun:
             self._board.announce([failed.rank], reports.announcement(failed, self._states.open()))
 
     def _abort(self, tick: Callable[[], None] | None) -> None:
-        """After the user's interrupt: stops the ranks and collects what they still say, for a bounded time."""
+        """After the user's interrupt: stops the ranks and collects what they still report, for a bounded time."""
         with contextlib.suppress(KeyboardInterrupt):
             self.interrupt()
             self._collect(tick, _GRACE_S if self._states.begun() else _ANNOUNCE_S)
@@ -579,7 +580,7 @@ class CellRun:
         return error
 
     def _values(self) -> dict[int, Any]:
-        """rank -> value, so far; once the run has ended, the memory of a call is given back."""
+        """rank -> value, so far; once the run has ended, the memory of a call is released."""
         if self._call is None:
             return self._states.values()
         values = self._call.values(self._states.values())

@@ -1,11 +1,11 @@
 """Variables to and from ranks.
 
 Large arrays and tensors travel through memory that client and ranks share; see [Note: how objects travel] in
-`ddp_lab.serialization.parcels`. What is pushed arrives as it is: arrays, tensors (those of a GPU on the host), models
-and classes of the notebook. What is pulled is loaded by a process that may have no torch. Tensors come as tensors only
-if this process has imported torch itself, else as numpy arrays, wherever they sit (bfloat16 and float8 as float32, a
-0-dim tensor as a numpy scalar); of a model, an optimizer or a scheduler comes the `state_dict()`. An object of a class
-that only the rank knows can't be pulled; pull what it holds.
+`ddp_lab.serialization.parcels`. Pushed objects arrive unchanged: arrays, tensors (those of a GPU on the host), models
+and classes of the notebook. Pulled objects are loaded by a process that may have no torch. Tensors of any device arrive
+as tensors only if this process has imported torch itself, else as numpy arrays (bfloat16 and float8 as float32, a 0-dim
+tensor as a numpy scalar). For a model, an optimizer or a scheduler, its `state_dict()` arrives. An object of a class
+that only the rank knows can't be pulled; pull what it contains.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def push(run: _Run, mapping: Mapping[str, Any], ranks: Sequence[int], far: Colle
     with shared(value, far) as parcel:
         staged: CellResult = run(STAGE, token, parcel, **options)
     if not all(staged.values.values()):
-        say_in_messages("a rank can't open memory of this process")
+        say_in_messages("a rank can't open this process's shared memory")
         run(STAGE, token, value.inline(), **options)
     run(BIND, token, **options)
 
@@ -63,8 +63,8 @@ def pull(run: _Run, name: str, ranks: Sequence[int], far: Collection[int]) -> di
         far: those among them that share no memory with this process.
 
     Raises:
-        NameError: ranks don't have it; the message says which.
-        TypeError: it can't leave the rank; the message says what in it can't.
+        NameError: some ranks don't have it; the message says which.
+        TypeError: it can't be sent; the message names the part that can't.
         ClusterError: it can't be loaded here.
         CellError: evaluating the expression raised.
     """
@@ -78,7 +78,7 @@ def pull(run: _Run, name: str, ranks: Sequence[int], far: Collection[int]) -> di
 
 
 def _check(name: str, ranks: Sequence[int], answers: Mapping[int, Any]) -> None:
-    """Raises if a rank does not have the value, or can't part with it."""
+    """Raises if a rank does not have the value, or can't send it."""
     unknown = [rank for rank in ranks if answers[rank]["state"] == "unknown"]
     if unknown:
         have = [rank for rank in ranks if rank not in unknown]
@@ -88,5 +88,5 @@ def _check(name: str, ranks: Sequence[int], answers: Mapping[int, Any]) -> None:
         if answers[rank]["state"] == "kept":
             raise TypeError(
                 f"{name} (a {answers[rank]['kind']} on rank {rank}) can't be pulled: {answers[rank]['why']}. "
-                "Pull what it holds, for example its numbers or its state_dict()"
+                "Pull what it contains, for example its numbers or its state_dict()"
             )

@@ -1,4 +1,4 @@
-"""Where ranks run and who starts them, here and on other hosts."""
+"""Where ranks run and how they are started, here and on other hosts."""
 
 __all__ = [
     "devices",

@@ -37,15 +37,15 @@ def place(
     gpus: Sequence[str] | None = None,
     cores: int | None = None,
 ) -> Placement:
-    """Decides how many ranks run, and where: one per GPU, or 2 CPU ranks where there is none.
+    """Decides how many ranks run, and where: one per GPU, or 2 CPU ranks if there is none.
 
     Args:
         n: number of ranks; None for one per device.
         devices: indices into the visible GPUs; None for all of them.
         environment: variables the user sets for the ranks.
         backend: ``"gloo"``, ``"mpi"`` and ``"shm"`` mean CPU ranks unless `devices` are given.
-        gpus: the visible GPUs; None looks for them.
-        cores: of the machine; None looks.
+        gpus: the visible GPUs; None: detected.
+        cores: number of the machine's; None: detected.
 
     Raises:
         ValueError: no such device, or no rank at all.
@@ -61,7 +61,7 @@ def place(
         gpus = []
     world_size = n if n is not None else len(gpus) or _DEFAULT_CPU_RANKS
     if world_size < 1:
-        raise ValueError(f"a cluster has at least one rank, not n={n}")
+        raise ValueError(f"a cluster needs at least one rank, got n={n}")
     threads = max(1, (cores or len(os.sched_getaffinity(0))) // world_size)
     variables = {name: str(threads) for name in _THREAD_VARIABLES if name not in os.environ} | dict(environment)
     if not gpus:
@@ -72,6 +72,6 @@ def place(
         world_size,
         tuple(f"cuda:{rank % len(gpus)}" for rank in range(world_size)),
         variables,
-        # NCCL refuses two ranks on one GPU of one host: each gets a host of its own.
+        # NCCL refuses two ranks on one GPU of one host: each gets a host id of its own.
         {rank: {"NCCL_HOSTID": f"ddp_lab-{rank}"} if shared else {} for rank in range(world_size)},
     )

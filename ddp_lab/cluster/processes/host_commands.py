@@ -1,7 +1,7 @@
 """The commands that start a process on another host with its input and output here: ssh, or a batch system's own.
 
-Inside of an allocation of a batch system, its command reaches the allocated hosts without keys, and the system accounts
-for what runs there and ends it with the job. All of them do what ssh does: they pass on the standard streams.
+Inside an allocation of a batch system, its command reaches the allocated hosts without keys, and the system accounts
+for the processes there and ends them with the job. Like ssh, all these commands forward the standard streams.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ...protocol.entry_points import HOST_SERVER
 
 _HOST = "{host}"
 _CONNECT_SECONDS = 10
-_THROUGH_A_SHELL = ("ssh", "rsh")  # these have a shell read the words on the other host
+_THROUGH_A_SHELL = ("ssh", "rsh")  # these pass the words to a shell on the other host
 
 _COMMANDS: dict[str, tuple[str, ...]] = {
-    # A step of its own beside what else runs in the allocation, with all its processors and GPUs.
+    # A job step of its own in the allocation, with all its processors and GPUs.
     "slurm": (
         "srun",
         f"--nodelist={_HOST}",
@@ -33,7 +33,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "sge": ("qrsh", "-inherit", _HOST),
 }
 ENGINES = ("ssh", *_COMMANDS)
-"""What starts ranks on other hosts, by name."""
+"""The commands that start ranks on other hosts, by name."""
 
 
 def of_batch_system(engines: str | Sequence[str]) -> bool:
@@ -42,10 +42,10 @@ def of_batch_system(engines: str | Sequence[str]) -> bool:
 
 
 def check_engines(engines: str | Sequence[str]) -> None:
-    """Refuses what names no command.
+    """Refuses values that do not name a command.
 
     Raises:
-        ValueError: it is no known name, or a command without a place for the host.
+        ValueError: it is neither a known name nor a command with a place for the host.
     """
     if isinstance(engines, str):
         if engines not in ENGINES:
@@ -56,7 +56,7 @@ def check_engines(engines: str | Sequence[str]) -> None:
 
 
 def host_command(engines: str | Sequence[str], host: str, python: str, host_seconds: float) -> list[str]:
-    """The command that starts a host's fork server, and passes on its standard input and output.
+    """The command that starts a host's fork server and forwards its standard input and output.
 
     Args:
         engines: one of `ENGINES`; or a command's words, with ``{host}`` where the host's name goes, to which those that
@@ -77,11 +77,11 @@ def _for_a_shell(python: str) -> str:
 
 
 def _ssh(host: str, python: str, host_seconds: float) -> list[str]:
-    """What the user's ``~/.ssh/config`` says of the host holds, but for what would break the channel.
+    """The user's ``~/.ssh/config`` applies, except for options that would break the channel.
 
-    No terminal, no forwarding, no question that nobody could answer. A connection that is shared already is used.
+    No terminal, no forwarding, no prompts. An existing shared connection is used.
     """
-    # Only if this process is killed while the link is cut: nobody else would end ssh then.
+    # Needed only if this process is killed during a network outage: nothing else would end ssh then.
     alive = max(15, round(host_seconds))
     options = {
         "BatchMode": "yes",

@@ -1,11 +1,11 @@
-"""The processes of a cluster on several hosts: the same as on one, with a way between them that is found first.
+"""The processes of a cluster on several hosts: the same as on one, after finding the network paths between the hosts.
 
 [Note: who listens where]
 On this machine the controller's engine side and the wire listen on the address from which it reaches the hosts (on all
 addresses only if there are several), the controller's client side on Unix sockets. On the first host the rendezvous
 listens on the address from which that host reaches the second one; Gloo and NCCL use the interfaces of these addresses.
-With ranks on a single host, its rendezvous and groups stay on loopback. Each of these ways is tried before ranks use
-it, so that a firewall is named at the start and not by a training that hangs.
+With ranks on a single host, its rendezvous and groups stay on loopback. Each of these paths is tried before ranks use
+it, so that a firewall is reported at the start instead of making a training hang.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HostProcesses(Processes):
     """Controller here, fork servers and engines on several hosts; see [Note: who listens where].
 
     Args:
-        settings: which hosts, and how.
+        settings: which hosts, and how their ranks are started.
     """
 
     fork_server: HostServers
@@ -58,18 +58,18 @@ class HostProcesses(Processes):
         self._settings = settings
         self.fork_server = HostServers(settings.hosts, self._run_dir, settings.starting)
         self._variables: dict[str, dict[str, str]] = {}
-        self._here: dict[str, str] = {}  # host -> address of this machine that it reaches
+        self._here: dict[str, str] = {}  # host -> the address at which it reaches this machine
         self._interfaces: dict[str, str] = {}
         self._rendezvous = LOOPBACK
 
     def reach(self, progress: Progress) -> str:
-        """Connects to all hosts, compares what is installed, and lets them import torch meanwhile.
+        """Connects to all hosts, compares their installed versions, and lets them import torch meanwhile.
 
         Returns:
-            The address on which what the hosts connect to has to listen.
+            The address on which the services for the hosts must listen.
 
         Raises:
-            ClusterError: a host can't be reached, or differs from the others; the message names it.
+            ClusterError: a host is unreachable, or differs from the others; the message names it.
         """
         self.fork_server.start()
         facts = self._facts(progress)
@@ -139,10 +139,10 @@ class HostProcesses(Processes):
         self.fork_server.fork(connections, environments)
 
     def _bring_back(self, progress: Progress) -> None:
-        """Connects anew to hosts that were lost.
+        """Reconnects to hosts that were lost.
 
         Raises:
-            ClusterError: one can't be reached, or is not what it was.
+            ClusterError: one is unreachable, or has changed.
         """
         lost = self.fork_server.lost()
         if not lost:
@@ -155,7 +155,7 @@ class HostProcesses(Processes):
             self._here[host.name] = self._here_for(host.name, facts[host.name])
 
     def _facts(self, progress: Progress) -> dict[str, dict[str, Any]]:
-        """What each host has said of itself, once all have, and their versions are equal."""
+        """The facts that each host has reported, once all have and their versions are equal."""
 
         def all_said_hello() -> bool | None:
             self.fork_server.check()
@@ -168,11 +168,11 @@ class HostProcesses(Processes):
         return facts
 
     def _here_for(self, name: str, facts: Mapping[str, Any]) -> str:
-        """This machine's address that a host reaches."""
+        """The address at which a host reaches this machine."""
         address = self._settings.starting.address
         if address is not None:
             if not machine.interface_of(address):
-                raise ClusterError(f"address {address}: no interface of this machine has it")
+                raise ClusterError(f"address {address}: no interface of this machine has this address")
             return address
         if self.fork_server[name].host.local:
             others = [each for each in self.fork_server if not each.host.local]
@@ -180,13 +180,13 @@ class HostProcesses(Processes):
         try:
             return machine.local_address(hosts_.address_of(name, facts))
         except OSError as error:
-            raise ClusterError(f"this machine has no way to host {name} besides ssh: {error}") from error
+            raise ClusterError(f"host {name} is reachable only through ssh, not directly: {error}") from error
 
     def _find_ways(self) -> None:
-        """Finds the addresses and interfaces by which the hosts reach each other, and tries them.
+        """Finds and tries the addresses and interfaces by which the hosts reach each other.
 
         Raises:
-            ClusterError: who can't reach whom, at which address.
+            ClusterError: a host can't reach another one; the message names both and the address.
         """
         servers = list(self.fork_server)
         self._try_this_machine(servers)
@@ -227,7 +227,7 @@ class HostProcesses(Processes):
                     found[server] = answer
             return len(found) == len(numbers) or None
 
-        self._wait(all_answered, "finding the ways between the hosts", ignore)
+        self._wait(all_answered, "finding the network paths between the hosts", ignore)
         for server, answer in found.items():
             if "error" in answer:
                 raise ClusterError(_no_way(server.host, questions[server], answer))
@@ -238,9 +238,9 @@ class HostProcesses(Processes):
 
 
 def _drop_late_replies(client: Any) -> None:
-    """Lets the client ignore what comes of requests that it has given up, where ipyparallel would print it.
+    """Lets the client ignore answers to requests that it has given up, which ipyparallel would print.
 
-    They come when the link to a host that was lost is whole again, before its ranks have been ended.
+    They arrive when the connection to a lost host works again, before its ranks have been terminated.
     """
     handle = client._queue_handlers["apply_reply"]
 
@@ -252,14 +252,14 @@ def _drop_late_replies(client: Any) -> None:
 
 
 def _no_way(host: Host, question: tuple[str, Mapping[str, Any]], answer: Mapping[str, Any]) -> str:
-    """What to say when hosts can't reach each other."""
+    """The error text when hosts can't reach each other."""
     op, arguments = question
     if op == "reach":
         address, port = answer["target"]
         return (
-            f"host {host.name} can't reach {address} port {port}: {answer['error']}. Ranks connect to ports of the "
-            "system's choice: let the firewall pass them between the hosts and this machine, or name an address that "
-            "is reached (address=..., --address)"
+            f"host {host.name} can't reach {address} port {port}: {answer['error']}. Ranks connect to ports that the "
+            "system chooses: let the firewall allow them between the hosts and this machine, or give an address that "
+            "the hosts can reach (address=..., --address)"
         )
     where = arguments.get("to") or arguments.get("address")
-    return f"host {host.name} has no way to {where}: {answer['error']}"
+    return f"host {host.name} has no route to {where}: {answer['error']}"

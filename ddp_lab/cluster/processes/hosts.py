@@ -1,9 +1,9 @@
-"""Hosts that ranks run on: how a user names them, what must be equal on them, and where their ranks go.
+"""Hosts that ranks run on: how a user specifies them, what must be equal on them, and where their ranks run.
 
-Nothing here talks to a host; `ddp_lab.cluster.processes.remote_launchers` does. A batch system tells a job's processes
-which hosts it has given to it:
+Nothing here connects to a host; `ddp_lab.cluster.processes.remote_launchers` does. A batch system tells a job's
+processes which hosts it has allocated:
 
-| system | what it tells | source |
+| system | what it provides | source |
 |---|---|---|
 | Slurm | ``SLURM_JOB_NODELIST``, ``SLURM_TASKS_PER_NODE``; ``scontrol show hostnames`` expands the first | salloc(1) |
 | LSF | ``LSB_MCPU_HOSTS``: ``"a 4 b 4"`` | IBM LSF, environment variables |
@@ -30,7 +30,7 @@ from ...machine import visible_gpus
 from .devices import Placement, place
 
 ALLOCATION = "allocation"
-"""What a user names instead of hosts."""
+"""What a user gives instead of host names."""
 
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _EXPAND_SECONDS = 30
@@ -39,7 +39,7 @@ _REMEDY = {
     "Python": "give ranks there the same Python (python=..., --python) or start the notebook with theirs",
     "torch": "install the same torch on both",
     "ddp_lab": "install the same ddp_lab on both",
-    "ddp_lab's files": "the version number is the same, the files are not: copy or install the same ones",
+    "ddp_lab's files": "the version is the same but the files differ: copy or install the same ones",
 }
 
 
@@ -68,12 +68,12 @@ class Host:
 
 
 def parse_hosts(hosts: str | Sequence[str] | Mapping[str, int], n: int | None = None) -> tuple[Host, ...]:
-    """Who runs which ranks.
+    """Which host runs which ranks.
 
     Args:
         hosts: ``"a:4,b:4"``, ``["a:4", "b:4"]`` or ``{"a": 4, "b": 4}``; or names alone with `n`, which is then divided
-            evenly; or ``"allocation"`` for those that a batch system has given to this job, with a rank for each of its
-            tasks, or `n` ranks divided evenly.
+            evenly; or ``"allocation"`` for those that a batch system has allocated to this job, with a rank for each of
+            its tasks, or `n` ranks divided evenly.
         n: number of ranks of all hosts together.
 
     Raises:
@@ -91,14 +91,14 @@ def parse_hosts(hosts: str | Sequence[str] | Mapping[str, int], n: int | None = 
         entries = [_entry(part.strip()) for part in parts]
     for name, count in entries:
         if name in counts:
-            raise ValueError(f"hosts: {name!r} is named twice; give all its ranks at once")
+            raise ValueError(f"hosts: {name!r} is given twice; give all its ranks at once")
         if not name or name.startswith("-") or any(each.isspace() for each in name):
-            raise ValueError(f"hosts: {name!r} is no name of a host")
+            raise ValueError(f"hosts: {name!r} is not a valid host name")
         if count is not None and (not isinstance(count, int) or count < 1):
             raise ValueError(f"hosts: {name} can't run {count} ranks")
         counts[name] = count
     if not counts:
-        raise ValueError("hosts: name at least one, for example a:4,b:4")
+        raise ValueError("hosts: give at least one, for example a:4,b:4")
     sizes = _sizes(counts, n)
     made, first = [], 0
     for name, size in zip(counts, sizes, strict=True):
@@ -112,7 +112,7 @@ def _entry(text: str) -> tuple[str, int | None]:
     if not colon:
         return text, None
     if not count.isdigit():
-        raise ValueError(f"hosts: {text!r} is not NAME:RANKS, for example a:4")
+        raise ValueError(f"hosts: {text!r} does not have the form NAME:RANKS, for example a:4")
     return name, int(count)
 
 
@@ -121,10 +121,10 @@ def _sizes(counts: Mapping[str, int | None], n: int | None) -> list[int]:
     known = sum(count or 0 for count in counts.values())
     if not missing:
         if n not in (None, known):
-            raise ValueError(f"n={n}, but the hosts run {known} ranks together: leave n out")
+            raise ValueError(f"n={n}, but the hosts run {known} ranks in total: omit n")
         return [count or 0 for count in counts.values()]
     if n is None:
-        raise ValueError(f"hosts: say how many ranks run on {missing[0]} ({missing[0]}:4), or n for all hosts together")
+        raise ValueError(f"hosts: give the number of ranks on {missing[0]} ({missing[0]}:4), or n for all hosts")
     each, rest = divmod(n - known, len(missing))
     if rest or each < 1:
         raise ValueError(f"n={n} ranks can't be divided evenly among {', '.join(missing)}: give numbers (a:4,b:2)")
@@ -132,26 +132,26 @@ def _sizes(counts: Mapping[str, int | None], n: int | None) -> list[int]:
 
 
 def provisional(hosts: Sequence[Host]) -> Placement:
-    """How many ranks there are, before it is known what the hosts have."""
+    """How many ranks there are, before the hosts' devices are known."""
     size = hosts[-1].ranks.stop
     return Placement(size, ("",) * size, {}, {rank: {} for rank in range(size)})
 
 
 def check_versions(found: Mapping[str, Mapping[str, str]]) -> None:
-    """Compares what is installed.
+    """Compares the installed versions.
 
     Args:
         found: name of a host -> `ddp_lab.machine.versions` there; the first is what the others must equal.
 
     Raises:
-        ClusterError: names the host, the difference and the remedy.
+        ClusterError: a host differs; the message names the host, the difference and the fix.
     """
     names = list(found)
     for name in names:
         if name != names[0] and not found[name]["torch"]:
             raise ClusterError(f"host {name} has no torch: install it there, for the Python that runs the ranks")
     for what in found[names[0]]:
-        # A machine that only shows the notebook needs no torch.
+        # A machine that only runs the notebook needs no torch.
         here = next((name for name in names if found[name][what]), names[0])
         expected = _public(found[here][what])
         for name in names:
@@ -161,7 +161,7 @@ def check_versions(found: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def _public(version: str) -> str:
-    """Without what says how it was built: torch for a CPU and torch for a GPU speak to each other."""
+    """The version without its build tag: torch for CPU and torch for GPU can communicate."""
     return version.partition("+")[0]
 
 
@@ -170,7 +170,7 @@ def address_of(name: str, facts: Mapping[str, Any]) -> str:
 
     Args:
         name: the host's name.
-        facts: what `ddp_lab.machine.facts` said there.
+        facts: the value of `ddp_lab.machine.facts` there.
 
     Raises:
         ClusterError: it has none.
@@ -179,7 +179,7 @@ def address_of(name: str, facts: Mapping[str, Any]) -> str:
     own = [address for _, address in facts["addresses"] if not ipaddress.ip_address(address).is_loopback]
     if reached in own or (_is_v4(reached) and not own):
         return str(reached)
-    # Over IPv6, or through an address that is translated on the way.
+    # Over IPv6, or through a translated address.
     try:
         named = socket.gethostbyname(name.rpartition("@")[2])
     except OSError:
@@ -187,7 +187,7 @@ def address_of(name: str, facts: Mapping[str, Any]) -> str:
     if named in own:
         return named
     if len(own) == 0:
-        raise ClusterError(f"host {name} has no IPv4 address beyond loopback: ranks of other hosts can't reach it")
+        raise ClusterError(f"host {name} has no IPv4 address except loopback: ranks of other hosts can't reach it")
     return str(own[0])
 
 
@@ -209,7 +209,7 @@ def spread(
 
     Args:
         hosts: with their ranks.
-        facts: name -> what `ddp_lab.machine.facts` said there.
+        facts: name -> the value of `ddp_lab.machine.facts` there.
         devices: as for `place`; each host's own.
         environment: variables that the user sets for all ranks.
         backend: as for `place`.
@@ -240,8 +240,8 @@ def spread(
         with_gpu = next(name for name, kind in kinds.items() if kind == "cuda")
         without = next(name for name, kind in kinds.items() if kind == "cpu")
         raise ClusterError(
-            f"host {with_gpu} has GPUs and host {without} has none that its ranks see: leave one out, or train on the "
-            'CPU everywhere (backend="gloo")'
+            f"host {with_gpu} has GPUs, but the ranks of host {without} see none: omit one of the hosts, or train on "
+            'the CPU everywhere (backend="gloo")'
         )
     return Placement(len(every_device), tuple(every_device), {}, of_ranks), variables
 
@@ -256,7 +256,7 @@ def allocated(environment: Mapping[str, str]) -> dict[str, int]:
         host's name -> tasks (Slurm), processes (PBS) or slots (LSF, Grid Engine) there.
 
     Raises:
-        ClusterError: this process runs in no allocation, or what the system says can't be read.
+        ClusterError: this process does not run in an allocation, or the system's variables can't be read.
     """
     for variable, read in _SYSTEMS.items():
         if environment.get(variable):
@@ -264,11 +264,11 @@ def allocated(environment: Mapping[str, str]) -> dict[str, int]:
                 return read(environment)
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 raise ClusterError(
-                    f"hosts: {variable}={environment[variable]!r} can't be read: {error}. Name the hosts (a:4,b:4)"
+                    f"hosts: {variable}={environment[variable]!r} can't be read: {error}. Give the hosts (a:4,b:4)"
                 ) from error
     raise ClusterError(
-        f"hosts: this process runs in no allocation of a batch system ({', '.join(_SYSTEMS)} are not set): start "
-        "JupyterLab inside one (salloc, qsub -I, bsub -Is), or name the hosts (a:4,b:4)"
+        f"hosts: this process is not in an allocation of a batch system ({', '.join(_SYSTEMS)} are not set): start "
+        "JupyterLab inside one (salloc, qsub -I, bsub -Is), or give the hosts (a:4,b:4)"
     )
 
 

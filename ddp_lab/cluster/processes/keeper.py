@@ -1,19 +1,19 @@
-"""Clusters that outlive their client: started below a keeper, found again by name.
+"""Clusters that outlive their client: started below a supervisor process, the keeper, and found by name.
 
 [Note: who keeps a cluster]
-Every process of a cluster ends with its parent (`ddp_lab.engine.processes.parent_watch`). For a detached one the parent
-is not the client but a keeper (`ddp_lab.engine.processes.keeper`), a small process of its own session that holds the
-fork server's pipe and remembers what a later client must know: the ranks' processes and engines, how they were placed,
-the wire's keys. A client attaches to it through a Unix socket in the cluster's folder and from then on speaks to the
-fork server through it. That connection is the lease, too: as long as it is open the cluster stays; once it has been
-closed, by whatever end of the client, the time of the lease runs, and then the keeper ends everything.
+Every process of a cluster ends with its parent (`ddp_lab.engine.processes.parent_watch`). The parent of a detached
+cluster is not the client but a keeper (`ddp_lab.engine.processes.keeper`): a small process of its own session that
+holds the fork server's pipe and stores what a later client must know: the ranks' processes and engines, their
+placement, the wire's keys. A client attaches to it through a Unix socket in the cluster's folder, and from then on
+talks to the fork server through it. That connection is also the lease: while it is open, the cluster stays. When it
+closes, however the client ended, the idle timeout starts; when that expires, the keeper ends everything.
 
-The keeper is no hop for cells and events. Engines stay connected to the controller, to which the next client connects
-as the last one did. The wire's sockets are the client's, as ever, in the cluster's folder: the next client can listen
-at the same address with the same keys. Ranks connect again by themselves, and say hello each time they have
-(`ddp_lab.engine.telemetry`); the client then introduces itself (`ddp_lab.engine.cells.last_cell`), and gets again
-what the ring of events still holds and all descriptions. A keeper that owned the sockets would be a second copy of the
-wire, and would have to pass on every event.
+Cells and events do not pass through the keeper. Engines stay connected to the controller, to which the next client
+connects as the last one did. The wire's sockets belong to the client and are in the cluster's folder: the next client
+can listen at the same address with the same keys. Ranks reconnect by themselves, and say hello each time
+(`ddp_lab.engine.telemetry`). The client then introduces itself (`ddp_lab.engine.cells.last_cell`) and receives again
+the events that the ring still holds, and all descriptions. A keeper that owned the sockets would be a second copy of
+the wire, and would have to forward every event.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class DetachedCluster:
-    """A cluster that can be found by name.
+    """A detached cluster that can be found by name.
 
     Attributes:
         name: its name, for `Cluster.find`.
-        ranks: how many ranks live, of how many.
+        ranks: how many ranks are alive, of how many.
         attached: process id of the client that is attached; None if there is none.
-        since: since when it is, or is not, in seconds since the epoch.
-        lease_seconds: how long the cluster lives without a client.
+        since: since when it has been attached, or not, in seconds since the epoch.
+        lease_seconds: idle timeout: how long the cluster lives without a client.
         left_seconds: how much of that is left; None while a client is attached.
-        keeper: process id of what keeps it.
+        keeper: process id of its keeper.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Keeper:
     Attributes:
         name: the cluster's.
         run_dir: the cluster's folder.
-        notes: what the last client has left for this one.
-        alone_since: when the last client has gone, in seconds since the epoch.
+        notes: data that the last client left for this one.
+        alone_since: when the last client disconnected, in seconds since the epoch.
         controller: the cluster's.
         fork_server: the cluster's.
-        on_taken: called on the reader thread when another client, this process, takes the cluster over; nothing of
-            the cluster may be held when it returns.
+        on_taken: called on the reader thread with the process that takes the cluster over; nothing of the cluster may
+            be held when it returns.
     """
 
     def __init__(self, name: str, connection: socket.socket, run_dir: Path, attached: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class Keeper:
         """Starts a keeper, with it controller and fork server, and attaches to it.
 
         Raises:
-            ClusterError: there is a cluster of that name.
+            ClusterError: a cluster of that name exists.
         """
         check_files()
         run_dir = make_run_dir()
@@ -135,7 +135,7 @@ class Keeper:
             )
             said = done.stdout.decode().split()
             if said == ["exists"]:
-                raise ClusterError(f"a detached cluster named {name!r} runs already: `%cluster attach {name}` finds it")
+                raise ClusterError(f"a detached cluster {name!r} is already running: use `%cluster attach {name}`")
             if said[:1] != ["ready"]:
                 raise ClusterError(
                     f"the cluster's keeper did not start:\n{done.stderr.decode()}{tail(run_dir / 'keeper.log')}"
@@ -147,11 +147,11 @@ class Keeper:
 
     @classmethod
     def find(cls, name: str | None, take_over: bool = False) -> Keeper:
-        """Attaches to a cluster that runs.
+        """Attaches to a running cluster.
 
         Args:
-            name: which; None for the only one.
-            take_over: whether to send a client away that is attached.
+            name: which cluster; None if there is only one.
+            take_over: whether to disconnect a client that is attached.
 
         Raises:
             ClusterError: there is none, or another client is attached.
@@ -167,15 +167,16 @@ class Keeper:
             if answer["event"] != "attached":
                 who = f"process {answer['by']}" + (" (this one)" if answer["by"] == os.getpid() else "")
                 if answer.get("stuck"):
-                    raise ClusterError(f"cluster {name!r} can't be taken over: {who} does not let go; end it")
+                    words = f"{who} did not disconnect; stop that process"
+                    raise ClusterError(f"cluster {name!r} can't be taken over: {words}")
                 raise ClusterError(
-                    f"{who} is attached to cluster {name!r} since {_clock(answer['since'])}: one client at a time. "
-                    f"`%cluster attach {name} --take-over` (or take_over=True) sends it away"
+                    f"{who} has been attached to cluster {name!r} since {_clock(answer['since'])}; only one client "
+                    f"can be attached. `%cluster attach {name} --take-over` (or take_over=True) disconnects it"
                 )
             if "events" not in answer:
                 raise ClusterError(
-                    f"cluster {name!r} was started by another version of ddp_lab: find it with that version, or let "
-                    "its lease run out"
+                    f"cluster {name!r} was started by another version of ddp_lab: attach with that version, or wait "
+                    "until its idle timeout expires"
                 )
             return cls(name, connection, path.parent, answer)
         except BaseException:
@@ -183,20 +184,20 @@ class Keeper:
             raise
 
     def listen(self) -> None:
-        """Takes events from now on."""
+        """Receives events from now on."""
         self._reader.start()
 
     def note(self, **notes: Any) -> None:
-        """Leaves something for the next client; JSON-able."""
+        """Stores data for the next client; JSON-able."""
         self.send({"op": "note", "notes": notes})
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Says something to the keeper, or through it to the fork server."""
-        with self._lock, contextlib.suppress(OSError):  # it has ended: the reader says so
+        """Sends a message to the keeper, or through it to the fork server."""
+        with self._lock, contextlib.suppress(OSError):  # it has ended, which the reader reports
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def leave(self) -> None:
-        """Lets go; the cluster's lease begins to run."""
+        """Disconnects; the cluster's idle timeout starts."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.ident is not None and self._reader is not threading.current_thread():
@@ -230,13 +231,11 @@ class Keeper:
                 else:
                     self.fork_server._hear(event)
         self.fork_server.take_end(
-            f"the cluster's keeper (process {self.pids['keeper']}) has ended, or its lease ran out", self._log()
+            f"the cluster's keeper (process {self.pids['keeper']}) ended, or its idle timeout expired", self._log()
         )
 
     def _let_go(self, by: int) -> None:
-        self.fork_server.take_end(
-            f"process {by} has taken the cluster over", of_rank=f"passed to process {by}, which took the cluster over"
-        )
+        self.fork_server.take_end(f"process {by} took the cluster over", of_rank=f"was taken over by process {by}")
         if self.on_taken is not None:
             self.on_taken(by)
 
@@ -245,7 +244,7 @@ class Keeper:
 
 
 class _KeptController(Controller):
-    """The controller of a cluster that a keeper keeps."""
+    """The controller of a detached cluster."""
 
     def __init__(self, keeper: Keeper, code: int | None) -> None:
         super().__init__(keeper.run_dir)
@@ -257,7 +256,7 @@ class _KeptController(Controller):
         return self._keeper.pids["controller"] if self._code is None else None
 
     def take_end(self, code: int) -> None:
-        """On the keeper's reader thread: it has ended."""
+        """On the keeper's reader thread: the controller has ended."""
         self._code = code
 
     def _exit_code(self) -> int | None:
@@ -272,11 +271,11 @@ class _KeptController(Controller):
         self._keeper.send({"op": "controller"})
 
     def stop(self) -> None:
-        """The keeper ends it."""
+        """Nothing: the keeper ends it."""
 
 
 class _KeptForkServer(ForkServer):
-    """The fork server of a cluster that a keeper keeps."""
+    """The fork server of a detached cluster."""
 
     def __init__(self, keeper: Keeper, attached: Mapping[str, Any]) -> None:
         super().__init__(keeper.run_dir, {})
@@ -295,7 +294,7 @@ class _KeptForkServer(ForkServer):
         self._keeper.listen()
 
     def stop(self) -> None:
-        """The keeper ends it."""
+        """Nothing: the keeper ends it."""
 
     def _send(self, command: Mapping[str, Any]) -> None:
         self._keeper.send(command)
@@ -327,8 +326,9 @@ def find(name: str | None) -> registry.Entry:
         return next(iter(known.values()))
     if name in known:
         return known[name]
-    there = f"there are {', '.join(known)}" if known else "there is none (its lease may have run out)"
-    raise ClusterError(f"{'name the detached cluster' if name is None else f'no detached cluster {name!r}'}: {there}")
+    there = f"there are {', '.join(known)}" if known else "none is running (its idle timeout may have expired)"
+    what = "give the name of the detached cluster" if name is None else f"no detached cluster is named {name!r}"
+    raise ClusterError(f"{what}: {there}")
 
 
 def free_name() -> str:
@@ -338,10 +338,10 @@ def free_name() -> str:
 
 
 def _connect(path: Path, pid: int) -> socket.socket:
-    """A connection to a keeper; the system says whether it is the process that is meant, and this user's.
+    """A connection to a keeper; the kernel confirms that it is the expected process of this user.
 
     Raises:
-        ClusterError: nobody is there, or somebody else.
+        ClusterError: no process answers, or another one does.
     """
     _check(machine.hindrances(pid))
     connection = socket.socket(socket.AF_UNIX)
@@ -350,23 +350,23 @@ def _connect(path: Path, pid: int) -> socket.socket:
         connection.connect(str(path))
     except OSError as error:
         connection.close()
-        raise ClusterError(f"the cluster's keeper (process {pid}) does not answer: {error}") from error
+        raise ClusterError(f"the cluster's keeper (process {pid}) does not respond: {error}") from error
     found, user = _peer(connection)
     if (found, user) != (pid, os.getuid()):
         connection.close()
-        raise ClusterError(f"behind {path} is process {found} of user {user}, not the cluster's keeper")
+        raise ClusterError(f"{path} belongs to process {found} of user {user}, not to the cluster's keeper")
     return connection
 
 
 def _ask(connection: socket.socket, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The keeper's first line; nothing of what follows it is taken."""
+    """The keeper's first line; what follows it is not read."""
     try:
         connection.sendall(json.dumps(question).encode() + b"\n")
         with connection.makefile("rb", buffering=0) as file:
             said = file.readline()
     except OSError as error:
         _check(machine.hindrances(_peer(connection)[0]))
-        raise ClusterError(f"the cluster's keeper does not answer: {error}") from error
+        raise ClusterError(f"the cluster's keeper does not respond: {error}") from error
     if not said.endswith(b"\n"):
         raise ClusterError("the cluster has just ended")
     connection.settimeout(None)
@@ -382,7 +382,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def _check(hindrances: Sequence[str]) -> None:
-    """Raises `ClusterError` if something keeps the keeper from going on."""
+    """Raises `ClusterError` if something keeps the keeper from running."""
     if hindrances:
         raise ClusterError(f"the cluster's keeper {'; '.join(hindrances)}")
 

@@ -1,6 +1,6 @@
 """Starts and ends the processes of a local cluster: ipyparallel's controller, and the fork server that makes engines.
 
-Each gets this process's id and ends when this process does, however it does; see
+Each gets this process's id and ends when this process ends, even if it is killed; see
 `ddp_lab.engine.processes.parent_watch`. Only processes started here, whose ids are held here, are ever signalled.
 """
 
@@ -30,40 +30,40 @@ _TAIL_LINES = 15
 _CRASH = "Fatal Python error"  # as faulthandler begins
 _BELOW_CELLS = ("interactiveshell.py", "ddp_lab/engine/cells/cell.py")  # frames from here on are not the user's
 # An engine counts as registered after its first heartbeat. A missed one means nothing: the fork server
-# reports the end of a rank, and a machine that pauses for a minute must kill none.
+# reports the end of a rank, and a machine that pauses for a minute must not kill any.
 _HEARTBEAT_MS = 50
 _NEVER = 1_000_000_000
 _HEART_MONITOR_KILLED = 128  # and the signal's number: the controller's exit code then
 _TERM_SECONDS = 1.0
-_RANKS_SECONDS = 10.0  # half a second is usual; what ranks have started ends with the fork server's own end alone
+_RANKS_SECONDS = 10.0  # half a second is usual; processes that ranks have started end only with the fork server
 _FILES = 128  # descriptors; a start with two ranks takes some 60 in each process
-_FULL = 65_536  # bytes that are free on a disk that counts as full
+_FULL = 65_536  # a disk with fewer free bytes counts as full
 _LONGEST_PATH = 107  # bytes of a Unix socket's; the system's limit
 _LONGEST_SOCKET = "/wire/control"
-# What the log of a process says at its end that had used up what it may have; that in words, and what helps.
+# The last lines in the log of a process that exceeded a limit; that in words, with a fix.
 _USED_UP = (
     (
         ("Too many open files",),
-        "it could open no more files (start Python or Jupyter anew with a higher limit, say after `ulimit -n 4096`)",
+        "it ran out of file descriptors (restart Python or Jupyter with a higher limit, e.g. after `ulimit -n 4096`)",
     ),
     (
         (
             *("MemoryError", "Cannot allocate memory", "failed to map segment", "can't start new thread", "bad_alloc"),
             *("OUT OF MEMORY", "Resource temporarily unavailable (src/thread"),  # ZeroMQ's
         ),
-        "it got no more memory (end what fills it, or start Python or Jupyter anew with a higher limit, say after "
-        "`ulimit -v unlimited`)",
+        "it ran out of memory (end processes that fill it, or restart Python or Jupyter with a higher limit, e.g. "
+        "after `ulimit -v unlimited`)",
     ),
 )
-_CRASH_LINES = 200  # of a log's end: a crash tells its stacks behind its reason
-# By default it keeps the last thousand requests with all their outputs, joined anew for each line that comes.
+_CRASH_LINES = 200  # of a log's end: a crash writes its stacks after its reason
+# By default it keeps the last thousand requests with all their outputs, joined again for each line that arrives.
 _NO_DATABASE = "ipyparallel.controller.dictdb.NoDB"
 
 
 class Controller:
     """ipyparallel's controller: one process and its heart monitor, CurveZMQ on, behind Unix sockets in the run folder.
 
-    Engines of other hosts connect to an address that they reach; clients connect to the sockets all the same. See
+    Engines of other hosts connect to an address that they can reach; clients still connect to the sockets. See
     [Note: a controller that takes over] in `ddp_lab.engine.processes.controller`.
     """
 
@@ -71,7 +71,7 @@ class Controller:
         self._run_dir = run_dir
         self._profile = run_dir / "profile"
         self._log = run_dir / "controller.log"
-        self._log_begins = 0  # where that of the newest one does
+        self._log_begins = 0  # where the newest controller's log begins
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
 
@@ -86,7 +86,7 @@ class Controller:
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         try:
             found = children.read_text().split()
-        except OSError:  # it has ended, or the kernel does not tell
+        except OSError:  # it has ended, or the kernel does not report them
             return None
         return int(found[0]) if found else None
 
@@ -104,7 +104,7 @@ class Controller:
         return None if self._process is None else self._process.poll()
 
     def command(self, parent: str, engine_address: str | None = None) -> list[str]:
-        """What to run below the process `parent`; makes the folders that it needs."""
+        """The command to run below the process `parent`; creates the folders that it needs."""
         for folder in (self._profile, self._profile / "security"):
             folder.mkdir(mode=0o700)
         sockets = self._run_dir / "c"  # a prefix: their names are c:1, c:2, ...
@@ -128,13 +128,13 @@ class Controller:
         """Starts it and returns at once.
 
         Args:
-            engine_address: where engines of other hosts connect, too; ``"0.0.0.0"`` for every address of this machine.
+            engine_address: where engines of other hosts connect; ``"0.0.0.0"`` for every address of this machine.
         """
         self._command = self.command(str(os.getpid()), engine_address)
         self.start_again()
 
     def start_again(self) -> None:
-        """Starts a successor of one that has ended, and returns at once."""
+        """Starts a successor to one that has ended, and returns at once."""
         self._begin_log()
         self._process = _started(self._command, self._log, {})
 
@@ -142,10 +142,10 @@ class Controller:
         self._log_begins = len(_text_of(self._log))
 
     def remember(self, engines: Mapping[int, str]) -> None:
-        """Writes down for a successor which engines (id -> uuid) are registered: it may have been killed at that."""
+        """Writes for a successor which engines (id -> uuid) are registered: the former may be killed while writing."""
         path = self._profile / "log" / "engines.json"
         draft = path.with_suffix(".new")
-        with contextlib.suppress(OSError):  # a full disk, say: what the controller has written itself has to do
+        with contextlib.suppress(OSError):  # e.g. a full disk: then the controller's own file must suffice
             draft.write_text(json.dumps({"engines": dict(engines), "next_id": max(engines, default=-1) + 1}))
             draft.replace(path)
 
@@ -153,11 +153,11 @@ class Controller:
         """Raises `ClusterError` with the end of its log if it has ended."""
         if (ended := self.ended) is not None:
             full = self._run_dir.exists() and shutil.disk_usage(self._run_dir).free < _FULL
-            where = f" (No space left on device: {self._run_dir}; TMPDIR names another)" if full else ""
+            where = f" (No space left on device: {self._run_dir}; set TMPDIR to another folder)" if full else ""
             raise ClusterError(f"{ended}{where}; the end of its log:\n{tail(self._log)}")
 
     def connection(self) -> dict[str, dict[str, Any]] | None:
-        """How a ``"client"`` and an ``"engine"`` connect; None while the controller has not said it yet.
+        """How a ``"client"`` and an ``"engine"`` connect; None until the controller has written it.
 
         Raises:
             ClusterError: the controller ended.
@@ -173,7 +173,7 @@ class Controller:
         return found
 
     def stop(self) -> None:
-        """Ends it and waits for it."""
+        """Ends it and waits until it has ended."""
         if self._process is None:
             return
         self._process.terminate()
@@ -185,12 +185,12 @@ class ForkServer:
     """The process that imports torch once and forks the ranks' engines; see `ddp_lab.engine.processes.fork_server`.
 
     Attributes:
-        stage: what it does, in words.
+        stage: what it is doing, in words.
         ready: whether it can fork.
         pids: rank -> process id, of all that it forked.
         exits: rank -> exit code, of those that have ended.
-        reasons: rank -> why it ended, where more is known than its exit code.
-        on_exit: told the rank when one has ended.
+        reasons: rank -> why it ended, if more is known than its exit code.
+        on_exit: called with the rank when one has ended.
     """
 
     def __init__(self, run_dir: Path, environment: Mapping[str, str]) -> None:
@@ -221,7 +221,7 @@ class ForkServer:
         return self._failure is not None
 
     def command(self, parent: str) -> list[str]:
-        """What to run below the process `parent`."""
+        """The command to run below the process `parent`."""
         return [sys.executable, "-m", FORK_SERVER, parent, str(self._run_dir)]
 
     def start(self) -> None:
@@ -231,7 +231,7 @@ class ForkServer:
         self._reader.start()
 
     def fork(self, connection: Mapping[str, Any], environments: Mapping[int, Mapping[str, str]]) -> None:
-        """Asks for one engine a rank; they come when torch is imported.
+        """Requests one engine per rank; they start when torch is imported.
 
         Args:
             connection: how an engine connects to the controller.
@@ -248,7 +248,7 @@ class ForkServer:
         self._send({"op": "fork", "connection": connection, "ranks": ranks})
 
     def signal(self, rank: int, number: int) -> None:
-        """Sends a signal to one rank's process; SIGKILL also to what it has started."""
+        """Sends a signal to one rank's process; SIGKILL also to the processes that it has started."""
         self._send({"op": "signal", "rank": rank, "signal": int(number)})
 
     def ask(self, op: str, **arguments: Any) -> int:
@@ -258,15 +258,15 @@ class ForkServer:
         return number
 
     def answer(self, number: int) -> dict[str, Any] | None:
-        """What it answered to a question, once; None until then."""
+        """Its answer to a question, returned once; None until then."""
         return self._answers.pop(number, None)
 
     def unreachable(self, ranks: Iterable[int], seconds: float) -> set[int]:
-        """Those of these ranks whose host can't be asked: none, it is this one."""
+        """Those of these ranks whose host is unreachable: none, because it is this one."""
         return set()
 
     def log_of(self, rank: int) -> Path:
-        """The file with what the rank's process wrote outside cells."""
+        """The file with the output of the rank's process outside cells."""
         return self._run_dir / f"rank-{rank}.log"
 
     def check(self, ranks: Sequence[int] = ()) -> None:
@@ -286,7 +286,7 @@ class ForkServer:
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        _wait_for_end(self._process, _RANKS_SECONDS)  # if it is killed, its ranks end with it
+        _wait_for_end(self._process, _RANKS_SECONDS)  # if it is killed, its ranks end too
         self._reader.join()
         self._process.stdout.close()
         self._process = None
@@ -298,7 +298,7 @@ class ForkServer:
     def _send(self, command: Mapping[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        # It ended: `check` says why.
+        # It ended: `check` reports why.
         with contextlib.suppress(BrokenPipeError, ValueError), self._writing:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
@@ -323,7 +323,7 @@ class ForkServer:
         return event
 
     def _take(self, event: Mapping[str, Any]) -> int | None:
-        """Notes an event; returns the rank that it says has ended. Needs the lock."""
+        """Records an event; returns the rank that has ended according to it. Needs the lock."""
         kind = event["event"]
         if kind == "stage":
             self.stage = event["name"]
@@ -352,17 +352,17 @@ class ForkServer:
         return f"the fork server {exit_words(code)}{because(_text_of(self._log), code)}"
 
     def take_end(self, why: str, more: str = "", of_rank: str | None = None) -> None:
-        """No event will come any more: the ranks have ended with what they were forked from.
+        """No more events will arrive: the ranks have ended with the fork server.
 
         Args:
-            why: what has happened.
-            more: for whoever needs new ranks.
-            of_rank: what to say of a rank; None: that it has ended, and why.
+            why: the cause.
+            more: appended to the error that a request for new ranks raises.
+            of_rank: the text for each rank; None: that it has ended, and why.
         """
         with self._lock:
             for rank in self.pids:
                 if rank not in self.exits:
-                    self.reasons[rank] = of_rank or f"ended: {why} (`%cluster restart` gives new ranks)"
+                    self.reasons[rank] = of_rank or f"ended: {why} (`%cluster restart` starts new ranks)"
                     self.exits[rank] = -signal.SIGKILL
             if self._failure is None:
                 self._failure = why + more
@@ -375,9 +375,9 @@ def _started(
 
     Args:
         command: what to run.
-        log: takes what it prints.
+        log: receives its output.
         environment: its variables, besides this process's.
-        pipes: its input and output are pipes.
+        pipes: whether its input and output are pipes.
     """
     with open_log(log) as file:
         return subprocess.Popen(
@@ -391,7 +391,7 @@ def _started(
 
 
 def _wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Waits until a process that was asked to end has ended; kills it after so many seconds."""
+    """Waits until a process that was asked to end has ended; kills it after `seconds`."""
     process.send_signal(signal.SIGCONT)
     try:
         process.wait(seconds)
@@ -401,7 +401,7 @@ def _wait_for_end(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def make_run_dir() -> Path:
-    """A folder for a cluster's files and sockets, for this user alone; in /tmp where its path would be too long."""
+    """A folder for a cluster's files and sockets, private to this user; in /tmp if its path would be too long."""
     made = Path(tempfile.mkdtemp(prefix=(prefix := f"ddp_lab-{os.getpid()}-")))
     if len(os.fsencode(made)) + len(_LONGEST_SOCKET) > _LONGEST_PATH:
         made.rmdir()
@@ -410,12 +410,12 @@ def make_run_dir() -> Path:
 
 
 def check_files() -> None:
-    """Raises `ClusterError` if this process may not open as many files as a cluster needs."""
+    """Raises `ClusterError` if this process's limit of open files is too low for a cluster."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= allowed < _FILES:
         raise ClusterError(
-            f"this process may have only {allowed} files open at a time, and a cluster needs {_FILES}: raise the limit "
-            f"before you start Python or Jupyter (`ulimit -n 1024`)"
+            f"this process may open only {allowed} files, but a cluster needs {_FILES}: raise the limit before you "
+            f"start Python or Jupyter (`ulimit -n 1024`)"
         )
 
 
@@ -430,8 +430,9 @@ def tail(path: Path) -> str:
 
 
 def because(log: str, code: int) -> str:
-    """What the end of a log tells of why its process has ended with this exit code, if that had used up what it may
-    have; "" else. Begins with a colon."""
+    """The cause of a process's end according to the end of its log, if it exceeded a limit; else "". Begins with a
+    colon.
+    """
     if code >= 0 or code == -signal.SIGABRT:
         end = "\n".join(log.splitlines()[-_CRASH_LINES:])
         for signs, words in _USED_UP:
@@ -457,7 +458,7 @@ def last_lines(text: str) -> str:
 
 
 def process_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables and `extra`; ddp_lab stays importable wherever this process found it."""
+    """This process's variables and `extra`; ddp_lab stays importable from where this process found it."""
     made = {**os.environ, **extra}
     path = made.get("PYTHONPATH", "")
     made["PYTHONPATH"] = os.pathsep.join(filter(None, [path, _PACKAGE_ROOT]))

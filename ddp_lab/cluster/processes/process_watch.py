@@ -1,10 +1,9 @@
-"""What a cell that is waited for has to know of the processes between it and its ranks: the controller, the keeper.
+"""The state of the processes between a waiting cell and its ranks: the controller and the keeper.
 
-See [Note: a controller that was killed] in `ddp_lab.cluster.processes.startup`. Its successor passes on what client and
-engines still have to say; what was on its way through the process that was killed comes never. So after that the ranks
-are asked. One that runs no cell, again and again, and has not run this one, is sent it again (it would refuse to run a
-cell twice, `ddp_lab.engine.cells.cell.run`). One that has run it and has not answered will not: how it ended there is
-lost.
+See [Note: a controller that was killed] in `ddp_lab.cluster.processes.startup`. Its successor forwards what client and
+engines send from then on; messages inside the killed process are lost. So the ranks are asked after that. A rank that
+repeatedly runs no cell, and has not run this one, is sent it again (it would refuse to run a cell twice, see
+`ddp_lab.engine.cells.cell.run`). One that has run it and has not answered never will: how the cell ended there is lost.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from typing import Any
 from ...errors import ClusterError
 from .startup import Processes, Succession
 
-_HINDERED_SECONDS = 1.0  # between two looks whether a process can go on
-_LOOK_SECONDS = 1.0  # between two questions to the ranks
+_HINDERED_SECONDS = 1.0  # between two checks whether a process can continue
+_LOOK_SECONDS = 1.0  # between two pings to the ranks
 _AGAIN, _LOOKS = 3, 15  # without a cell, after which a request is sent again, and an answer counts as lost
 
 
 @dataclass(frozen=True)
 class News:
-    """What there is to say.
+    """What has happened to the processes.
 
     Attributes:
-        lines: for all ranks.
-        again: ranks that have to be sent the cell again.
-        lost: rank -> why nobody will know how its cell ended.
+        lines: messages for all ranks.
+        again: ranks to which the cell must be sent again.
+        lost: rank -> why the outcome of its cell is lost.
     """
 
     lines: Sequence[str] = ()
@@ -38,11 +37,11 @@ class News:
 
 
 class ProcessWatch:
-    """Looks after the processes while one cell is waited for; made when it is sent, used by one thread.
+    """Monitors the processes while one cell is waited for; made when it is sent, used by one thread.
 
     Args:
         processes: of the cluster.
-        ask: rank -> what it answers to a ping, at once or never.
+        ask: returns the ranks' immediate answers to a ping, by rank.
     """
 
     def __init__(
@@ -57,23 +56,23 @@ class ProcessWatch:
         self._without: dict[int, int] = {}  # rank -> how often it ran no cell
 
     def look(self, cell: str, ranks: Collection[int]) -> News:
-        """What has happened since the last look.
+        """What has happened since the last check.
 
         Args:
             cell: id of the cell.
-            ranks: those that have not answered yet, and that no other cell keeps from beginning it.
+            ranks: those that have not answered yet, and that wait for no other cell.
         """
         lines = []
         try:
             succession = self._processes.look_after()
         except ClusterError as error:
-            return News(lost=dict.fromkeys(ranks, f"can't be reached: {error}; `%cluster restart` starts anew"))
+            return News(lost=dict.fromkeys(ranks, f"can't be reached: {error}; use `%cluster restart`"))
         if len(succession.ends) > self._ends:
             self._ends = len(succession.ends)
             self._without.clear()
             lines.append(
-                f"{succession.ends[-1]}; a new one takes its place. The ranks go on; what they printed in the meantime "
-                "may be missing"
+                f"{succession.ends[-1]} and was restarted. The ranks continue; output printed in the meantime may "
+                "be missing"
             )
         now = time.monotonic()
         if now >= self._next:
@@ -89,7 +88,7 @@ class ProcessWatch:
     def _missed(
         self, cell: str, ranks: Collection[int], succession: Succession
     ) -> tuple[Collection[int], Mapping[int, str]]:
-        """The ranks that have not got the cell, and those whose answer is lost."""
+        """The ranks that did not receive the cell, and those whose answer is lost."""
         again, lost = [], {}
         for rank, answer in self._ask(ranks).items():
             if answer.get("cell") is not None:
@@ -99,5 +98,5 @@ class ProcessWatch:
             if looks == _AGAIN and answer.get("last") != cell:
                 again.append(rank)
             elif looks == _LOOKS:
-                lost[rank] = f"runs no cell any more, but how this one ended was lost: {succession.ends[-1]}"
+                lost[rank] = f"finished the cell, but its result was lost: {succession.ends[-1]}"
         return again, lost

@@ -1,12 +1,12 @@
-"""The fork servers of a cluster on several hosts: one at the end of an ssh connection (or alike) each, used as one.
+"""The fork servers of a cluster on several hosts, each reached over ssh (or the like), used as one.
 
 See [Note: a host on its own] in `ddp_lab.engine.processes.host_server`, and [Note: lost hosts] here.
 
 [Note: lost hosts]
 A host is lost when its ssh ends, or when its server has answered none of the pings of `host_seconds`. Pings are
-counted, not seconds: a notebook that could not run for a minute has not asked. Until then a cut link is survived: TCP
-sends again, and nothing here or on the ranks has a shorter patience. A lost host's ranks count as ended; the next
-rejoin starts a server over a new connection, which first ends what may still run there.
+counted, not seconds: a notebook that was suspended for a minute has not sent any. Shorter network outages are
+survived: TCP retransmits, and no timeout here or on the ranks is shorter. A lost host's ranks count as failed. The next
+rejoin starts a server over a new connection, which first ends processes that may still run there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .host_commands import check_engines, host_command
 from .hosts import Host
 from .launchers import ForkServer, last_lines, open_log, tail
 
-_PINGS = 6  # in the time after which a host is lost
-_LEASE = 4  # times that time until a host gives its client up
-_NOISE = 2_000  # characters that a login shell may print, kept for errors
+_PINGS = 6  # within the time after which a host is lost
+_LEASE = 4  # multiple of that time after which a host gives up its client
+_NOISE = 2_000  # characters of a login shell's output, kept for errors
 _WHY_LINES = 3
 _POLL_SECONDS = 0.004
 
@@ -42,9 +42,9 @@ class Starting:
 
     Attributes:
         engines: see `ddp_lab.cluster.processes.host_commands.host_command`.
-        python: the Python there; None for the path of this one.
-        address: this machine's address that the hosts reach; None finds it.
-        host_seconds: after so many seconds without an answer a host is lost.
+        python: path of the Python there; None: the same path as here.
+        address: the address of this machine to which the hosts connect; None: found automatically.
+        host_seconds: seconds without an answer after which a host is lost.
     """
 
     engines: str | Sequence[str] = "ssh"
@@ -56,12 +56,12 @@ class Starting:
         """Where ranks run on other hosts.
 
         Raises:
-            ValueError: one of them makes no sense.
+            ValueError: one of them is invalid.
         """
         check_engines(self.engines)
         if self.host_seconds <= 0:
             raise ValueError(
-                f"host_seconds={self.host_seconds}: give a time in seconds after which a silent host is lost"
+                f"host_seconds={self.host_seconds}: give the seconds after which an unresponsive host is lost"
             )
 
 
@@ -69,8 +69,8 @@ class HostServer(ForkServer):
     """The fork server of one host; `start` opens the connection, `begin` lets it import torch.
 
     Attributes:
-        facts: what the host said of itself (`ddp_lab.machine.facts`); empty until it has.
-        former: facts of the last server that this one replaces; empty for the first.
+        facts: the host's `ddp_lab.machine.facts`; empty until it has reported them.
+        former: facts of the server that this one replaces; empty for the first.
     """
 
     def __init__(self, host: Host, run_dir: Path, starting: Starting) -> None:
@@ -91,16 +91,16 @@ class HostServer(ForkServer):
         """Opens the connection and returns at once.
 
         Raises:
-            ClusterError: there is no such command on this machine.
+            ClusterError: the command does not exist on this machine.
         """
         if shutil.which(self._words[0]) is None:
-            raise ClusterError(f"host {self.host.name}: no command {self._words[0]} on this machine to reach it with")
+            raise ClusterError(f"host {self.host.name} can't be reached: this machine has no command {self._words[0]}")
         with open_log(self._log) as log:
             log.truncate(0)
         super().start()
 
     def begin(self, environment: Mapping[str, str]) -> None:
-        """Lets it import torch, with these variables of the host's ranks; what is left of its former one ends."""
+        """Lets it import torch, with these variables of the host's ranks; processes of its former server end."""
         told = {name: self.former[name] for name in ("pid", "started")} if self.former else None
         lease = self._seconds * _LEASE
         self._send({"op": "begin", "environment": dict(environment), "lease": lease, "former": told})
@@ -110,7 +110,7 @@ class HostServer(ForkServer):
         if not self.ready or self.failed:
             return
         if self._pings - self._pongs >= _PINGS:
-            self._why = f"it has answered nothing for {self._seconds:g} s"
+            self._why = f"it did not respond for {self._seconds:g} s"
             self.kill()
             return
         self._pings += 1
@@ -122,7 +122,7 @@ class HostServer(ForkServer):
         return not self.failed and self._pings - self._pongs <= 1
 
     def answers(self, seconds: float) -> bool:
-        """Whether the host answers within so many seconds from now."""
+        """Whether the host answers within `seconds` from now."""
         number = self.ask("route", to="127.0.0.1")
         deadline = time.monotonic() + seconds
         while self.answer(number) is None:
@@ -132,7 +132,7 @@ class HostServer(ForkServer):
         return True
 
     def kill(self) -> None:
-        """Ends the connection; the host's ranks end when they see it."""
+        """Closes the connection; the host's ranks end when they notice it."""
         if self._process is not None:
             self._process.kill()
 
@@ -155,7 +155,7 @@ class HostServer(ForkServer):
         return self._words
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
-        """An event; a line that a login shell printed is none."""
+        """An event; lines printed by a login shell are not events."""
         text = line.decode(errors="replace")
         try:
             event = json.loads(text)
@@ -172,7 +172,7 @@ class HostServer(ForkServer):
             self.facts = dict(event)
             self.stage = f"starting on {self.host.name}"
         elif kind == "pong":
-            self._pongs = self._pings  # an answer to any is one to all: none overtakes another
+            self._pongs = self._pings  # an answer to one answers all before it: they arrive in order
         elif kind == "stage":
             self.stage = f"{event['name']} on {self.host.name}"
             return None
@@ -180,7 +180,7 @@ class HostServer(ForkServer):
             self._failure = f"the ranks of {self.host.words} could not start:\n{last_lines(event['error'])}"
             return None
         elif kind == "exited" and event.get("log") and self.pids.get(event["rank"]) == event["pid"]:
-            # Before anybody sees that it has ended, and looks there. A cluster that was stopped has no folder any more.
+            # Before anything sees that it has ended, and reads the file. A stopped cluster no longer has a folder.
             with contextlib.suppress(FileNotFoundError), open_log(self.log_of(event["rank"])) as log:
                 log.truncate(0)
                 log.write(event["log"].encode())
@@ -203,15 +203,15 @@ class HostServer(ForkServer):
                 told(rank)
 
     def _unreached(self, words: str) -> str:
-        """Why there never was a server."""
+        """Why the server could not be started."""
         name, said = self.host.name, f"{words}\n{self._noise}".rstrip()
         if "No module named" in said or "Error while finding module" in said:
             return (
                 f"host {name}: {self._python} can't import ddp_lab there: {words}. Install ddp_lab on the host, "
-                "or name the Python that has it (python=..., --python)"
+                "or give a Python that has it (python=..., --python)"
             )
         if "not found" in said or "No such file" in said:
-            return f"host {name}: {words}. Name a Python that is there (python=..., --python)"
+            return f"host {name}: {words}. Give a Python that exists there (python=..., --python)"
         hint = f" (try: ssh -o BatchMode=yes {name} true)" if self._words[0] == "ssh" else ""
         return f"host {name} could not be reached with {self._words[0]}: {said}{hint}"
 
@@ -227,11 +227,11 @@ class LocalServer(ForkServer):
         self.answering = True
 
     def answers(self, seconds: float) -> bool:
-        """It is here."""
+        """Nothing to connect to: it is on this machine."""
         return True
 
     def start(self) -> None:
-        """Waits for `begin`: until then nothing has to be imported."""
+        """Nothing: `begin` starts it; until then nothing needs to be imported."""
 
     def begin(self, environment: Mapping[str, str]) -> None:
         """Starts it; it imports torch meanwhile."""
@@ -239,7 +239,7 @@ class LocalServer(ForkServer):
         super().start()
 
     def look_after(self) -> None:
-        """Nothing: the end of a process here is seen at once."""
+        """Nothing: the end of a local process is noticed at once."""
 
 
 Server = HostServer | LocalServer
@@ -276,7 +276,7 @@ class HostServers:
             return LocalServer(host, self._run_dir, machine.facts())
         return HostServer(host, self._run_dir, self._starting)
 
-    # What a `ForkServer` has
+    # The interface of `ForkServer`
 
     @property
     def pid(self) -> int | None:
@@ -285,7 +285,7 @@ class HostServers:
 
     @property
     def stage(self) -> str:
-        """What the slowest does."""
+        """What the slowest one is doing."""
         return next((server.stage for server in self if not server.ready), "forking")
 
     @property
@@ -295,7 +295,7 @@ class HostServers:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing can be forked any more: never, a lost host may come back."""
+        """Whether forking is no longer possible: never, a lost host may come back."""
         return False
 
     @property
@@ -310,12 +310,12 @@ class HostServers:
 
     @property
     def reasons(self) -> dict[int, str]:
-        """rank -> why it ended, where a host was lost."""
+        """rank -> why it ended, if its host was lost."""
         return {rank: why for server in self for rank, why in list(server.reasons.items())}
 
     @property
     def on_exit(self) -> Callable[[int], None] | None:
-        """Told the rank when one has ended."""
+        """Called with the rank when one has ended."""
         return self._on_exit
 
     @on_exit.setter
@@ -336,7 +336,7 @@ class HostServers:
         connections: Mapping[str, Mapping[str, Any]],
         environments: Mapping[int, Mapping[str, str]],
     ) -> None:
-        """Asks for one engine a rank.
+        """Requests one engine per rank.
 
         Args:
             connections: host's name -> how its engines connect to the controller.
@@ -352,7 +352,7 @@ class HostServers:
         self.of_rank(rank).signal(rank, number)
 
     def log_of(self, rank: int) -> Path:
-        """The file with what the rank's process wrote outside cells; of another host's, once it has ended."""
+        """The file with the output of the rank's process outside cells; for another host's rank, once it has ended."""
         return self.of_rank(rank).log_of(rank)
 
     def check(self, ranks: Sequence[int] = ()) -> None:
@@ -367,23 +367,23 @@ class HostServers:
             self._thread.join()
         for server in self:
             if isinstance(server, HostServer) and not server.answering:
-                server.kill()  # it would be waited for in vain
+                server.kill()  # waiting for it would be useless
             server.stop()
 
-    # What only several hosts have
+    # Only for several hosts
 
     def of_rank(self, rank: int) -> Server:
         """The server of a rank's host."""
         return next(server for server in self if rank in server.host.ranks)
 
     def unreachable(self, ranks: Iterable[int], seconds: float) -> set[int]:
-        """Those of these ranks whose hosts don't answer within so many seconds."""
+        """Those of these ranks whose hosts don't answer within `seconds`."""
         chosen = set(ranks)
         asked = [server for server in self if chosen.intersection(server.host.ranks)]
         return {rank for server in asked if not server.answers(seconds) for rank in server.host.ranks} & chosen
 
     def lost(self) -> list[Host]:
-        """The hosts that have to be connected to anew."""
+        """The hosts to which a new connection is needed."""
         return [server.host for server in self if server.failed]
 
     def renew(self, host: Host) -> None:

@@ -1,15 +1,14 @@
-"""The processes of one local cluster as a whole: brings them up together, connects, replaces engines, takes all down.
+"""The processes of one local cluster as a whole: starts them together, connects, replaces engines, ends them.
 
-What takes long runs side by side: the fork server imports torch while the controller starts and this process imports
-ipyparallel. Every wait here looks at the processes it waits for, and ends with the end of a log when one is gone.
+Slow parts run in parallel: the fork server imports torch while the controller starts and this process imports
+ipyparallel. Every wait here checks the processes it waits for, and raises with the end of a log if one has exited.
 
 [Note: a controller that was killed]
-The ranks don't need the controller; only cells and their outputs travel through it. So whoever waits for a cell looks
-after it (`Processes.look_after`): if it has ended, a successor is started, to which engines and client connect by
-themselves (see [Note: a controller that takes over] in `ddp_lab.engine.processes.controller`), and the ranks keep all
-they have. The client's sockets have names of their own, so that an answer that waits on an engine finds its way. A
-client does not hear which engines were unregistered while it had no connection: who is to fork new ones takes a new
-client.
+The ranks don't need the controller; only cells and their outputs travel through it. So code that waits for a cell
+monitors it (`Processes.look_after`): if it has ended, a successor is started, to which engines and client connect by
+themselves (see [Note: a controller that takes over] in `ddp_lab.engine.processes.controller`), and the ranks keep
+their state. The client's sockets have names of their own, so that pending answers of engines reach them. A client does
+not learn which engines were unregistered while it had no connection: forking new ones requires a new client.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ Progress = Callable[[float, str], None]
 
 LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.004
-_LOOK_SECONDS = 1.0  # between two looks of a wait whether a process can go on
-_HINDERED_SECONDS, _UNSEEN_SECONDS = 10.0, 2.0  # for one that waits for a process that can't; if nobody sees why
-_ANSWER_SECONDS = 10.0  # for the controller's first one, before it is asked again
-_LIMIT_SECONDS = 180.0  # a start that waits for something else than a process that ended
+_LOOK_SECONDS = 1.0  # between two checks of a wait whether a process can continue
+_HINDERED_SECONDS, _UNSEEN_SECONDS = 10.0, 2.0  # for a wait on a process that can't; without visible progress
+_ANSWER_SECONDS = 10.0  # for the controller's first answer, before it is asked again
+_LIMIT_SECONDS = 180.0  # limit of a start whose processes are all alive
 _AGAIN_SECONDS = 0.5  # until a new engine that has not answered is asked again
-_SUCCESSORS, _SUCCESSOR_SECONDS = 5, 60.0  # so many controllers may end within that time, before we give up
+_SUCCESSORS, _SUCCESSOR_SECONDS = 5, 60.0  # at most so many controllers may end within that time
 _IMPORT_SECONDS = 1.5  # typical; only the bar's speed depends on it
 _CONNECTING = "starting the controller"
 
@@ -58,7 +57,7 @@ class Succession:
 
     Attributes:
         ends: how each has ended, e.g. ``"the controller was killed by SIGKILL (signal 9)"``.
-        answers: whether the one that runs now does.
+        answers: whether the one that runs now answers.
     """
 
     ends: Sequence[str] = ()
@@ -69,9 +68,9 @@ class Processes:
     """Controller, fork server and engines of one cluster, and the ipyparallel client connected to them.
 
     [Note: an engine that is registered]
-    An engine counts as registered after a heartbeat. That comes over a connection of its own: the one for requests may
-    still be in the making then, and what is sent to an engine that the controller does not know there is lost without
-    a word. So a new engine is asked for nothing, again and again, until it has answered once.
+    An engine counts as registered after a heartbeat. Heartbeats use a connection of their own: the one for requests
+    may not exist yet, and requests to an engine that the controller does not know there are lost silently. So a new
+    engine is sent an empty request repeatedly, until it has answered once.
 
     Args:
         placement: how many ranks, where, with which variables.
@@ -91,7 +90,7 @@ class Processes:
         self._controller_answers = True
         self._question: Any = None  # a socket on which the newest controller has not answered yet
         self._up = False
-        self._heard = self._reached = 0  # ends of controllers before the client connected; before all engines answered
+        self._heard = self._reached = 0  # controllers ended before the client connected; before all engines answered
         self.keeper = keeper
         if keeper is None:
             check_files()
@@ -115,14 +114,14 @@ class Processes:
         return {name: pid for name, pid in found.items() if pid is not None} | ranks
 
     def reach(self, progress: Progress) -> str:
-        """Starts what ranks are forked from; returns where the wire is to listen: an address, or a folder."""
+        """Starts what ranks are forked from; returns where the wire must listen: an address, or a folder."""
         self.fork_server.start()
         folder = self._run_dir / "wire"
         folder.mkdir(mode=0o700, exist_ok=True)
         return str(folder)
 
     def place_of(self, rank: int) -> dict[str, Any]:
-        """What `ddp_lab.engine.rank.join` needs to know of a rank's place."""
+        """The data on a rank's place that `ddp_lab.engine.rank.join` needs."""
         return {
             "local_rank": rank,
             "local_world_size": self.placement.world_size,
@@ -137,27 +136,27 @@ class Processes:
         return dict(endpoint)
 
     def clocks(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Host's name -> its clock (`ddp_lab.machine.host_clock`) and its ranks, of hosts that may have another."""
+        """Host's name -> its clock (`ddp_lab.machine.host_clock`) and ranks, for hosts that may have another clock."""
         return {}
 
     @property
     def broken(self) -> bool:
-        """Whether new ranks can only come with everything else."""
+        """Whether new ranks require a restart of everything."""
         return self.fork_server.failed or self._disturbed
 
     @property
     def _disturbed(self) -> bool:
-        """Whether a controller of this cluster has ended before its time, or a process that is needed can't go on."""
+        """Whether a controller of this cluster ended unexpectedly, or a required process can't continue."""
         needed = [pid for name, pid in self._on_this_machine() if not name.startswith("rank")]
         return self.controller.ended is not None or bool(self._ends) or any(map(machine.hindrances, needed))
 
     def look_after(self) -> Succession:
-        """How the controllers have ended that this cluster had; if the last one has, a new one is started at once.
+        """How this cluster's former controllers ended; if the last one has ended, starts a new one.
 
         See [Note: a controller that was killed]. Any thread.
 
         Raises:
-            ClusterError: it has ended again and again; the message holds the end of its log.
+            ClusterError: it has ended repeatedly; the message contains the end of its log.
         """
         with held_back(), self._looking:
             if self._up and (ended := self.controller.ended) is not None:
@@ -190,24 +189,22 @@ class Processes:
 
     @property
     def controller_ends(self) -> int:
-        """How many controllers have ended, as far as is known."""
+        """How many controllers have ended, as far as known."""
         return len(self._ends)
 
     def conditions(self) -> list[str]:
-        """What there is to say of the processes: those that can't go on, controllers that ended; but not of ranks that
-        were stopped."""
+        """A line on each process that can't continue and each controller that ended; not on suspended ranks."""
         try:
-            ends = [f"{end}; a new one took its place." for end in self.look_after().ends]
+            ends = [f"{end} and was restarted." for end in self.look_after().ends]
         except ClusterError as error:
-            ends = [f"{error}\n`%cluster restart` starts anew"]
+            ends = [f"{error}\n`%cluster restart` starts new processes"]
         return [*self.hindered(of_rank=machine.used_up), *ends]
 
     def hindered(self, of_rank: Callable[[int], list[str]] = machine.hindrances) -> list[str]:
-        """What runs for this cluster on this machine and can't go on, why, and what helps: it was stopped by a signal,
-        or has used up what the system allows.
+        """Local processes of this cluster that can't continue, with cause and fix: stopped by a signal, or at a limit.
 
         Args:
-            of_rank: what keeps a rank's process from going on.
+            of_rank: returns what keeps a rank's process from continuing.
         """
         found = []
         for name, pid in self._on_this_machine():
@@ -218,7 +215,7 @@ class Processes:
         return found
 
     def _on_this_machine(self) -> list[tuple[str, int]]:
-        """Name and process id of what runs for this cluster on this machine."""
+        """Name and process id of this cluster's processes on this machine."""
         far = {f"rank {rank}" for rank in self.far_ranks}
         monitor = self.controller.heart_monitor
         return [
@@ -235,7 +232,7 @@ class Processes:
         """Starts the rest, after `reach`, and waits until every rank's engine is registered.
 
         Raises:
-            ClusterError: a process ended meanwhile; the message holds the end of its log.
+            ClusterError: a process ended meanwhile; the message contains the end of its log.
         """
         self._start_controller()
         progress(0.02, _CONNECTING)
@@ -244,7 +241,7 @@ class Processes:
         self._up = True
 
     def open_again(self, engine_of_rank: Mapping[int, int]) -> None:
-        """Connects to engines that an earlier client had; ranks that have none, or a lost one, are ended."""
+        """Connects to an earlier client's engines; ranks without one, or with a lost one, are terminated."""
         self._up = True
         self.look_after()
         self._connect(ignore)
@@ -257,13 +254,13 @@ class Processes:
                 self.fork_server.signal(rank, 9)
 
     def _connect(self, progress: Progress) -> None:
-        ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second: meanwhile they start
+        ipyparallel = importlib.import_module("ipyparallel")  # takes a third of a second, during which they start
         self._connection = self._wait(self.controller.connection, _CONNECTING, progress)
 
         def connected() -> Any:
             if not self._up:
                 self.controller.check()
-            elif not question.poll(0):  # until then a client would wait, and see nothing of what happens
+            elif not question.poll(0):  # until then a client would wait without seeing what happens
                 return None
             try:
                 return ipyparallel.Client(
@@ -280,13 +277,13 @@ class Processes:
         self._heard = len(self._ends)
 
     def _connect_again(self) -> None:
-        """Makes a new client if the controller was replaced since: see [Note: a controller that was killed]."""
+        """Makes a new client if the controller was restarted since: see [Note: a controller that was killed]."""
         if len(self.look_after().ends) == self._heard:
             return
         for rank, engine in self.engine_of_rank.items():
             if rank in self.fork_server.exits:
                 self.unregister(engine, wait=True)
-        self._former_clients.append(self.client)  # cells wait for answers that come there
+        self._former_clients.append(self.client)  # cells wait for answers that arrive there
         self._connect(ignore)
 
     def _start_controller(self) -> None:
@@ -300,13 +297,13 @@ class Processes:
         """Forks one engine per rank and waits until all have registered; then `prepare`s all ranks.
 
         Args:
-            progress: is told how far it is.
-            ranks: those whose processes are new, in the place of some that ended; None for all.
+            progress: called with the progress.
+            ranks: those whose processes are new, replacing failed ones; None for all.
         """
         ranks = range(self.placement.world_size) if ranks is None else ranks
         self._connect_again()
         former = {self.engine_of_rank[rank] for rank in ranks if rank in self.engine_of_rank}
-        for engine in former.intersection(self.client.ids):  # it may have ended while nobody looked
+        for engine in former.intersection(self.client.ids):  # it may have ended unnoticed
             self.unregister(engine, wait=True)
         self._wait_unregistered(former)
         self._bring_back(progress)
@@ -344,10 +341,10 @@ class Processes:
         self._wait(reached, "starting engines", progress)
 
     def _bring_back(self, progress: Progress) -> None:
-        """Makes sure that there is something to fork from."""
+        """Makes sure that there is a fork server."""
 
     def prepare(self, doing: str) -> None:
-        """Asks every rank to get ready to join anew; fills `prepared` with the answers by rank."""
+        """Asks every rank to prepare to join again; fills `prepared` with the answers by rank."""
         self._prepare(self.engine_of_rank.values(), doing, ignore)
 
     def _prepare(self, engines: Iterable[int], doing: str, progress: Progress) -> None:
@@ -360,17 +357,17 @@ class Processes:
 
         Args:
             calls: engine id -> the function's name and its arguments.
-            doing: what this is, for progress and errors.
+            doing: the name of the step, for progress and errors.
 
         Returns:
             engine id -> what it returned.
 
         Raises:
-            ClusterError: it raised on a rank, or a rank's process ended.
+            ClusterError: it raised on a rank, or a rank's process exited.
         """
         ipyparallel = importlib.import_module("ipyparallel")
         ends = len(self.look_after().ends)
-        if ends != self._reached:  # what is sent before engines are connected again is lost
+        if ends != self._reached:  # messages sent before engines reconnect are lost
             self._wait_reachable(set(calls), range(self.placement.world_size), progress)
             self._reached = ends
         with held_back():  # all or none: ranks wait for each other
@@ -392,7 +389,7 @@ class Processes:
         return replies
 
     def end_engines(self) -> None:
-        """Kills every rank's process and waits until they are gone; the controller forgets their engines."""
+        """Kills every rank's process and waits until they have exited; the controller forgets their engines."""
         for rank in self.fork_server.pids:
             self.fork_server.signal(rank, 9)
         ranks = set(self.fork_server.pids)
@@ -407,14 +404,14 @@ class Processes:
         self._wait(lambda: not engines & set(self.client.ids) or None, "ending ranks", ignore)
 
     def unregister(self, engine: int, wait: bool = False) -> None:
-        """Tells the controller that an engine's process is gone: nobody else would.
+        """Tells the controller that an engine's process has exited: nothing else does.
 
         Args:
             engine: its id.
-            wait: until the controller has done it.
+            wait: whether to wait until the controller has done it.
         """
         with self._say_to_controller("unregistration_request", {"id": engine}) as socket:
-            if wait:  # what is asked next is answered next
+            if wait:  # requests are answered in order
                 self._say_to_controller("connection_request", socket=socket)
                 self._wait(lambda: socket.poll(0) or None, _CONNECTING, ignore)
 
@@ -450,7 +447,7 @@ class Processes:
         self.engine_of_rank = {}
 
     def leave(self) -> None:
-        """Lets go of a cluster that outlives this process; everything of it goes on."""
+        """Disconnects from a cluster that outlives this process; all of its processes continue."""
         assert self.keeper is not None
         self._close_clients()
         self.keeper.leave()
@@ -465,23 +462,23 @@ class Processes:
         self._former_clients, self.client = [], None
 
     def _wait(self, look: Callable[[], Any], doing: str, progress: Progress) -> Any:
-        """Polls until `look` returns something else than None."""
+        """Polls until `look` returns something other than None."""
         begin, ends = time.monotonic(), len(self._ends)
         look_s, hindered = _LOOK_SECONDS, list[str]()
         while (found := look()) is None:
             elapsed = time.monotonic() - begin
             if elapsed > _LIMIT_SECONDS:
                 raise ClusterError(f"{doing} took more than {_LIMIT_SECONDS:.0f} s")
-            if not self._up or doing != _CONNECTING:  # who connects to ranks that have ended is told, and may restart
+            if not self._up or doing != _CONNECTING:  # connecting reports failed ranks later
                 self.fork_server.check()
             if not self._up:
                 self.controller.check()
             elif len(now := self.look_after().ends) > ends and doing != _CONNECTING:
-                raise ClusterError(f"{now[-1]} ({doing}); a new one takes its place, and the ranks live on: try again")
+                raise ClusterError(f"{now[-1]} ({doing}) and was restarted; the ranks are alive: try again")
             fraction, text = self._how_far(doing, elapsed)
             if elapsed > look_s:
                 look_s = elapsed + _LOOK_SECONDS
-                # Who connects does not wait for ranks.
+                # Connecting does not wait for ranks.
                 hindered = self.hindered((lambda pid: []) if doing == _CONNECTING else machine.hindrances)
             if hindered and elapsed > (limit := _UNSEEN_SECONDS if progress is ignore else _HINDERED_SECONDS):
                 raise ClusterError(f"{doing} took more than {limit:.0f} s: {'; '.join(hindered)}")
@@ -505,7 +502,7 @@ class Processes:
 
 
 def _context() -> Any:
-    """Gives the sockets of one client a name, by which a controller knows them that has not seen them before."""
+    """Gives the sockets of one client a name by which also a new controller recognises them."""
     zmq = importlib.import_module("zmq")
     made = zmq.Context(zmq.Context.instance())
     made.sockopts[zmq.IDENTITY] = uuid.uuid4().hex.encode()
@@ -528,4 +525,4 @@ def _without_signing_warning() -> Iterator[None]:
 
 
 def ignore(fraction: float, text: str) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""

@@ -1,4 +1,4 @@
-"""A cell on a rank: its text and values, what it prints, asks for and raises."""
+"""A cell on a rank: its text and values, its output, input and errors."""
 
 __all__ = [
     "await_runner",

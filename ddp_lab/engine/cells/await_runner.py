@@ -16,7 +16,7 @@ _interrupted = False
 
 
 def was_interrupted() -> bool:
-    """Whether the last coroutine was cancelled because of an interrupt: its CancelledError stands for that."""
+    """Whether the last coroutine was cancelled by an interrupt, which its CancelledError represents."""
     return _interrupted
 
 

@@ -1,8 +1,8 @@
 """Rank side: runs one cell as IPython would and reports how it ended.
 
 The client sends one request per rank that calls `run`. The cell goes through `shell.run_cell`: magics, `!cmd`,
-top-level `await`, displays and the shell's events behave as in a plain notebook. What else has to happen around a
-cell hangs on three lists of hooks: `before_cell`, `on_failure`, `on_done`.
+top-level `await`, displays and the shell's events behave as in a plain notebook. Other actions around a
+cell are in three lists of hooks: `before_cell`, `on_failure`, `on_done`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class CellEnd:
     Attributes:
         cell_id: the client's id of the cell run.
         label: the cell's name in tracebacks, e.g. ``"%%distributed [3]"``.
-        error: what the cell failed with, None if it succeeded. An `on_failure` hook may put another exception with the
-            same traceback in its place (an interrupt instead of what a freed collective raised).
+        error: the cell's exception, None if it succeeded. An `on_failure` hook may replace it by another exception with
+            the same traceback (an interrupt instead of the error of an unblocked collective).
         time_ns: when it was raised, or when the cell ended, on the host's monotonic clock.
         consequence: set by a hook when the error only followed another rank's.
-        waited_in: set by a hook: what this rank was in when a collective of its failed, in words.
-        broke_backward: set by a hook: whether a model's backward was under way.
-        raised: what was raised, whatever `error` became.
+        waited_in: set by a hook: what this rank waited in when its collective failed, in words.
+        broke_backward: set by a hook: whether a model's backward was in progress.
+        raised: the exception that was raised, whatever `error` became.
         pid: of the process that began the cell.
     """
 
@@ -54,20 +54,20 @@ class CellEnd:
 before_cell: list[Callable[[str, str], None]] = []
 """Called with cell id and label before a cell's first line."""
 on_failure: list[Callable[[CellEnd], None]] = []
-"""Called when an exception reaches the cell's top, before its traceback is formatted: peers are freed here."""
+"""Called when an exception reaches the cell's top, before its traceback is formatted; peers are unblocked here."""
 on_done: list[Callable[[CellEnd], None]] = []
-"""Called after the cell and before its reply leaves: the last flush."""
+"""Called after the cell and before its reply is sent: the last flush."""
 
 _running: str | None = None
 _NOT_THE_USERS = {__file__, variables.__file__}  # frames above a function's own
 _failed: dict[str, str] = {}  # the last cells that failed here: id -> how, in words
 _REMEMBERED = 256
 _begun: deque[str] = deque(maxlen=_REMEMBERED)  # ids of cells that were run here
-_FREEING = "ddp_lab-free"  # name of a thread that frees the peers of a cell that failed
+_FREEING = "ddp_lab-free"  # name of a thread that unblocks the peers of a failed cell
 
 
 def running() -> str | None:
-    """The id of the cell that runs now, None between cells; any thread may ask."""
+    """The id of the running cell, None between cells; callable from any thread."""
     return _running
 
 
@@ -105,7 +105,7 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
     shell = get_ipython()
     end = CellEnd(str(cell["id"]), str(cell["label"]))
     if end.cell_id in _begun:  # sent again, because the first request seemed to be lost with a controller
-        raise RuntimeError(f"cell {end.label} has been run here")
+        raise RuntimeError(f"cell {end.label} has already run on this rank")
     _begun.append(end.cell_id)
     _let_peers_be_freed()
     _prepare(shell, end.label, _first_line(cell))
@@ -123,7 +123,7 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
             else:
                 _remember_sources(cell.get("sources") or {})
                 value = _run_function(shell, end, function, args, kwargs or {})
-    except BaseException as error:  # not the cell's code has failed but what is around it: there is no memory, say
+    except BaseException as error:  # not the cell's code failed but the code around it: e.g. out of memory
         if end.error is None:
             _note_failure(end, error)
         raise
@@ -138,7 +138,7 @@ def run(cell: Mapping[str, Any], function: Callable[..., Any] | None = None, arg
 
 
 def _let_peers_be_freed() -> None:
-    """Waits (0.05 s at most) until an earlier cell's failure has had its consequences: they belong to that cell."""
+    """Waits (0.05 s at most) for the consequences of an earlier cell's failure, which belong to that cell."""
     for thread in threading.enumerate():
         if thread.name == _FREEING:
             thread.join()
@@ -150,9 +150,9 @@ def _remember_failure(end: CellEnd) -> None:
     if isinstance(end.error, NotRun):
         _failed[end.cell_id] = str(end.error)
     elif isinstance(end.error, KeyboardInterrupt):
-        _failed[end.cell_id] = f"cell {end.label}, for which it waited, was interrupted"
+        _failed[end.cell_id] = f"cell {end.label}, queued before it, was interrupted"
     else:
-        _failed[end.cell_id] = f"cell {end.label}, for which it waited, failed"
+        _failed[end.cell_id] = f"cell {end.label}, queued before it, failed"
     while len(_failed) > _REMEMBERED:
         del _failed[next(iter(_failed))]
 
@@ -166,7 +166,7 @@ def _run_text(shell: Any, code: str, end: CellEnd) -> Any:
     result = shell.run_cell(code, store_history=True, silent=False)
     error = result.error_in_exec or result.error_before_exec
     if error is None and getattr(shell, "_last_traceback_during_displayhook", False):
-        error = RuntimeError("the value's display failed")
+        error = RuntimeError("displaying the value failed")
     if error is None:
         # A nested run (%%capture, %run) may have shown a traceback without failing the cell.
         end.error, end.raised, end.time_ns = None, None, 0
@@ -177,7 +177,7 @@ def _run_text(shell: Any, code: str, end: CellEnd) -> Any:
 
 
 def _show_pages(shell: Any) -> None:
-    """Displays what `?name` and %page would open in a pager: a rank has none."""
+    """Displays what `?name` and %page would open in a pager, which ranks don't have."""
     for payload in shell.payload_manager.read_payload():
         if payload.get("source") == "page":
             shell.display_pub.publish(data=payload["data"])
@@ -187,7 +187,7 @@ def _show_pages(shell: Any) -> None:
 def _run_function(shell: Any, end: CellEnd, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
-    except BaseException as error:  # noqa: BLE001  the rank answers whatever was raised, SystemExit too
+    except BaseException as error:  # noqa: BLE001  the rank replies whatever was raised, also SystemExit
         _note_failure(end, error)
         shown = end.error or error
         trace = shown.__traceback__
@@ -198,7 +198,7 @@ def _run_function(shell: Any, end: CellEnd, function: Callable[..., Any], args: 
 
 
 def _note_failure(end: CellEnd, error: BaseException) -> None:
-    """Takes the time of the first failure and runs the hooks once."""
+    """Records the time of the first failure and runs the hooks once."""
     if end.raised is error:
         return
     _end_copy(end, error)
@@ -213,9 +213,9 @@ def _note_failure(end: CellEnd, error: BaseException) -> None:
 
 
 def _end_copy(end: CellEnd, error: BaseException | None = None) -> None:
-    """Ends a process that the cell has forked and that comes back from the cell's code, by an error or an interrupt.
+    """Ends a process that the cell has forked and that leaves the cell's code, by an error or an interrupt.
 
-    It has the rank's sockets: going on, it would answer the client in the rank's place and shut down its groups.
+    It has the rank's sockets: it would otherwise answer the client in the rank's place and shut down its groups.
     """
     if os.getpid() == end.pid:
         return
@@ -228,14 +228,14 @@ def _end_copy(end: CellEnd, error: BaseException | None = None) -> None:
 
 @contextlib.contextmanager
 def _watching(shell: Any, end: CellEnd) -> Iterator[None]:
-    """Sees an exception as the shell does: before 20-100 ms of formatting its traceback."""
+    """Sees an exception when the shell does: before 20-100 ms of formatting its traceback."""
     show = shell.showtraceback
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
         if kwargs.get("running_compiled_code") and error is not None:
             _note_failure(end, error)
-            if end.error is not None:  # a hook may have put another in its place, or shortened its traceback
+            if end.error is not None:  # a hook may have replaced it, or shortened its traceback
                 return show((type(end.error), end.error, end.error.__traceback__), **kwargs)
         return show(*args, **kwargs)
 
@@ -280,7 +280,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _first_line(cell: Mapping[str, Any]) -> int:
-    """The number of the first line that the shell compiles: it leaves out empty ones above the code."""
+    """The number of the first line that the shell compiles: it omits empty lines above the code."""
     code = str(cell.get("code", ""))
     above = code[: len(code) - len(code.lstrip())]
     return int(cell.get("first_line", 1)) + above.count("\n")

@@ -1,6 +1,6 @@
-"""What a rank of a detached cluster tells a client that comes later: its cell, what that has printed, how it ended.
+"""A detached cluster's rank informs a later client: about its cell, the cell's output, and how it ended.
 
-While no client is attached, a cell's outputs reach nobody. So the end of its text is kept here, whoever listens.
+While no client is attached, a cell's outputs are not received. So the end of its text is always kept here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHARACTERS = 8_192
 
 
 class _LastText:
-    """The end of what was written; `OutStream` writes to it besides."""
+    """The end of the written text; `OutStream` also writes to it."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -65,7 +65,7 @@ class Left:
         self._cell = {**self._cell, "ended": time.time(), "error": error}
 
     def _introduce(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """On the control thread: another client is there."""
+        """On the control thread: another client has attached."""
         self._telemetry.renew()
         return self._answer(request)
 
@@ -76,5 +76,5 @@ class Left:
 
 
 def install(telemetry: Telemetry) -> None:
-    """Makes this rank ready for a client that comes later."""
+    """Prepares this rank for a later client."""
     Left(telemetry).install()

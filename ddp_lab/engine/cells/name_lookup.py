@@ -1,10 +1,10 @@
-"""Rank side: completes names of the rank's namespace, and says what Shift-Tab shows of one, also while a cell runs.
+"""Rank side: completes names of the rank's namespace, and answers Shift-Tab on one, also while a cell runs.
 
 [Note: looking without touching]
-Both are asked for while the main thread computes, so nothing of the user's is called: attributes are read where they
+Both run while the main thread computes, so none of the user's code is called: attributes are read where they
 are stored (instance dictionaries, a module's parameters, slots and C descriptors), properties and calls are not
-followed. There is no `repr` of any object but plain values; of tensors and modules there is what they store. `dir()`
-may be the user's own: it runs on a thread that is not waited for longer than `_SECONDS`.
+followed. Only plain values are shown by `repr`; for tensors and modules, their stored fields are shown. `dir()` may be
+the user's own: it runs on a thread that is waited for at most `_SECONDS`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MODULE_DICTIONARIES = ("_modules", "_parameters", "_buffers")
 
 
 class _NotStoredError(LookupError):
-    """Nothing is known of it without calling something."""
+    """The value is not known without calling something."""
 
 
 def install(channel: Any) -> None:
@@ -49,12 +49,12 @@ def install(channel: Any) -> None:
 
 
 def beside(look: _Look, name: str, seconds: float = _SECONDS) -> Callable[..., Any]:
-    """An answer that is looked for on a thread of its own.
+    """An answer that is computed on a thread of its own.
 
     Args:
-        look: from the request and the rank's namespace to the reply.
+        look: computes the reply from the request and the rank's namespace.
         name: of the thread.
-        seconds: for which it is waited for.
+        seconds: how long to wait for it.
     """
     worker: threading.Thread | None = None
 
@@ -78,7 +78,7 @@ def beside(look: _Look, name: str, seconds: float = _SECONDS) -> Callable[..., A
 
 
 def complete(text: str, namespace: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names that `text` may go on with, each with its kind.
+    """Completions of `text`, each with its kind.
 
     Args:
         text: a name, or attributes and literal subscripts of one, e.g. ``"model.layers[0].we"``.
@@ -126,7 +126,7 @@ def _kind(name: str, stored: Any) -> str:
 
 
 def _value_of(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
-    """What an expression of names, attributes and literal subscripts stands for, without calling anything."""
+    """The value of an expression of names, attributes and literal subscripts, without calling anything."""
     if isinstance(node, ast.Name):
         return namespace[node.id]
     if isinstance(node, ast.Attribute):
@@ -178,7 +178,7 @@ def _dictionary(holder: Any) -> Mapping[str, Any]:
 
 
 def sections(text: str, namespace: Mapping[str, Any], source: bool = False) -> list[tuple[str, str]]:
-    """What there is to say of a name.
+    """The help on a name.
 
     Args:
         text: a name, or attributes and literal subscripts of one, e.g. ``"model.layers[0].weight"``.
@@ -186,7 +186,7 @@ def sections(text: str, namespace: Mapping[str, Any], source: bool = False) -> l
         source: with its source text instead of its documentation.
 
     Returns:
-        Pairs of title and text; empty if there is no such name, or it is computed when it is asked for.
+        Pairs of title and text; empty if there is no such name, or its value is computed on access.
     """
     try:
         found = _value_of(ast.parse(text.strip(), mode="eval").body, {**vars(builtins), **namespace})
@@ -260,7 +260,7 @@ def _documentation(described: Any) -> str:
 
 
 def _quietly(look_up: Callable[[Any], Any], found: Any) -> str:
-    """What `inspect` finds out, as text; "" where it finds nothing."""
+    """The answer of `inspect` as text; "" if it has none."""
     try:
         return str(look_up(found))
     except (TypeError, ValueError, OSError):

@@ -2,7 +2,7 @@
 
 A bar made of widgets needs a front end that is connected to its kernel; a rank has none, but its text reaches the
 notebook, where the bars of all ranks are merged. tqdm is not imported here: its notebook module is changed when
-somebody imports it.
+it is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MODULE = "tqdm.notebook"
 
 
 def install() -> None:
-    """Makes every import of tqdm's notebook bars in this process give text bars, also one that has happened."""
+    """Makes every import of tqdm's notebook bars in this process return text bars, including past imports."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     if _MODULE in sys.modules:

@@ -1,4 +1,4 @@
-"""Rank side: what cells were typed, for tracebacks, `inspect.getsource`, `?name` and debuggers.
+"""Rank side: the sources of cells, for tracebacks, `inspect.getsource`, `?name` and debuggers.
 
 [Note: sources of cells]
 The code of a cell is named `<cell LABEL>`, and its lines stay in `linecache` under this name. Functions know the name
@@ -30,7 +30,7 @@ def install() -> None:
 
 
 def name_cells(shell: Any, label: str, first_line: int) -> None:
-    """Has the shell name the next cell's code after its label, and count its lines from `first_line`."""
+    """Makes the shell name the next cell's code after its label, and count its lines from `first_line`."""
     if not hasattr(shell.compile, "ddp_lab_label"):
         shell.compile.__class__ = _labelled(type(shell.compile))
     shell.compile.ddp_lab_label = label

@@ -1,9 +1,9 @@
-"""Rank side: what was defined in a cell, for processes that are spawned rather than forked.
+"""Rank side: definitions of cells, for processes that are spawned rather than forked.
 
 [Note: cells in spawned processes]
-A spawned process (`multiprocessing_context="spawn"` of a DataLoader, `torch.multiprocessing.spawn`) imports what it is
-given by name, and nobody can import a cell. So functions and classes of `__main__` travel there by value, and are put
-into its `__main__`: what comes back by name is then found on both sides. A forked process has them already.
+A spawned process (`multiprocessing_context="spawn"` of a DataLoader, `torch.multiprocessing.spawn`) imports its
+arguments by name, and cells can't be imported. So functions and classes of `__main__` are sent by value and put into
+its `__main__`: results that refer to them by name then work on both sides. A forked process has them already.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _by_value(thing: type | Callable[..., Any]) -> bytes:
         return _pickled(Pickler, [thing, *_classes_in(thing)])
     except UNPICKLABLE as error:
         raise pickle.PicklingError(
-            f"{name} was defined in a cell, so a spawned process gets it by value, which failed: {error}; {_REMEDY}"
+            f"{name} was defined in a cell and could not be sent by value to a spawned process: {error}; {_REMEDY}"
         ) from error
 
 

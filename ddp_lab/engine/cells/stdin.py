@@ -1,9 +1,9 @@
 """`input()` on a rank asks the notebook: so `breakpoint()`, `pdb` and `%debug` work in cells.
 
 [Note: a rank that asks]
-The question goes out among the cell's outputs, so that all that was printed before it is shown first. The client asks
+The question is sent with the cell's outputs, so that everything printed before it is shown first. The client asks
 its own front end and sends the answer as a control message, which wakes the rank's main thread. A debugger survives a
-KeyboardInterrupt; so once its cell is interrupted, a rank has no input any more, and the debugger quits.
+KeyboardInterrupt; so once its cell is interrupted, a rank has no more input, and the debugger quits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUESTION = "ddp_lab_question"  # its type among the outputs
 
 
 class Asking:
-    """Takes the place of `input` and `getpass.getpass` in this process; elsewhere than in a cell they are Python's own.
+    """Replaces `input` and `getpass.getpass` in this process; outside cells they are Python's own.
 
     Args:
         kernel: this engine's.
@@ -44,7 +44,7 @@ class Asking:
         getpass.getpass = self._ask_secretly
 
     def interrupt(self, cell_id: str) -> None:
-        """Nothing is asked in this cell any more; on any thread."""
+        """Ends all input of this cell; on any thread."""
         with self._lock:
             self._interrupted = cell_id
 
@@ -55,7 +55,7 @@ class Asking:
         return self._ask(prompt, True, lambda: self._getpass(prompt, stream, **options))
 
     def _ask(self, prompt: str, secret: bool, otherwise: Callable[[], str]) -> str:
-        """On the main thread. Raises EOFError if nobody can answer."""
+        """On the main thread. Raises EOFError if there is no user to answer."""
         cell_id = cell.running()
         if cell_id is None or threading.current_thread() is not threading.main_thread():
             return otherwise()
@@ -74,7 +74,7 @@ class Asking:
         return str(answer["text"])
 
     def _take(self, message: Mapping[str, Any]) -> None:
-        """On the control thread; an answer to a question that nobody waits for any more goes nowhere."""
+        """On the control thread; drops answers to questions that are no longer pending."""
         with self._lock:
             if self._question is None or self._question[0] != message["number"]:
                 return

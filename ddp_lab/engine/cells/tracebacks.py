@@ -1,8 +1,7 @@
 """A rendered traceback without the wall of library frames between the user's own.
 
-A backward goes through four frames of torch and a forward through six for each module, ours among them; what went wrong
-is in the user's frames and in the last one. Only IPython's rendering with context is folded: who has asked for another
-mode (``%xmode Verbose``) wants that.
+A backward has four frames of torch, and a forward six for each module, including ours; the user's frames and the last
+one matter. Only IPython's rendering with context is folded: other modes (``%xmode Verbose``) are an explicit choice.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LIBRARIES = (
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _FRAME = re.compile(r"Cell |File (.+?):\d+(?:, in |\n|$)")
-_FEWEST = 2  # frames that are left out: one is as short as the word of it
+_FEWEST = 2  # omitted frames: a single one is as short as the line on it
 
 
 def is_users(file: str) -> bool:
@@ -58,4 +57,4 @@ def folded(rendered: Sequence[str], mode: str = "Context") -> list[str]:
 
 
 def _left_out(run: Sequence[str]) -> list[str]:
-    return list(run) if len(run) < _FEWEST else [f"… {len(run)} frames of libraries\n"]
+    return list(run) if len(run) < _FEWEST else [f"… {len(run)} library frames\n"]

@@ -1,12 +1,12 @@
 """Rank side of push, pull and function calls: sets and reads names of the rank's namespace.
 
 [Note: a push in two halves]
-`stage` loads what was pushed, on every rank; only when all ranks have it does the client ask them to `bind` it. So a
-value that can't be loaded, a rank that is lost or an interrupt leaves the variables of all ranks as they were.
+`stage` loads the pushed values on every rank; only when all ranks have them does the client ask them to `bind` them. So
+a value that can't be loaded, a lost rank or an interrupt leaves the variables of all ranks unchanged.
 
-What leaves a rank can be loaded by the client. A model, an optimizer or a scheduler comes as its `state_dict()`, on
-whichever side torch is. A client that has imported torch gets tensors, on the host. For one that has not, a tensor
-becomes a numpy array wherever it sits: in a list, a dict, a dataclass, an attribute. dtypes that numpy lacks (bfloat16,
+Objects sent by a rank can be loaded by the client. A model, an optimizer or a scheduler is sent as its `state_dict()`.
+A client that has imported torch gets tensors, on the host. For one that has not, a tensor
+becomes a numpy array wherever it is: in a list, a dict, a dataclass, an attribute. dtypes that numpy lacks (bfloat16,
 float8) become float32; a 0-dim tensor becomes a numpy scalar. `torch.Size` becomes a tuple, `torch.dtype` and
 `torch.device` their names.
 """
@@ -35,7 +35,7 @@ _staged: tuple[str, dict[str, Any]] = ("", {})
 
 
 def stage(token: str, parcel: parcels.Parcel) -> bool:
-    """Loads variables that `bind` will set; False if the parcel's segments can't be reached from here.
+    """Loads variables that `bind` will set; False if the parcel's segments are not accessible here.
 
     Args:
         token: names this push.
@@ -59,7 +59,7 @@ def bind(token: str) -> None:
     global _staged
     staged, _staged = _staged, ("", {})
     if staged[0] != token:
-        raise RuntimeError("another push came in between: push again")
+        raise RuntimeError("another push replaced this one: push again")
     get_ipython().push(staged[1])
 
 
@@ -71,7 +71,7 @@ def read(expression: str, request: Mapping[str, Any]) -> dict[str, Any]:
         request: see `answer`.
 
     Returns:
-        ``state``: "ok", "unknown" (a name or attribute that is not there) or "kept" (it can't leave the rank);
+        ``state``: "ok", "unknown" (a missing name or attribute) or "kept" (it can't be sent);
         ``parcel``: the value; ``why``, and ``kind`` (its type's name) where it is kept.
     """
     from IPython import get_ipython
@@ -112,14 +112,14 @@ def call(parcel: parcels.Parcel, request: Mapping[str, Any]) -> parcels.Parcel |
 
 
 class NotPortableError(TypeError):
-    """An object holds something that only exists on the rank; the message names it."""
+    """An object contains something that only exists on the rank; the message names it."""
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles by value what the client knows and refuses the rest by name.
+    """Pickles objects of classes that the client knows, and refuses others by name.
 
     Args:
-        file: where to.
+        file: the file to write to.
         buffer_callback: as `pickle.Pickler`'s.
         torch: whether the client has torch.
         known: names of the client's own classes and functions.
@@ -158,7 +158,7 @@ def to_bytes(value: Any) -> bytes:
         The pickled bytes.
 
     Raises:
-        NotPortableError: the object holds something that can't leave the rank; the message says what.
+        NotPortableError: the object contains something that can't be sent; the message names it.
     """
     buffer = io.BytesIO()
     try:
@@ -180,7 +180,7 @@ def answer(name: str, value: Any, request: Mapping[str, Any]) -> parcels.Parcel:
             client's own classes and functions).
 
     Raises:
-        NotPortableError: the object holds something that can't leave the rank; the message says what.
+        NotPortableError: the object contains something that can't be sent; the message names it.
     """
 
     def pickler(file: Any, buffer_callback: Any) -> _Pickler:
@@ -197,13 +197,13 @@ def answer(name: str, value: Any, request: Mapping[str, Any]) -> parcels.Parcel:
         try:
             with opened(references, write=True) as descriptors:
                 return packed.into(descriptors)
-        except OSError:  # they can't be reached from here, or there is no memory for them
+        except OSError:  # they are not accessible here, or there is no memory for them
             pass
     return packed.inline()
 
 
 def is_small(value: Any) -> bool:
-    """Whether `value` is plain data of at most 64 KiB and 1,000 items: cheap enough to send unasked."""
+    """Whether `value` is plain data of at most 64 KiB and 1,000 items: cheap enough to send automatically."""
     items = 0
     size = 0
     stack = [value]
@@ -233,7 +233,7 @@ def is_small(value: Any) -> bool:
 
 
 def _without_torch(torch: Any, obj: Any) -> Any:
-    """What `reducer_override` returns for an object of torch if the client has no torch; None for any other."""
+    """The value of `reducer_override` for an object of torch if the client has no torch; None for any other."""
     if isinstance(obj, torch.Tensor):
         import operator
 
@@ -262,6 +262,6 @@ def _refuse_foreign(obj: Any, torch: bool) -> None:
     module = getattr(obj, "__module__", None) or ""
     kind = "class" if isinstance(obj, type) else "function"
     if module == "__main__":
-        raise NotPortableError(f"{kind} {obj.__qualname__} was defined on the rank; the client does not have it")
+        raise NotPortableError(f"{kind} {obj.__qualname__} was defined on the rank, and the client does not have it")
     if module.partition(".")[0] == "torch" and not torch:
         raise NotPortableError(f"{kind} {module}.{obj.__qualname__} needs torch, which the client does not import")

@@ -1,3 +1,3 @@
-"""A rank's process groups: known with their sockets, freed, built again."""
+"""A rank's process groups: registered with their sockets, shut down, rebuilt."""
 
 __all__ = ["registry", "rejoin"]

@@ -1,20 +1,20 @@
-"""Every process group of this rank with its sockets, so that a thread can free whoever waits in a collective.
+"""Every process group of this rank with its sockets, so that a thread can end pending collectives.
 
-Gloo gives no way to end a collective that is waiting: `abort` and `shutdown` return and change nothing, and destroying
-a group frees nobody while a model, a work or a variable refers to it. Its sockets can be shut down from any thread, and
-then every collective on them fails on both ends. Other backends have an `abort` that works.
+Gloo has no way to end a waiting collective: its `abort` and `shutdown` have no effect, and destroying a group unblocks
+nothing while a model, a `Work` or a variable refers to it. Its sockets can be shut down from any thread, and then every
+collective on them fails on both ends. Other backends have a working `abort`.
 
-See [Note: a reused descriptor]. A group's sockets are remembered as (descriptor, inode). When the group is gone its
-descriptors are given to other sockets, so `free` first duplicates the descriptor, compares the duplicate's inode, and
-shuts down the duplicate: what it shuts is what it compared.
+See [Note: a reused descriptor]. A group's sockets are stored as (descriptor, inode). When the group no longer exists,
+its descriptors may be reused by other sockets. So `free` first duplicates the descriptor, compares the duplicate's
+inode, and shuts down the duplicate: it shuts exactly what it compared.
 
-See [Note: half a shutdown]. A socket is shut down for reading alone: Gloo's thread reads what is there, can still
-answer its peer, then reads the end, tells everybody who waits, and closes the socket; that close is what the peer
-reads. Were it shut down for writing, too, the answer would fail, and Gloo would tell nobody.
+See [Note: half a shutdown]. A socket is shut down only for reading: Gloo's thread reads the remaining data, can
+still answer its peer, then reads the end, fails all waiting works, and closes the socket, which the peer notices. If it
+were also shut down for writing, the answer would fail, and Gloo would fail no work.
 
-See [Note: what is on its way]. Whom Gloo forgets all the same ([Note: a work that Gloo forgets] in
-`csrc/comm/endable_work.h`: what is just being sent or received) is freed by `end_forgotten`. That leaves threads of
-Gloo's behind, so it is better to wait with `free` until nothing moves any more (`bytes_moved`).
+See [Note: what is on its way]. Works that Gloo forgets nevertheless ([Note: a work that Gloo forgets] in
+`csrc/comm/endable_work.h`: data being sent or received at that moment) are ended by `end_forgotten`. That leaks threads
+of Gloo, so it is better to delay `free` until no more data moves (`bytes_moved`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ...comm.shared_memory import is_broken
 from . import sockets
 from .sockets import Socket
 
-_CONNECTED_AT_ONCE = {"gloo", "shm"}  # backends of which nobody connects any more once a group is made ...
+_CONNECTED_AT_ONCE = {"gloo", "shm"}  # backends whose connections are complete once a group is made ...
 _LAZY = "TORCH_GLOO_LAZY_INIT"  # ... without this
 _LOOK_SECONDS = 0.005
 _C = native.load()
@@ -72,12 +72,12 @@ class GroupRecord:
 
     @property
     def group(self) -> Any:
-        """The process group, None once nobody refers to it."""
+        """The process group, None once it is no longer referenced."""
         return self.reference()
 
     @property
     def sequence(self) -> int | None:
-        """How many collectives this rank has entered on it; None if it is gone or its backend does not count."""
+        """How many collectives this rank has entered on it; None if it was destroyed or its backend does not count."""
         group = self.group
         if group is None:
             return None
@@ -101,7 +101,7 @@ _unsealed = ""  # why a group's port could not be sealed
 
 
 def install() -> None:
-    """Starts registering: from now on every group made by `torch.distributed` is known here."""
+    """Starts registering every group made by `torch.distributed`."""
     global _original
     if _original is None:
         _original = c10d._new_process_group_helper
@@ -119,27 +119,27 @@ def uninstall() -> None:
 
 
 def bound_to(device: torch.device, backend: str) -> dict[str, Any]:
-    """What `init_process_group` has to be told of a rank's device.
+    """The arguments of `init_process_group` that depend on a rank's device.
 
-    Nccl2, which "nccl" builds from torch 2.15 on, takes the GPU of LOCAL_RANK unless it is told one. The former NCCL
-    takes the first tensor's, and would make groups of some ranks in another way if it were told.
+    Nccl2, which "nccl" builds from torch 2.15 on, uses the GPU of LOCAL_RANK unless it is given one. The former NCCL
+    uses the first tensor's, and would make groups of some ranks differently if it were given one.
     """
     nccl2 = hasattr(c10d, "_nccl2_device") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0"
     return {"device_id": device} if nccl2 and device.type == "cuda" and "nccl" in backend else {}
 
 
 def exclude_port(port: int) -> None:
-    """Names the rendezvous store's port: its connections belong to no group.
+    """Registers the rendezvous store's port, whose connections belong to no group.
 
-    Only the store that is in use counts. The system gives the ports of earlier ones to new connections, and a
-    connection that is not known to belong to its group can't be freed.
+    Only the store in use counts. The system reuses the ports of earlier ones for new connections, and a connection that
+    is not assigned to its group can't be shut down.
     """
     global _store_port
     _store_port = port
 
 
 def alive() -> list[GroupRecord]:
-    """The groups that somebody still refers to, in the order of their creation."""
+    """The groups that are still referenced, in the order of their creation."""
     with _lock:
         return [record for record in _records if record.group is not None]
 
@@ -151,16 +151,16 @@ def forget() -> None:
 
 
 def seal_store() -> str:
-    """Lets nobody connect to the rendezvous store any more: all ranks are. See [Note: a sealed port].
+    """Closes the rendezvous store to new connections: all ranks are connected. See [Note: a sealed port].
 
     Returns:
-        Why it could not be done; empty: it is, or the store is another rank's.
+        Why it could not be done; empty if it was, or the store belongs to another rank.
     """
     return sockets.seal(_store_port) if _store_port is not None else ""
 
 
 def unsealed() -> str:
-    """Why a group's port could not be sealed; empty: all are."""
+    """Why a group's port could not be sealed; empty if all are."""
     return _unsealed
 
 
@@ -168,7 +168,7 @@ def free() -> int:
     """Ends every collective that waits on any group of this rank, here and on its peers; callable from any thread.
 
     Returns:
-        How many groups were freed now. They stay unusable: the ranks have to rejoin.
+        How many groups were shut down now. They stay unusable: the ranks must rejoin.
     """
     with _lock:
         records = [record for record in _records if not record.freed]
@@ -182,37 +182,37 @@ def free() -> int:
 
 
 def end_forgotten(seconds: float = 0.0) -> None:
-    """Ends what still waits on groups that were freed, after up to this long in which it may end by itself.
+    """Ends works that still wait on groups that were shut down, after up to `seconds` in which they may end themselves.
 
-    Such a group stays for ever: its end would wait for Gloo's own threads, which go on until their timeout.
+    Such a group is never destroyed: that would wait for Gloo's own threads, which run until their timeout.
     """
     freed = [(record, record.group) for record in alive() if record.freed]
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(_C.count_gloo_works(group) for _, group in freed):
         time.sleep(_LOOK_SECONDS)
     for record, group in freed:
-        if _C.end_gloo_works(group, "the collective was ended: its process group had been shut down"):
+        if _C.end_gloo_works(group, "the collective was unblocked because its process group was shut down"):
             _left_behind.add(group)
             sockets.silence(record.sockets)
 
 
 def quiet() -> None:
-    """Lets Gloo's threads rest that are told again and again of what nobody waits for, on groups that were freed."""
+    """Stops Gloo's threads from polling data that no work waits for, on groups that were shut down."""
     with _lock:
         sockets.silence([one for record in _records if record.freed for one in record.sockets])
 
 
 def bytes_moved() -> int:
-    """How many bytes have gone through all groups' sockets both ways; stands still when nothing is on its way."""
+    """The number of bytes through all groups' sockets in both directions; constant when no data moves."""
     with _lock:
         return sockets.bytes_moved([one for record in _records if not record.freed for one in record.sockets])
 
 
 def free_store() -> int:
-    """Ends whatever waits in the rendezvous store on this rank (a group that not all ranks make); from any thread.
+    """Ends waits in the rendezvous store on this rank (for a group that not all ranks make); from any thread.
 
     Returns:
-        How many connections were shut down. The ranks have to rejoin, which makes another store.
+        How many connections were shut down. The ranks must rejoin, which makes another store.
     """
     count = 0
     for one in list(sockets.all_sockets()):
@@ -223,12 +223,12 @@ def free_store() -> int:
 
 
 def broken() -> bool:
-    """Whether a group of this rank is of no use any more, though nobody has freed it."""
+    """Whether a group of this rank is unusable although it was not shut down."""
     return any(is_broken(backend) for record in alive() for backend in _backends(record.group))
 
 
 def sequences() -> dict[str, int]:
-    """Group name -> how many collectives this rank has entered on it; equal on all members when none is half done."""
+    """Group name -> how many collectives this rank has entered on it; equal on all members when none is incomplete."""
     counts = {record.name: record.sequence for record in alive() if not record.freed}
     return {name: count for name, count in counts.items() if count is not None}
 
@@ -270,7 +270,7 @@ def _is_connection(one: Socket) -> bool:
 
 
 def _abort_others(group: Any) -> None:
-    """Aborts the group's backends other than Gloo, whose `abort` frees nobody."""
+    """Aborts the group's backends other than Gloo, whose `abort` has no effect."""
     for backend in _backends(group):
         if backend.name() != "gloo":
             backend.abort()
@@ -285,6 +285,6 @@ def _backends(group: Any) -> list[Any]:
 def _backend_names(group: Any) -> tuple[str, ...]:
     found = set()
     for backend in _backends(group):
-        with contextlib.suppress(RuntimeError):  # a third party's need not have a name
+        with contextlib.suppress(RuntimeError):  # a third party's backend may have no name
             found.add(str(backend.name()))
     return tuple(sorted(found))

@@ -1,7 +1,7 @@
-"""Rejoin: takes a rank's process groups down and builds them again, and lets everything that held one hold the new.
+"""Rejoin: destroys a rank's process groups, rebuilds them, and replaces every reference to an old group by the new one.
 
-A group is known across ranks and rejoins by its c10d name. What refers to a group in Python (variables, attributes,
-lists, closures) is found through the garbage collector and re-pointed; models also hold theirs in C++ and are told.
+A group is identified across ranks and rejoins by its c10d name. Python references to a group (variables, attributes,
+lists, closures) are found through the garbage collector and replaced; models also hold theirs in C++ and are notified.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of 
 
 
 class LostGroup:
-    """Stands where a process group stood that could not be built again: any use of it raises and says which it was."""
+    """Replaces a process group that could not be rebuilt: any use of it raises and names the group."""
 
     def __init__(self, name: str, ranks: Sequence[int], why: str) -> None:
-        self.__dict__["_lost"] = f"process group {name!r} of ranks {list(ranks)} is gone: {why}; make it again"
+        self.__dict__["_lost"] = f"process group {name!r} of ranks {list(ranks)} was lost: {why}. Create it again"
 
     def __getattr__(self, attribute: str) -> Any:
         raise ClusterError(self.__dict__["_lost"])
@@ -44,7 +44,7 @@ class LostGroup:
 def inventory() -> dict[str, Any]:
     """This rank's groups besides the default one in plain data, how many names c10d has given, broken backwards.
 
-    ``members`` of a group: the names of those that take turns in it (`comm.round_robin_process_group`).
+    ``members`` of a group: the names of the groups that it uses in turn (`comm.round_robin_process_group`).
     """
     default = dist.group.WORLD.group_name if dist.group.WORLD is not None else None
     found = [
@@ -63,7 +63,7 @@ def inventory() -> dict[str, Any]:
 
 
 def broken_backwards() -> list[int]:
-    """Models of ours that gave a backward up since `note_backwards`, by their numbers on all ranks. Any thread."""
+    """Models of ours that abandoned a backward since `note_backwards`, by their numbers on all ranks. Any thread."""
     return [
         sync.reducer_id
         for sync in [model.sync for model in live_models()]
@@ -72,7 +72,7 @@ def broken_backwards() -> list[int]:
 
 
 def note_backwards() -> None:
-    """From now on only what is given up later counts as broken: a cell begins, or gradients were discarded."""
+    """Counts only later abandoned backwards as broken: a cell begins, or gradients were discarded."""
     _known.clear()
     _known.update({model.sync: _given_up(model.sync) for model in live_models()})
 
@@ -83,7 +83,7 @@ def _given_up(sync: Any) -> int:
 
 
 def discard_gradients(broken: Iterable[int]) -> None:
-    """Sets the gradients of these models to None: on some ranks a part of a broken step is in them."""
+    """Sets the gradients of these models to None: on some ranks they contain a part of a broken step."""
     for sync in [model.sync for model in live_models()]:
         if sync.reducer_id in broken:
             for parameter in sync.trained.tensors:
@@ -95,7 +95,7 @@ def take_down() -> dict[str, Any]:
     """Ends every group of this rank.
 
     Returns:
-        Name -> the group that is no more, as `rebuild` needs it.
+        Name -> the destroyed group, as `rebuild` needs it.
     """
     registry.free()
     registry.end_forgotten(_FORGOTTEN_SECONDS)
@@ -109,12 +109,12 @@ def take_down() -> dict[str, Any]:
 
 
 def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_count: int) -> dict[str, str]:
-    """Builds the user's groups again, on all ranks alike, and re-points what referred to the old ones.
+    """Rebuilds the user's groups, in the same way on all ranks, and replaces references to the old ones.
 
     Args:
-        old: what `take_down` returned.
+        old: the value of `take_down`.
         wanted: the groups that are alive on any rank, in one order for all ranks.
-        group_count: the highest count of names on any rank, so that the next new group is named alike.
+        group_count: the highest count of names on any rank, so that the next new group gets the same name.
 
     Returns:
         Name -> why that group could not be built.
@@ -139,7 +139,7 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
             names[stand_ins[-1]] = f"not on this rank: {name}"
     for stand_in in stand_ins:
         del names[stand_in]
-    # The count begins anew where the user's code has made the default group; the names of groups before are taken.
+    # The count restarts if the user's code has made the default group; the names of earlier groups are taken.
     taken = [int(group["name"]) + 1 for group in wanted if group["name"].isdigit()]
     c10d._world.group_count = max(first + len(wanted), *taken, 0)
     if old:
@@ -149,12 +149,12 @@ def rebuild(old: dict[str, Any], wanted: Sequence[Mapping[str, Any]], group_coun
 
 
 def _let_go(old: dict[str, Any]) -> None:
-    """Lets the old groups' threads and sockets end now.
+    """Ends the old groups' threads and sockets now.
 
-    What a cell raised while it waited on a group refers to it from its traceback's frames, and often to itself: such a
-    group would stay, with four threads and a dozen files, until the garbage collector has its next long turn.
+    An exception that a cell raised while waiting on a group refers to it from its traceback's frames, and often to
+    itself: such a group would stay, with four threads and a dozen files, until the next full garbage collection.
 
-    The end of a group joins its threads, which may take a while: nobody may wait for that.
+    Destroying a group joins its threads, which may take a while: nothing may wait for that.
     """
     given = dict(old)
     old.clear()
@@ -162,7 +162,7 @@ def _let_go(old: dict[str, Any]) -> None:
     def release() -> None:
         left = [weakref.ref(group) for group in given.values()]
         given.clear()
-        for generation in (1, 2):  # all of them take 0.1 s and more, in which the next cell waits for the interpreter
+        for generation in (1, 2):  # all generations take 0.1 s and more, during which the next cell waits for the GIL
             if any(reference() is not None for reference in left):
                 gc.collect(generation)
 
@@ -173,7 +173,7 @@ def _build(group: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
     if group["members"]:
         gone = [name for name in group["members"] if name not in others]
         if gone:
-            raise RuntimeError(f"of the groups that it is made of, {', '.join(gone)} had been destroyed")
+            raise RuntimeError(f"the groups that it consisted of were destroyed before: {', '.join(gone)}")
         return round_robin_process_group([others[name] for name in group["members"]])
     numbered = group["name"].isdigit()
     if numbered:
@@ -196,7 +196,7 @@ def _models() -> Iterator[Any]:
 
 
 def _repoint(groups_: Sequence[tuple[Any, Any]], keep: dict[str, Any]) -> None:
-    """Tells models, and what else holds a group, of the new one; one look at all objects for all groups.
+    """Gives models and other holders of a group the new one; one pass over all objects for all groups.
 
     Args:
         groups_: old and new ones.

@@ -1,11 +1,11 @@
-"""This process's sockets as the kernel lists them, and ports of torch's that nobody else gets into.
+"""This process's sockets as the kernel lists them, and sealing of torch's ports against other users.
 
 [Note: a sealed port]
-torch's store and Gloo ask nobody who they are, and listen on when all ranks are connected. From then on nobody has to
-get in: a filter on the listening socket drops what would open a connection. Connections that stand are sockets of their
-own, and go on; those to the store that another user of this machine has opened before are shut down. So such a user has
-the moments in which ranks start, rejoin or make a group, and what was sent then. Where the kernel refuses the filter,
-as in some containers, the ports stay open, and who starts the cluster is told.
+torch's store and Gloo do not authenticate their peers, and keep listening when all ranks are connected. From then on no
+connection is needed: a filter on the listening socket drops packets that would open one. Existing connections have
+sockets of their own and continue; those to the store that another user of this machine opened before are shut down. So
+such a user has only the moments in which ranks start, rejoin or make a group. If the kernel refuses the filter, as in
+some containers, the ports stay open, and the start of the cluster reports it.
 
 See [Note: a reused descriptor] in `ddp_lab.engine.groups.registry`.
 """
@@ -34,7 +34,7 @@ _BYTES_MOVED = struct.Struct("=120xQQ")  # of Linux's struct tcp_info: bytes ack
 _EPOLL_CTL_MOD = 3
 _EPOLL_EVENT = struct.Struct("=LQ" if platform.machine() == "x86_64" else "=L4xQ")
 _WATCHED = re.compile(r"tfd: *(\d+) events: *\w+ data: *(\w+) +pos:\w+ ino:(\w+)")
-_ACCEPT_SECONDS = 1.0  # until a connection that stands is a socket of this process
+_ACCEPT_SECONDS = 1.0  # until an established connection is a socket of this process
 
 
 def all_sockets(descriptors: Iterable[int] | None = None) -> Iterator[Socket]:
@@ -58,12 +58,12 @@ def connection_ports(one: Socket) -> tuple[int, ...]:
 
 
 def close_beside(connections: Iterable[Socket]) -> str:
-    """Lets nobody connect any more to the loop that serves these connections: Gloo's, nobody else's of this process.
+    """Closes the loop that serves these connections to new ones: Gloo's, and no other of this process.
 
-    See [Note: a sealed port]. Who came before stays: Gloo does not serve a connection that it does not expect.
+    See [Note: a sealed port]. Earlier connections stay: Gloo does not serve unexpected ones.
 
     Returns:
-        Why it could not be done; empty: it is.
+        Why it could not be done; empty if it was.
     """
     why = ""
     descriptors, beside = {descriptor for descriptor, _ in connections}, set[int]()
@@ -76,7 +76,7 @@ def close_beside(connections: Iterable[Socket]) -> str:
 
 
 def bytes_moved(connections: Iterable[Socket]) -> int:
-    """How many bytes have gone through these connections both ways, as far as their peers have acknowledged them."""
+    """The number of bytes through these connections in both directions, as far as their peers acknowledged them."""
     total = 0
     for one in connections:
         with _duplicate(one) as copy:
@@ -88,10 +88,10 @@ def bytes_moved(connections: Iterable[Socket]) -> int:
 
 
 def silence(connections: Iterable[Socket]) -> int:
-    """Lets the threads that wait for something to come in on these connections be told of nothing any more.
+    """Stops the notifications of incoming data on these connections for the threads that poll them.
 
-    Gloo's loop, when it has received something for nobody, leaves it in its socket and is told of it again at once.
-    The descriptors stay what they are: Gloo will close them.
+    Gloo's loop leaves data that no work expects in the socket, and is notified of it again at once. The descriptors
+    stay valid: Gloo will close them.
 
     Returns:
         How many there were.
@@ -101,7 +101,7 @@ def silence(connections: Iterable[Socket]) -> int:
         for descriptor, (inode, data) in watched.items():
             if inode in inodes:
                 event = _EPOLL_EVENT.pack(select.EPOLLET, data)
-                ctypes.CDLL(None).epoll_ctl(poll, _EPOLL_CTL_MOD, descriptor, event)  # fails where it is closed by now
+                ctypes.CDLL(None).epoll_ctl(poll, _EPOLL_CTL_MOD, descriptor, event)  # fails if it is closed by now
                 count += 1
     return count
 
@@ -129,18 +129,18 @@ def _listening_port(one: Socket) -> int | None:
 
 def shut_down(one: Socket, how: int = socket.SHUT_RDWR) -> None:
     """Shuts a socket down, if the descriptor still is that one."""
-    with _duplicate(one) as copy, contextlib.suppress(OSError):  # the peer was first
+    with _duplicate(one) as copy, contextlib.suppress(OSError):  # the peer closed it first
         if copy is not None:
             copy.shutdown(how)
 
 
 def seal(port: int) -> str:
-    """Lets nobody connect any more to this port of this process, and sends other users' connections away.
+    """Closes this port of this process to new connections, and shuts down those of other users.
 
     See [Note: a sealed port]. Does nothing for a port on which this process does not listen.
 
     Returns:
-        Why it could not be done; empty: it is.
+        Why it could not be done; empty if it was.
     """
     listening = [one for one in all_sockets() if _listening_port(one) == port]
     refused = [why for one in listening if (why := _drop_all(one))]
@@ -190,7 +190,7 @@ def _ends(connection: socket.socket) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _duplicate(one: Socket) -> Iterator[socket.socket | None]:
-    """A socket of our own on what the descriptor names; None if that no longer is the socket with this inode."""
+    """A socket object of our own for the descriptor; None if it is no longer the socket with this inode."""
     descriptor, inode = one
     try:
         copy = os.dup(descriptor)
@@ -207,7 +207,7 @@ def _duplicate(one: Socket) -> Iterator[socket.socket | None]:
 
 @contextlib.contextmanager
 def _tcp(one: Socket) -> Iterator[socket.socket | None]:
-    """The same, None also for what is no TCP socket."""
+    """The same, None also for other than TCP sockets."""
     with _duplicate(one) as copy:
         tcp = copy is not None and copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
         yield copy if tcp else None

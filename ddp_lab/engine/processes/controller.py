@@ -3,12 +3,12 @@
 `python -m ddp_lab.engine.processes.controller PARENT RUN_DIR [ipcontroller options]`.
 
 [Note: a controller that takes over]
-A controller that was killed gets a successor, and nobody else notices much: started again with the same folder, it
-listens at the same addresses with the same keys and knows the engines that were registered. The engines' sockets, and
-the client's, connect again by themselves; what they have to say to each other waits until all of them have
-(`ddp_lab.engine.processes.patient_queue`). So it keeps its secret key in a file of its folder, and its names of sockets
-are numbers that count on: a successor needs some that the first one does not have. What was under way in the process
-that was killed is lost: `ddp_lab.cluster.cells.run` finds out which cells that concerns.
+A killed controller gets a successor without much disturbance: started again with the same folder, it listens at the
+same addresses with the same keys and knows the registered engines. The sockets of engines and client reconnect by
+themselves; messages between them wait until all have reconnected (`ddp_lab.engine.processes.patient_queue`). So it
+keeps its secret key in a file of its folder, and its socket names are increasing numbers, so that a successor can
+choose unused ones. Messages inside the killed process are lost: `ddp_lab.cluster.cells.run` finds the cells that this
+affects.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from . import parent_watch
 # And the signal's number: the exit code then; `ddp_lab.cluster.processes.launchers` knows it.
 HEART_MONITOR_KILLED = 128
 _PORTS = 20  # engines of other hosts connect to nine
-_FILES = 65_536  # at most: whoever reaches a port can make this process open some
-_HANDSHAKE_MS = 3_000  # until a connection that says nothing is closed
+_FILES = 65_536  # at most: every connection to a port opens some in this process
+_HANDSHAKE_MS = 3_000  # until a silent connection is closed
 _NAMES_OF_A_SUCCESSOR = 1_000
 
 
 def hold_ports() -> list[socket.socket]:
-    """Free TCP ports that nobody else is given while these sockets are open; ipcontroller may listen on them.
+    """Free TCP ports that stay reserved while these sockets are open; ipcontroller may listen on them.
 
-    Left to itself, it notes ports that are free and listens later: whoever took one meanwhile ends it, or silences a
-    part of it. A socket that is bound and does not listen keeps a port from all others, but for listeners with
-    SO_REUSEADDR, as ZeroMQ's are, where it has that option, too; it has it only once it holds the port.
+    By itself, ipcontroller picks free ports and listens later: a process that takes one meanwhile breaks all or part of
+    it. A socket that is bound but does not listen reserves a port, except for listeners with SO_REUSEADDR, as
+    ZeroMQ's are, if it has that option too; it gets the option only once it holds the port.
     """
     held = [socket.socket() for _ in range(_PORTS)]
     for one in held:
@@ -72,7 +72,7 @@ def _open_more_files() -> None:
 
 def _hub_class(app: Any) -> Any:
     class Hub(app.Hub):  # type: ignore[misc]
-        """ipyparallel's, which notes its engines for a successor whole or not at all: a disk may be full."""
+        """ipyparallel's hub, which stores its engines for a successor completely or not at all, e.g. on a full disk."""
 
         def _save_engine_state(self) -> None:
             if not self.engine_state_file:
@@ -84,7 +84,7 @@ def _hub_class(app: Any) -> Any:
                 draft.write_text(json.dumps({"engines": engines, "next_id": self._idcounter}))
                 draft.replace(path)
             except OSError as error:
-                self.log.warning("the engines could not be noted: %s", error)
+                self.log.warning("could not store the list of engines: %s", error)
 
     return Hub
 
@@ -123,7 +123,7 @@ def _controller_class() -> Any:
             return int(super().next_port(pool_name))
 
         def construct_url(self, kind: str, channel: str, index: Any = None) -> str:
-            # As engines and clients make them; and nothing inside of the controller needs a port.
+            # As engines and clients make them; nothing inside the controller needs a port.
             info = {"engine": self.engine_info, "client": self.client_info, "internal": self.internal_info}[kind]
             interface = self.client_info["interface"] if kind == "internal" else info["interface"]
             number = info[channel] if index is None else info[channel][index]
@@ -138,7 +138,7 @@ def _controller_class() -> Any:
         def _heart_monitor_ended(self, *_: object) -> None:
             self.heartmonitor_process.join()
             code = self.heartmonitor_process.exitcode
-            self.log.critical("its heart monitor has ended (exit code %s)", code)
+            self.log.critical("the heart monitor ended (exit code %s)", code)
             os._exit(HEART_MONITOR_KILLED - code if code < 0 else 1)
 
     return Controller
@@ -152,7 +152,7 @@ def main(argv: list[str]) -> None:
         parent_watch.kill_with_parent_thread(controller)
         logging.disable(logging.WARNING)  # else every late heartbeat of a busy machine is two lines of log
 
-    os.umask(0o077)  # ipyparallel writes some of its files for everybody; no code of the user runs here
+    os.umask(0o077)  # ipyparallel writes some world-readable files; no user code runs here
     parent_watch.on_parent_exit(int(argv[0]), lambda: parent_watch.end_and_remove(run_dir))
     _open_more_files()
     os.register_at_fork(after_in_child=become_heart_monitor)

@@ -1,4 +1,4 @@
-"""Imports torch once, then forks one engine per rank: a rank starts in tenths of a second, and shares torch's pages.
+"""Imports torch once, then forks one engine per rank: a rank starts in tenths of a second and shares torch's pages.
 
 `python -m ddp_lab.engine.processes.fork_server PARENT RUN_DIR` reads one JSON object a line from standard input and
 answers the same way on standard output:
@@ -60,8 +60,8 @@ class ForkServer:
         run_dir: the cluster's folder.
         commands: descriptor that the client writes to.
         events: descriptor that the client reads.
-        logs: where logs of ranks lie if the client is on another host; the end of one travels there when its rank ends.
-        lease: seconds without a command after which the client counts as gone; None: it is seen when it goes.
+        logs: folder for logs of ranks if the client is on another host; the end of a log is sent when its rank ends.
+        lease: seconds without a command after which the client counts as lost; None: its end is noticed directly.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class ForkServer:
         self._heard_s = 0.0  # when the client was last heard
 
     def send(self, event: str, **content: Any) -> None:
-        """Writes one event to the client; a client that is gone is the parent watch's business."""
+        """Writes one event to the client; the parent watch handles a client that has exited."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._events, json.dumps({"event": event, **content}).encode() + b"\n")
 
     def end_now(self) -> None:
         """Kills every rank with the processes it started, removes the cluster's files, ends this process."""
-        self._forking.acquire()  # for good: no rank is forked any more, which would make files again
+        self._forking.acquire()  # permanently: no more ranks are forked, which would create files again
         for pid in list(self._ranks):
             _kill_group(pid)
         for pid in list(self._ranks):
@@ -95,7 +95,7 @@ class ForkServer:
         parent_watch.end_and_remove(self._run_dir)
 
     def serve(self) -> Callable[[], None] | None:
-        """Forks, signals and reaps until the input ends; in a forked rank, returns what that rank is to run."""
+        """Forks, signals and reaps until the input ends; in a forked rank, returns the function that it runs."""
         wakeup_read, wakeup_write = os.pipe()
         os.set_blocking(wakeup_write, False)
         os.set_blocking(wakeup_read, False)
@@ -129,12 +129,12 @@ class ForkServer:
                             return child
 
     def _silent_for(self) -> float:
-        """Seconds since the client was heard; what waits to be read counts as heard."""
+        """Seconds since the client was last heard; unread input counts as heard."""
         waiting, _, _ = select.select([self._commands], [], [], 0)
         return 0.0 if waiting else time.monotonic() - self._heard_s
 
     def _end_gently(self) -> None:
-        """Asks every rank to end, so that what it registered with atexit runs, and waits a moment."""
+        """Asks every rank to end, so that its atexit functions run, and waits a moment."""
         for pid in self._ranks:
             os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_SECONDS
@@ -180,14 +180,14 @@ class ForkServer:
         return self._logs / f"rank-{rank}.log"
 
     def _last_words(self, rank: int) -> dict[str, str]:
-        """What an `exited` event says besides: the end of the rank's log, for a client on another host."""
+        """Further fields of an `exited` event: the end of the rank's log, for a client on another host."""
         if self._logs is None or not self._log_of(rank).exists():
             return {}
         return {"log": self._log_of(rank).read_bytes()[-_LAST_WORDS:].decode(errors="replace")}
 
     def _reap(self) -> None:
         for pid in list(self._ranks):
-            # Looked at before it is reaped: until then its process group's id can't be given to anybody else.
+            # Handled before it is reaped: until then its process group's id can't be reused.
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
             _kill_group(pid)
@@ -220,7 +220,7 @@ def preload(send: Callable[..., None]) -> None:
 
 
 def _format_a_traceback() -> None:
-    """The first traceback costs 0.15 s of imports and caches; after this, a rank's first one costs as the others."""
+    """Pays for the first traceback's imports and caches (0.15 s) before a rank needs one."""
     from IPython.core import ultratb
 
     try:
@@ -254,7 +254,7 @@ def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, A
     config.IPEngine.timeout = 60.0
     engine = IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
     engine.initialize([])
-    # Of a crash in C code; ipykernel's own would write to a pipe that nobody reads by then.
+    # For crashes in C code; ipykernel's own would write to a pipe that is no longer read.
     faulthandler.enable(log, all_threads=False)
     try:
         engine.start()
@@ -269,9 +269,9 @@ def _run_rank(spec: Mapping[str, Any], log_path: str, connection: Mapping[str, A
 
 
 def take_channel() -> tuple[int, int]:
-    """What the client writes to and what it reads: standard input and output, which nobody else uses from now on.
+    """The descriptors of standard input and output, from now on used only for the client.
 
-    What is printed goes to the log, and Ctrl-C in the client's terminal is the client's affair.
+    Printed text goes to the log, and Ctrl-C in the client's terminal is left to the client.
     """
     commands, events = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -285,7 +285,7 @@ def serve(server: ForkServer, parent: int, failed: Callable[[], None] = lambda: 
     """Serves one client until its end of the input closes; in a forked rank, becomes that rank.
 
     Args:
-        server: that has served nobody.
+        server: an unused server.
         parent: the process with which it ends.
         failed: called when something that ranks need can't be imported.
     """

@@ -5,11 +5,10 @@ background, writes ``ready PID`` and closes its output. Standard library only, a
 cluster] in `ddp_lab.cluster.processes.keeper`.
 
 Clients connect to its Unix socket and speak JSON, one object a line. The first line is ``{"op": "attach"}`` or
-``{"op": "look"}``; a client that is attached says what it would write to the fork server (``fork``, ``signal``), and
-``note`` (what the next client has to know), ``controller`` (start a new one: the former has ended) or ``stop``. It is
-told what the fork server says, and ``ended`` (the fork server has), ``controller ended``, ``controller started`` or
-``taken`` (another client has taken the cluster over). What is none of this is counted, noted in the log now and then,
-and dropped.
+``{"op": "look"}``; an attached client sends the commands of the fork server (``fork``, ``signal``), and
+``note`` (data for the next client), ``controller`` (start a new one: the former has ended) or ``stop``. It receives the
+fork server's events, and ``ended`` (the fork server has), ``controller ended``, ``controller started`` or ``taken``
+(another client has taken the cluster over). Invalid messages are counted, sometimes logged, and dropped.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from ...protocol import registry
 
 _SEND_SECONDS = 2.0
 _TERM_SECONDS = 1.5
-_YIELD_SECONDS = 5.0  # how long a client may take to let go of a cluster that another one takes over
+_YIELD_SECONDS = 5.0  # how long a client may take to disconnect when another one takes its cluster over
 _BACKLOG = 16
-_PAUSE_SECONDS = 0.05  # before a connection is looked for again that could not be taken
+_PAUSE_SECONDS = 0.05  # before retrying to accept a connection
 _LONGEST_LINE = 16 << 20  # bytes
 
 
@@ -52,7 +51,7 @@ class _Peer:
         self._buffer = b""
 
     def lines(self) -> list[bytes] | None:
-        """What it has said; None once it has gone."""
+        """Its messages; None once it has disconnected."""
         try:
             data = self.socket.recv(1 << 16)
         except OSError:
@@ -63,19 +62,19 @@ class _Peer:
         return lines if len(self._buffer) <= _LONGEST_LINE else None
 
     def say(self, event: str, **content: Any) -> bool:
-        """Whether it took this."""
+        """Whether the message could be sent."""
         return self.pass_on(json.dumps({"event": event, **content}).encode() + b"\n")
 
     def pass_on(self, line: bytes) -> bool:
         try:
             self.socket.sendall(line)
-        except OSError:  # it has gone, or reads nothing
+        except OSError:  # it has disconnected, or does not read
             return False
         return True
 
 
 class Keeper:
-    """A cluster's processes, and whoever is attached to it.
+    """A cluster's processes, and the attached client.
 
     Args:
         spec: ``name``, ``registry`` (folder), ``run_dir``, ``cwd`` (of the ranks), ``lease_seconds``, ``controller``
@@ -88,24 +87,24 @@ class Keeper:
         self._deadline: float | None = None
         self._selector = selectors.DefaultSelector()
         self._client: _Peer | None = None
-        self._next: _Peer | None = None  # waits until the client that is attached has let go
+        self._next: _Peer | None = None  # waits until the attached client has disconnected
         self._since = time.time()
         self._notes: dict[str, Any] = {}
-        # What the fork server has said, for the next client: kind and rank -> the last event.
+        # The fork server's events for the next client: kind and rank -> the last event.
         self._events: dict[tuple[str, int | None], Mapping[str, Any]] = {}
         self._ended: int | None = None  # the fork server's exit code
         self._controller_ended: int | None = None  # the controller's
-        self._dropped = Dropped()  # messages that were none
+        self._dropped = Dropped()  # invalid messages
         self._rest = b""
 
     def open(self) -> None:
-        """Listens, enters itself in the registry and starts the processes."""
+        """Listens, registers itself and starts the processes."""
         path = os.path.join(self._spec["run_dir"], "keeper")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(_BACKLOG)
         self._folder = Path(self._spec["registry"])
-        registry.entries(self._folder)  # removes what is left of one whose keeper was killed
+        registry.entries(self._folder)  # removes the remains of a cluster whose keeper was killed
         self._entry = registry.add(self._folder, self._spec["name"], path)
         self._start_controller()
         self._fork_server = self._start("fork_server", subprocess.PIPE)
@@ -118,10 +117,10 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         self._selector.register(read, selectors.EVENT_READ, self.end)
-        self._deadline = time.monotonic() + min(self._lease, 30.0)  # nobody has come yet
+        self._deadline = time.monotonic() + min(self._lease, 30.0)  # no client has attached yet
 
     def serve(self) -> None:
-        """Until a client says ``stop``, the lease has run out or a signal ends this process."""
+        """Runs until a client says ``stop``, the lease expires or a signal ends this process."""
         while True:
             wait = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
             for key, _ in self._selector.select(wait):
@@ -174,8 +173,8 @@ class Keeper:
     def _replace_controller(self, former_ended: int) -> None:
         try:
             self._start_controller()
-        except OSError as error:  # it can open no more files, say: the ranks live on
-            print(f"no new controller could be started: {error}", file=sys.stderr, flush=True)
+        except OSError as error:  # e.g. too many open files: the ranks stay alive
+            print(f"could not start a new controller: {error}", file=sys.stderr, flush=True)
             self._controller_ended = former_ended
         if self._client is None:
             return
@@ -220,7 +219,7 @@ class Keeper:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # no descriptor is left for it, or it has gone
+        except OSError:  # no descriptor is left for it, or it has disconnected
             time.sleep(_PAUSE_SECONDS)
             return
         peer = _Peer(connection)
@@ -248,12 +247,12 @@ class Keeper:
                 self._drop(line)
 
     def _drop(self, line: bytes) -> None:
-        """Not a message: noted in the log now and then, see `Dropped`."""
+        """An invalid message: sometimes logged, see `Dropped`."""
         if self._dropped.one_more():
             print(f"messages dropped: {self._dropped.count}; the last one: {line[:80]!r}", file=sys.stderr, flush=True)
 
     def _seen(self) -> dict[str, Any]:
-        """What anybody of this user may know."""
+        """The facts for any process of this user."""
         left = None if self._client is not None or self._deadline is None else self._deadline - time.monotonic()
         living = [rank for kind, rank in self._events if kind == "forked" and ("exited", rank) not in self._events]
         return {
@@ -274,7 +273,7 @@ class Keeper:
         else:
             self._next = peer
             self._deadline = time.monotonic() + _YIELD_SECONDS
-            self._client.say("taken", by=peer.pid)  # it goes; see `_lose`
+            self._client.say("taken", by=peer.pid)  # it disconnects; see `_lose`
 
     def _adopt(self, peer: _Peer) -> None:
         alone_since = self._since
@@ -291,7 +290,7 @@ class Keeper:
         )
 
     def _refuse_next(self) -> None:
-        """The client that is attached does not let go: it is stopped, say."""
+        """The attached client does not disconnect: it may be suspended."""
         assert self._client is not None
         assert self._next is not None
         peer, self._next, self._deadline = self._next, None, None
@@ -299,7 +298,7 @@ class Keeper:
         self._lose(peer)
 
     def _lose(self, peer: _Peer) -> None:
-        """A connection has ended, or is to end."""
+        """A connection has ended, or must end."""
         if peer.socket.fileno() >= 0:
             self._selector.unregister(peer.socket)
             peer.socket.close()
@@ -307,7 +306,7 @@ class Keeper:
             self._next = self._deadline = None
         elif peer is self._client:
             self._client, self._since = None, time.time()
-            # Ranks that never joined are of no use to anybody.
+            # Ranks that never joined are useless.
             self._deadline = time.monotonic() + (self._lease if self._notes.get("joined") else 0.0)
             if self._next is not None:
                 self._adopt(self._next)
@@ -326,7 +325,7 @@ class Keeper:
                 self._events.pop(("forked", one["rank"]), None)
                 self._events.pop(("exited", one["rank"]), None)
             assert self._fork_server.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it ended: the client is told
+            with contextlib.suppress(BrokenPipeError):  # it ended, which the client is told
                 self._fork_server.stdin.write(line + b"\n")
                 self._fork_server.stdin.flush()
         else:
@@ -334,7 +333,7 @@ class Keeper:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A message; None if it is none."""
+    """A message; None if it is invalid."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -354,7 +353,7 @@ def _for_fork_server(message: Mapping[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Goes into the background and keeps a cluster."""
+    """Goes into the background and supervises a cluster."""
     spec = json.loads(sys.stdin.readline())
     if os.fork():
         os._exit(0)

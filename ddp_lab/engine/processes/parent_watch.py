@@ -1,8 +1,8 @@
-"""A process that ends when the one that started it ends, however that one ends (standard library only).
+"""Ends this process when its parent ends, in whatever way (standard library only).
 
-Two independent means, because each has a hole:
+Two independent means, because each has a gap:
 
-- a thread that waits on a file descriptor of the parent's process: it needs the interpreter lock of *this* process;
+- a thread that waits on a file descriptor of the parent's process: it needs the GIL of *this* process;
 - the kernel's parent-death signal: it follows the parent's *thread*, so it is only right below a parent whose
   starting thread lives as long as the parent does.
 """
@@ -26,7 +26,7 @@ def kill_with_parent_thread(parent: int) -> None:
     """Lets the kernel SIGKILL this process when the parent's thread that started it ends.
 
     Args:
-        parent: process id of the expected parent; if it is gone already, this process ends here.
+        parent: process id of the expected parent; if it has already ended, this process ends here.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
@@ -50,7 +50,7 @@ def end_and_remove(folder: str) -> NoReturn:
     try:
         os.execlp("rm", "rm", "-rf", "--", folder)
     except OSError as error:
-        print(f"{folder} is left: `rm` could not be started: {error}", file=sys.stderr, flush=True)
+        print(f"could not remove {folder}: `rm` could not be started: {error}", file=sys.stderr, flush=True)
         os._exit(1)
 
 
@@ -61,7 +61,7 @@ def _wait(parent: int, then: Callable[[], None]) -> None:
         poll.register(descriptor, select.POLLIN)
         while not poll.poll():
             pass
-    while os.getppid() == parent:  # where the kernel has no pidfd
+    while os.getppid() == parent:  # if the kernel has no pidfd
         threading.Event().wait(_POLL_SECONDS)
     then()
 

@@ -1,8 +1,7 @@
-"""What passes messages on in a controller that takes over from one that was killed.
+"""The message queue of a controller that takes over from one that was killed.
 
-See [Note: a controller that takes over] in `ddp_lab.engine.processes.controller`. Engines and client connect again one
-by one, and what one says to another that is not there yet would be dropped: so nothing is passed on until all are
-there.
+See [Note: a controller that takes over] in `ddp_lab.engine.processes.controller`. Engines and client reconnect one by
+one, and messages to a peer that is not connected yet would be dropped: so nothing is forwarded until all are connected.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from typing import Any
 import zmq
 from zmq.devices import ThreadMonitoredQueue
 
-_SECONDS = 10.0  # one whose process was stopped, or has just ended, does not come
+_SECONDS = 10.0  # one whose process was suspended, or has just ended, does not reconnect
 
 
 class PatientQueue(ThreadMonitoredQueue):
-    """ipyparallel's queue, which waits until all that were there before are there again.
+    """ipyparallel's queue, which waits until all former peers are connected again.
 
     Attributes:
-        expected: how many will connect.
+        expected: number of peers that will connect.
     """
 
     expected = 0

@@ -1,7 +1,7 @@
-"""What a fork server finds out about the network before ranks start: by which address and interface hosts reach it.
+"""A fork server's tests of the network before ranks start: by which address and interface hosts reach it.
 
-Host names prove nothing: a name may stand for loopback, for an address of another network, or for nothing. So the
-system is asked which address it would send from (`route`), and whoever is to listen is connected to (`meet`, `reach`).
+Host names are not reliable: a name may resolve to loopback, to an address of another network, or not at all. So the
+system is asked which address it would send from (`route`), and connections to listeners are tried (`meet`, `reach`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Meeting:
         self._listener: socket.socket | None = None
 
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer to a command, None if it is no question of this kind.
+        """The answer to a command, None if it is not such a question.
 
         ``route``: ``address`` and ``interface`` from which this host reaches ``to``. ``meet``: the ``port`` of a socket
         that listens on ``address`` (None: the former one is closed). ``reach``: whether (``targets``: pairs of address
-        and port) can be connected to within ``seconds``. A failure is told as ``error``.
+        and port) can be connected to within ``seconds``. A failure is returned as ``error``.
         """
         kinds = {"route": self._route, "meet": self._meet, "reach": self._reach}
         if command["op"] not in kinds:

@@ -1,3 +1,3 @@
-"""What a rank can tell of itself: where it is, what it has launched, what it uses."""
+"""A rank's reports on itself: where it is, what it has launched, what it uses."""
 
 __all__ = ["examine", "flights", "gpu"]

@@ -42,7 +42,7 @@ _FRAMES = 40  # at most, innermost first
 
 
 def examine(thread: int, began: tuple[str, int, str] | None) -> dict[str, Any]:
-    """What this rank does now, as JSON can hold it. Called on another thread than the main one.
+    """What this rank is doing now, JSON-able. Called on another thread than the main one.
 
     Args:
         thread: the main thread's identifier.
@@ -50,12 +50,13 @@ def examine(thread: int, began: tuple[str, int, str] | None) -> dict[str, Any]:
 
     Returns:
         ``cell`` and ``seconds`` of the running cell; ``stack``: frames from the innermost outwards, each ``file``,
-        ``line``, ``function``, ``text`` (what of the line is being executed, where Python knows) and ``users`` (it is
-        the user's own code); ``call``: the function of torch.distributed that it is in, or None: ``name``, ``kind``
-        (``"collective"``, ``"point to point"`` or ``"group"``), ``group`` (its name), ``ranks`` of the group, ``what``
-        (sizes and types of the tensors), ``bytes``, ``peer`` (source or destination), ``sequence`` (on its group);
-        ``sequences``: group -> collectives entered; ``flights``: what `flights.flights` says, ``last_cell`` the one
-        that it counts from; ``models``: for each ``reducer``, ``module`` and what `breakpoints.stage` says.
+        ``line``, ``function``, ``text`` (the part of the line that is being executed, if known) and ``users`` (whether
+        it is the user's own code); ``call``: the function of torch.distributed in which it is, or None: ``name``,
+        ``kind`` (``"collective"``, ``"point to point"`` or ``"group"``), ``group`` (its name), ``ranks`` of the group,
+        ``what`` (sizes and types of the tensors), ``bytes``, ``peer`` (source or destination), ``sequence`` (on its
+        group); ``sequences``: group -> collectives entered; ``flights``: the value of `flights.flights`,
+        ``last_cell`` the cell from which it counts; ``models``: for each ``reducer``, ``module`` and the value of
+        `breakpoints.stage`.
     """
     frame = sys._current_frames().get(thread)
     frames = [] if frame is None else [one for one, _ in islice(traceback.walk_stack(frame), _FRAMES)]
@@ -73,7 +74,7 @@ def examine(thread: int, began: tuple[str, int, str] | None) -> dict[str, Any]:
 
 
 def entered_at(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the user's code entered a collective: ``file`` and ``line``; empty if that is not known.
+    """Where the user's code entered a collective: ``file`` and ``line``; empty if unknown.
 
     Args:
         request: ``group`` and ``number`` of the collective.
@@ -85,10 +86,10 @@ def entered_at(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def waited_in(error: BaseException) -> str:
-    """What a rank waited in when it was freed, from what it raised then; "" if it did not wait. On the main thread."""
+    """What a rank waited in when it was unblocked, from its exception; "" if it did not wait. On the main thread."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     found = {"seconds": 0.0, "stack": [], "call": _call(frames[::-1]), "sequences": {}}
-    # A backward that has failed does not wait any more: its buckets say in what it did.
+    # A failed backward no longer waits: its buckets show what it waited in.
     backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
     models = [{**_model(model), "finalizing": True} for model in live_models()] if backward else []
     return Examined.of(0, "running", found | {"models": models}).waits_in
@@ -106,7 +107,7 @@ def _described(frame: FrameType) -> dict[str, Any]:
 
 
 def _text(frame: FrameType) -> str:
-    """The expression that is being executed; the whole line where that is not known, or goes over several."""
+    """The expression that is being executed; the whole line if that is unknown, or spans several lines."""
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).rstrip("\n")
     if sys.version_info >= (3, 11) and frame.f_lasti >= 0:
         places = list(frame.f_code.co_positions())
@@ -135,7 +136,7 @@ def _call(frames: list[FrameType]) -> dict[str, Any] | None:
 
 
 def _entered(name: str, kind: str, group: Any) -> dict[str, Any]:
-    """What there is to say of a call before its arguments are looked at."""
+    """The fields of a call before its arguments are inspected."""
     record = _record(group)
     return {
         "name": name,
@@ -164,7 +165,7 @@ def _work(frame: FrameType) -> dict[str, Any] | None:
 
 
 def _record(group: Any) -> registry.GroupRecord | None:
-    """What is registered of a group; None stands for the default one."""
+    """The record of a group; None means the default one."""
     if group is None or group is getattr(dist.group, "WORLD", None):
         group = c10d._get_default_group() if dist.is_initialized() else None
     for record in registry.alive():
@@ -213,6 +214,6 @@ def _peer(given: dict[str, Any], ranks: list[int]) -> int | None:
 def _model(model: LiveModel) -> dict[str, Any]:
     try:
         stage = model.breakpoints.stage()
-    except RuntimeError as error:  # it is being given new buckets at this moment
+    except RuntimeError as error:  # its buckets are being rebuilt at this moment
         stage = {"error": "".join(traceback.format_exception_only(error)).strip()}
     return {"reducer": model.sync.reducer_id, "module": type(model.sync.module).__name__, **stage}

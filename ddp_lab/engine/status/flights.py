@@ -1,7 +1,7 @@
-"""Collectives that this rank has given to its groups: the newest ones, and those that have not ended.
+"""Collectives that this rank has given to its groups: the newest ones, and those in flight.
 
-Torch's Flight Recorders note each of them in C++, whoever starts it, also the reducer, for about a microsecond. They
-are on by default; `install` only makes their rings smaller, so that a look at all of one takes a few milliseconds.
+Torch's Flight Recorders record each of them in C++, whatever code starts it, including the reducer, in about a
+microsecond. They are on by default; `install` only makes their rings smaller, so that a dump takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RING = "TORCH_FR_BUFFER_SIZE"
 _FORMER_RING = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _ENTRIES = "512"
 _MOST_OPEN = 100  # of a group: the oldest ones
-_NOTED_S = 0.2  # until a collective that a group has counted is noted
+_NOTED_S = 0.2  # until a collective that a group has counted is recorded
 _PAUSE_S = 0.005  # between looks whether the last ones have ended
 
 _nccl: GpuFlights | None = None
@@ -36,7 +36,7 @@ class _Known(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """A look at all groups: how much they had counted, since when that was seen, when it was taken, what it found."""
+    """A snapshot of all groups: their counts, since when those were seen, when it was taken, its result."""
 
     state: Any
     since: float
@@ -51,7 +51,7 @@ def install(folder: Path) -> None:
     """Sets the size of the recorders' rings, if the user has not; before the first group is made.
 
     Args:
-        folder: where a folder with a socket may be made.
+        folder: where a folder with a socket may be created.
     """
     global _nccl
     _nccl = _nccl or GpuFlights(folder)
@@ -60,7 +60,7 @@ def install(folder: Path) -> None:
 
 
 def flights(began_ns: int | None) -> list[dict[str, Any]]:
-    """What every living group of this rank was given, as JSON can hold it. Any thread may ask.
+    """The collectives of every living group of this rank, JSON-able. Callable from any thread.
 
     Args:
         began_ns: when the rank's last cell began (host time in ns); None if it has run none.
@@ -69,8 +69,8 @@ def flights(began_ns: int | None) -> list[dict[str, Any]]:
         For each ``group`` and ``backend``: its ``ranks`` (empty: all), ``entered`` (how many collectives; None if
         unknown), ``sequence`` (its backend's number, in which sends and receives may count), ``begun`` (the number of
         the first that was entered in the last cell; None if none was), ``kinds``: triples of name, tensors in words
-        and bytes, ``entries``: pairs of number and index in ``kinds``, ``open``: of the collectives that have not
-        ended, the oldest ones: number, index in ``kinds``, seconds since it was launched, bucket in words; and
+        and bytes, ``entries``: pairs of number and index in ``kinds``, ``open``: of the collectives in
+        flight, the oldest ones: number, index in ``kinds``, seconds since it was launched, bucket in words; and
         ``open_count``: how many there are.
     """
     wall = time.time_ns()
@@ -92,8 +92,8 @@ def in_flight() -> dict[str, Any]:
 
 
 def frames_of(group: str, number: int) -> list[tuple[str, int]]:
-    """File and line of each frame of the call that entered a collective, innermost first; empty if it is not known any
-    more, or is NCCL's. The first time takes some tenths of a second, in which no Python code of this process runs.
+    """File and line of each frame of the call that entered a collective, innermost first; empty if it is no longer
+    known, or is NCCL's. The first call takes some tenths of a second, in which no Python code of this process runs.
     """
     for known in _look(active=True):
         if known.record.name == group and number in known.numbered.entries:
@@ -104,8 +104,8 @@ def frames_of(group: str, number: int) -> list[tuple[str, int]]:
 
 
 def left() -> int:
-    """How many collectives of this rank are still under way though its cell has ended; those that end now are given
-    the time until that is noted.
+    """How many collectives of this rank are still in flight although its cell has ended; waits until those that end now
+    are recorded as ended.
     """
     began = time.monotonic()
     while found := _open():
@@ -154,7 +154,7 @@ def _age(one: Entry) -> float:
 
 
 def _buckets(undone: Iterable[Entry]) -> dict[int, str]:
-    """Record -> words for the bucket that an all-reduce carries: told from its group and its size."""
+    """Record -> the bucket of an all-reduce in words, determined from its group and size."""
     launched, found = list(_launched()), {}
     for one in undone:
         fits = [each for each in launched if one.name == "all_reduce" and each[:2] == (one.group, one.bytes)]
@@ -178,10 +178,10 @@ def _launched() -> Iterator[tuple[str, int, str]]:
 
 
 def _look(active: bool) -> list[_Known]:
-    """All living groups; of a rank that has entered nothing since, what was found then.
+    """All living groups; the last snapshot if the rank has entered nothing since.
 
     Args:
-        active: of NCCL's groups only what has not ended.
+        active: whether to return, of NCCL's groups, only collectives in flight.
     """
     global _last
     living = [record for record in registry.alive() if not record.freed]

@@ -1,10 +1,9 @@
-"""How full and busy this rank's GPU is, for the widget of the cluster.
+"""Memory and load of this rank's GPU, for the cluster's widget.
 
 [Note: a GPU that hangs]
-The control thread answers while a cell runs, also while the GPU hangs in a collective: that is when the answer matters.
-CUDA's runtime and torch's allocator can block then, with the interpreter's lock held, and nobody could interrupt the
-rank any more. So the GPU is asked through the driver's management library (NVML) alone, which also makes no CUDA
-context where there is none.
+The control thread answers while a cell runs, also while the GPU hangs in a collective, when the answer matters most.
+CUDA's runtime and torch's allocator can block then while holding the GIL, and the rank could no longer be interrupted.
+So the GPU is queried only through the driver's management library (NVML), which also creates no CUDA context.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Gpu:
 
     def read(self) -> dict[str, int | None] | None:
         """Returns bytes ``used`` and ``total`` of the whole device, by all processes, and ``percent`` of the time in
-        which it was busy (of about the last second); a value that the driver does not tell is None, and so is all of
-        it where there is no such library or GPU.
+        which it was busy (of about the last second); a value that the driver does not report is None, and so are all
+        if there is no such library or GPU.
         """
         if self._handle is None:
             return None

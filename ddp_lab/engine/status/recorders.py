@@ -1,23 +1,23 @@
-"""The recorders of this process: who notes the collectives of which backend, and how each of them is asked.
+"""The recorders of this process: which one records the collectives of which backend, and how each is queried.
 
 [Note: which recorder notes what]
 "shm" has a log of its own. Gloo writes into torch's Flight Recorder by itself, and so does NCCL up to torch 2.14, and
 later with ``TORCH_DIST_USE_NCCL2=0``: each into an instance of its own. From torch 2.15 on every other backend (nccl2,
-which is what "nccl" then builds, "mpi", a third party's) has an instance that bears its name; torch attaches a hook
-that writes into it to each group (`distributed_c10d._maybe_attach_flight_recorder`). Before, nothing notes them.
+which is what "nccl" then builds, "mpi", a third party's) has an instance of its own name; torch attaches a hook
+that writes into it to each group (`distributed_c10d._maybe_attach_flight_recorder`). Before 2.15, nothing records them.
 
-Which instance is the right one is told by the name that a group's backend itself has, not by the one that was asked
-for: "nccl" may have built nccl2, and "shm" may have become Gloo. Entries have the same form in all of them.
+The right instance is determined by the own name of a group's backend, not by the requested one: "nccl" may have built
+nccl2, and "shm" may have become Gloo. Entries have the same form in all of them.
 
-The hook keeps no events of CUDA: a look at what it wrote asks no GPU, and needs none of the care of [Note: looks at a
-GPU's collectives]. That a collective has ended it hears from the backend: from nccl2 within a second or so (`end_s`);
-of one that never tells, entries count as ended when they are launched, so that nothing of it is ever in flight.
+The hook keeps no CUDA events: a dump of its entries queries no GPU, and needs none of the care of [Note: looks at a
+GPU's collectives]. The backend reports to it that a collective has ended: nccl2 within a second or so (`end_s`). For
+one that never reports, entries count as ended when they are launched, so that none of them is ever in flight.
 
 [Note: looks at a GPU's collectives]
-A look at NCCL's recorder asks CUDA whether kernels have ended. That can block while the GPU hangs, which must not
-happen with the interpreter's lock held: nobody could interrupt the rank any more ([Note: a GPU that hangs]). So it goes
-through torch's own server for such questions, whose threads are C++: a Unix socket in a folder that only this user may
-enter. It is not waited for longer than `_SECONDS`, and once it was late, no other question is asked for `_PAUSE_S`.
+A dump of NCCL's recorder asks CUDA whether kernels have ended. That can block while the GPU hangs, and must not hold
+the GIL then: the rank could no longer be interrupted ([Note: a GPU that hangs]). So it uses torch's own server for such
+queries, whose threads are C++, through a Unix socket in a private folder of this user. It waits at most `_SECONDS`, and
+after a late answer it sends no other query for `_PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _NoInductor:
 @contextlib.contextmanager
 def _without_inductor() -> Iterator[None]:
     """Torch looks up frames of compiled code, too, and loads its compiler to ask it: for seconds, in which this rank
-    would answer nobody. As long as it is not loaded there is no such code."""
+    would not answer. As long as it is not loaded there is no such code."""
     if "torch._inductor" in sys.modules:
         yield
         return
@@ -144,7 +144,7 @@ class GpuFlights:
         self._not_before = 0.0
 
     def dump(self, active: bool = False) -> dict[str, Any]:
-        """The recorder's dump; empty where there is no such recorder, or no answer in time.
+        """The recorder's dump; empty if there is no such recorder, or no answer in time.
 
         Args:
             active: only what has not ended.

@@ -1,3 +1,3 @@
-"""What every model of ours needs: parameters, buckets, buffers, comm hooks, and what ranks agree on."""
+"""The parts of every model of ours: parameters, buckets, buffers, comm hooks, and the agreement between ranks."""
 
 __all__ = ["adaptation", "agreement", "arguments", "buckets", "comm_hooks", "outputs", "process_groups", "synchronizer"]

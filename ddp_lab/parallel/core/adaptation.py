@@ -1,15 +1,14 @@
-"""Noticing that a model has changed, and training what it holds now: frozen, added, removed, reassigned parameters.
+"""Detects that a model has changed, and trains its current parameters: frozen, added, removed, reassigned ones.
 
 [Note: a model that changes]
 The reducer is built for the parameters that are trained when the model is wrapped. Each synchronised forward compares
-what the module's dicts hold with what they held then (C++, [Note: watching a module]); only if something differs
-does Python look closer. Is it a change of the trained parameters or of the set of buffers, all ranks agree anew on
-what they train (a change on one rank alone would otherwise average the wrong tensors), new tensors become rank 0's, and
-a new reducer of the next generation takes the old one's place. The same goes for `module.double()` or
-`module.to(device)`, which keep the parameters and give them other data: autograd makes new accumulators for them, on
-which the old reducer has no hooks. (With mixed precision data change in every step, and hooks are made anew: then they
-do not count.) A model whose parameters are all frozen, as a
-critic is while the generator trains, needs no reducer: it keeps the one it has.
+the contents of the module's dicts with those at that time (C++, [Note: watching a module]); only if something differs
+does Python look closer. If the trained parameters or the set of buffers have changed, all ranks agree again on what
+they train (a change on only one rank would otherwise average the wrong tensors), new tensors become rank 0's, and a new
+reducer of the next generation replaces the old one. The same holds for `module.double()` and `module.to(device)`, which
+keep the parameters but replace their data: autograd makes new accumulators for them, on which the old reducer has no
+hooks. (With mixed precision the data change in every step and hooks are renewed, so that does not count.) A model whose
+parameters are all frozen, like a critic while the generator trains, needs no reducer: it keeps its current one.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ _changes_of: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKey
 
 
 def unchanged(sync: GradientSynchronizer) -> bool:
-    """Whether the module holds what it did when the reducer was built, or when it was last found idle."""
-    if sync.is_sharded:  # its forward puts other tensors in the places of the parameters
+    """Whether the module's contents are those when the reducer was built, or when it was last found idle."""
+    if sync.is_sharded:  # its forward replaces the parameters by other tensors
         return True
     return bool(sync.seen.unchanged() or (sync.idle_seen is not None and sync.idle_seen.unchanged()))
 
 
 def adapt(sync: GradientSynchronizer) -> None:
-    """Makes the model train what its module holds now. Communicates, if that is something else than before.
+    """Makes the model train its module's current parameters. Communicates if they have changed.
 
     Raises:
-        RuntimeError: the ranks do not hold the same model (any more), or a backward is unfinished.
+        RuntimeError: the ranks' models differ, or a backward is unfinished.
     """
     before, now = sync.survey, survey(sync.module, sync.ignored)
     now.parameters = _without_substitutes(now.parameters, before.parameters)
@@ -66,7 +65,7 @@ def adapt(sync: GradientSynchronizer) -> None:
         return
     if sync.inputs.uneven:
         raise RuntimeError(
-            _text(sync, changes) + " This can't be done inside join(): the ranks that have joined miss it."
+            _text(sync, changes) + " This is not possible inside join(): ranks that have joined do not take part."
         )
     sync.reducer.begin_forward(True)  # raises if the last backward is unfinished
     _wait_for_all(sync, changes)
@@ -78,7 +77,7 @@ def adapt(sync: GradientSynchronizer) -> None:
 def _wait_for_all(sync: GradientSynchronizer, changes: list[str]) -> None:
     """Waits in the group's store, as long as a collective would, until every rank has noticed a change.
 
-    Only then may the ranks enter collectives about it: to a rank that has not changed they would be those of its step.
+    Only then may the ranks enter collectives about it: other ranks would take them for those of their step.
     A group without a store can't wait.
     """
     group = sync.group
@@ -123,7 +122,7 @@ def _broadcast(sync: GradientSynchronizer, names: set[str]) -> None:
 def _without_substitutes(
     now: dict[str, torch.nn.Parameter], before: dict[str, torch.nn.Parameter]
 ) -> dict[str, torch.nn.Parameter]:
-    """Puts parameters back for whose place `torch.func.functional_call` has borrowed a plain tensor."""
+    """Restores parameters that `torch.func.functional_call` has temporarily replaced by plain tensors."""
     return {name: p if isinstance(p, torch.nn.Parameter) else before.get(name, p) for name, p in now.items()}
 
 
@@ -141,7 +140,7 @@ def _changes(before: Survey, now: Survey) -> tuple[list[str], set[str]]:
         f"{what} {_names(names)}"
         for what, names in (
             ("frozen:", frozen), ("no longer frozen:", unfrozen), ("added:", added), ("removed:", removed),
-            ("assigned anew:", reassigned), ("buffers added:", new_buffers),
+            ("reassigned:", reassigned), ("buffers added:", new_buffers),
             ("buffers removed:", before.buffers.keys() - now.buffers.keys()),
         )
         if names
@@ -161,7 +160,7 @@ def _names(names: Any) -> str:
 def _text(sync: GradientSynchronizer, changes: list[str]) -> str:
     return (
         f"The parameters of {module_text(sync.module)} have changed since it was wrapped in "
-        f"DistributedDataParallel ({'; '.join(changes)}). The ranks have agreed on it and average the gradients of "
-        "what is trained now; new tensors were broadcast from rank 0. An optimizer made before does not know new "
-        "parameters. Frozen ones keep the gradient they have."
+        f"DistributedDataParallel ({'; '.join(changes)}). All ranks made the same change and average the gradients of "
+        "the parameters trained now; new tensors were broadcast from rank 0. An optimizer made before does not know "
+        "new parameters. Frozen ones keep their current gradient."
     )

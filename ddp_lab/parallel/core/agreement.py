@@ -1,4 +1,4 @@
-"""What ranks agree on before a model is trained: the same parameters, and a number that names the reducer."""
+"""The ranks' agreement before a model is trained: equal parameters, and a number for the reducer."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def model_description(
 
 
 def agree(entries: list[Entry], group: dist.ProcessGroup, device: torch.device, *, collective: bool) -> int:
-    """Checks that all ranks hold the same model; returns the reducer's number, equal on all of them.
+    """Checks that all ranks have the same model; returns the reducer's number, equal on all of them.
 
     One small all-gather if they do; a second one, of the whole descriptions, names what differs if not.
 
     Args:
         entries: of `model_description`.
         group: the process group of the model.
-        device: where tensors of this group's collectives live.
-        collective: False checks nothing, and takes the number from this rank alone.
+        device: of this group's collectives.
+        collective: False checks nothing, and uses only this rank's number.
 
     Raises:
         RuntimeError: the ranks' models differ; raised on all of them, naming parameter and ranks.
@@ -109,7 +109,7 @@ def _gather(text: bytes, lengths: Sequence[int], group: dist.ProcessGroup, devic
 
 
 def _difference(models: Sequence[list[Entry]], ranks: Sequence[int]) -> str:
-    """Says which entry differs first, which ranks have what, and how many more differ."""
+    """Describes the first difference, the ranks' entries, and how many more differ."""
     places = range(max(len(model) for model in models))
     different = [i for i in places if len({json.dumps(model[i]) if i < len(model) else "" for model in models}) > 1]
     holders: dict[str, list[int]] = {}
@@ -126,7 +126,7 @@ def _difference(models: Sequence[list[Entry]], ranks: Sequence[int]) -> str:
 
 
 def _headline(models: Sequence[list[Entry]], ranks: Sequence[int], first: int) -> str:
-    """The difference in torch's words, which people search for."""
+    """The difference in torch's words, which users search for."""
     counts = [sum(entry[0] == "parameter" for entry in model) for model in models]
     for rank, count in zip(ranks, counts, strict=True):
         if count != counts[0]:
@@ -135,7 +135,7 @@ def _headline(models: Sequence[list[Entry]], ranks: Sequence[int], first: int) -
     mine = entries[0]
     other = next(rank for entry, rank in zip(entries, ranks, strict=True) if entry != mine)
     if mine[0] != "parameter":
-        return f"the {mine[0]}s of rank {ranks[0]} are not those of rank {other}"
+        return f"the {mine[0]}s of rank {ranks[0]} differ from those of rank {other}"
     index = sum(entry[0] == "parameter" for entry in models[0][:first])
     return (
         f"params[{index}] in rank {ranks[0]} with sizes {mine[2]} appears not to match sizes/strides, name or dtype of "

@@ -1,4 +1,4 @@
-"""The constructor's arguments: torch's names and defaults, what they are checked for, what they mean."""
+"""The constructor's arguments: torch's names and defaults, checks and meaning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 Devices = Sequence[int | torch.device | str] | None
 
 MEBIBYTE = 1024 * 1024
-BROADCAST_BYTES = 250 * MEBIBYTE  # of tensors that travel in one broadcast
+BROADCAST_BYTES = 250 * MEBIBYTE  # of tensors that are sent in one broadcast
 DEFAULT_BUCKET_CAP_MB = 25
 _UNLIMITED = 2**62
 
@@ -74,7 +74,7 @@ class ReducerOptions:
 
     @property
     def assigns_anew(self) -> bool:
-        """Whether the buckets are assigned anew after the first backward, in the order of readiness."""
+        """Whether the buckets are rebuilt after the first backward, in the order of readiness."""
         return not self.find_unused_parameters or self.static_graph
 
 
@@ -83,9 +83,9 @@ class BucketCaps:
     """Sizes in bytes at which buckets are closed.
 
     Attributes:
-        first: cap of the bucket that is launched first.
-        others: cap of all others.
-        each: caps bucket by bucket, if the caller gave a list; the last one repeats.
+        first: size limit of the bucket that is launched first.
+        others: size limit of all others.
+        each: size limits of the single buckets, if the caller gave a list; the last one repeats.
         small_last: the small bucket is the last one (environment DDP_SET_LAST_BUCKET_CAP=1).
     """
 
@@ -111,7 +111,7 @@ class BucketCaps:
 
     @property
     def given(self) -> list[int]:
-        """Those that the caller gave bucket by bucket."""
+        """The size limits that the caller gave for single buckets."""
         return list(self.each)
 
     @property
@@ -120,7 +120,7 @@ class BucketCaps:
         return self.first < self.others
 
     def initial(self, *, find_unused: bool) -> list[int]:
-        """Caps of the buckets in the first backward, in the order of registration.
+        """Size limits of the buckets in the first backward, in the order of registration.
 
         One bucket for everything unless unused parameters are looked for: while the order of the gradients is
         unknown, a bucket of an unused parameter could start before a collective that the model's own backward
@@ -133,12 +133,12 @@ class BucketCaps:
         return [self.first, self.others] if self.has_small_first else [self.others]
 
     def rebuilt(self) -> list[int]:
-        """Caps of the rebuilt buckets, in the order of launch."""
+        """Size limits of the rebuilt buckets, in the order of launch."""
         return self.given or [self.first, self.others]
 
 
 def resolve_group(process_group: dist.ProcessGroup | None, mesh: Any, module: torch.nn.Module) -> dist.ProcessGroup:
-    """The group that was given, that of the device mesh, or the default one.
+    """The given group, that of the device mesh, or the default one.
 
     A mesh that is a slice of a larger one means that the module's parameters are sharded over the other
     dimensions (tensor parallel): the module is then transformed in place, as torch does it.
@@ -242,7 +242,7 @@ def buffer_sync(broadcast_buffers: bool | None, forward_sync_buffers: bool | Non
 
 
 def check(delayed: Any, trigger: Any, bucket_cap_mb_list: Any, *, in_python: bool) -> None:
-    """What can be said about the arguments alone.
+    """Checks of the arguments alone.
 
     Raises:
         ValueError: only one of the two arguments for delayed parameters is given.
@@ -251,7 +251,7 @@ def check(delayed: Any, trigger: Any, bucket_cap_mb_list: Any, *, in_python: boo
     if (delayed is None) != (trigger is None):
         raise ValueError(
             "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: the first "
-            "names the parameters that are averaged late, the second the parameter whose gradient starts it."
+            "names the parameters that are averaged late, the second the parameter whose gradient starts that."
         )
     if bucket_cap_mb_list and in_python:
         raise AssertionError("when using bucket_cap_mb_list, python reducer is not supported: give bucket_cap_mb")
@@ -260,14 +260,14 @@ def check(delayed: Any, trigger: Any, bucket_cap_mb_list: Any, *, in_python: boo
 def warn_of_deprecated(
     broadcast_buffers: bool | None, forward_sync_buffers: bool | None, *, check_reduction: bool
 ) -> None:
-    """Warns of arguments that have another name now, or no effect."""
+    """Warns of arguments that were renamed or have no effect."""
     if broadcast_buffers is not None and "forward_sync_buffers" in TORCH_SIGNATURE.parameters:
         warnings.warn(
             "Both `broadcast_buffers` and `forward_sync_buffers` were given: `broadcast_buffers` is deprecated, and "
             "ignored here."
             if forward_sync_buffers is not None
             else "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`, which leaves the broadcast at "
-            "construction alone (broadcast_buffers=False leaves that out too, for buffers that differ between ranks).",
+            "construction as it is (broadcast_buffers=False also skips that, for buffers that differ between ranks).",
             FutureWarning,
             stacklevel=4,
         )
@@ -280,11 +280,11 @@ def warn_of_deprecated(
 
 
 def warn_static(find_unused: bool, stacklevel: int) -> None:
-    """Warns of `find_unused_parameters` beside a static graph, at a line so many frames above."""
+    """Warns of `find_unused_parameters` with a static graph, at a line `stacklevel` frames above."""
     if find_unused:
         warnings.warn(
             "You passed find_unused_parameters=true to DistributedDataParallel, `_set_static_graph` will detect unused "
-            "parameters automatically: leave find_unused_parameters out, and be sure that the unused parameters do "
+            "parameters automatically: omit find_unused_parameters, and make sure that the unused parameters do "
             "not change during training.",
             stacklevel=stacklevel,
         )
@@ -294,7 +294,7 @@ def nothing_to_train(module: torch.nn.Module) -> str:
     """The message for a module without a trained parameter."""
     return (
         "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient. "
-        f"{module_text(module)} has none: use it as it is, or unfreeze something before it is wrapped."
+        f"{module_text(module)} has none: use it unwrapped, or unfreeze parameters before it is wrapped."
     )
 
 

@@ -1,10 +1,10 @@
-"""What a model's buckets are: records for the user, a description for the timeline; and when their order has drifted.
+"""A model's buckets: records for the user, a description for the timeline; and detection of a changed order.
 
 [Note: an order that drifts]
-Buckets are assigned in the order in which gradients arrived in the first backward. If later backwards bring them in
+Buckets are built in the order in which gradients became ready in the first backward. If later backwards produce them in
 another order (layers are dropped, the graph depends on the data), a bucket waits for its last gradient while others
-could go. `follow_order(threshold)` has rank 0 compare, every few synchronised steps, the order of the last backward
-with that of the buckets; the ranks learn by a broadcast of one order whether to rebuild, so all rebuild in the same
+could be launched. With `follow_order(threshold)`, rank 0 compares, every few synchronised steps, the order of the last
+backward with that of the buckets. A broadcast order tells the ranks whether to rebuild, so all rebuild in the same
 forward. Nothing is communicated in the steps between.
 """
 
@@ -25,13 +25,13 @@ __all__ = ["BucketInfo", "BucketTimes", "OrderFollower", "buffer_of", "describe"
 
 @dataclass(frozen=True)
 class BucketTimes:
-    """When a bucket's way through one backward happened, in milliseconds from the backward's begin.
+    """The times of a bucket in one backward, in milliseconds from the backward's begin.
 
     Attributes:
         first_ready_ms: the first gradient of the bucket was ready.
         ready_ms: the last one was.
         launched_ms: its collective was started.
-        reduced_ms: its collective was complete, as the host sees it.
+        reduced_ms: its collective was complete, as seen by the host.
         backward_ms: the whole backward, until every bucket was written back.
     """
 
@@ -48,13 +48,13 @@ class BucketInfo:
 
     Attributes:
         index: its place in the order of launch, the same on all ranks.
-        parameters: qualified names of the parameters whose gradients travel in it, in buffer order.
+        parameters: qualified names of the parameters whose gradients are in it, in buffer order.
         bytes: size of its buffer.
         dtype: of its buffer, e.g. ``"float32"``; with mixed precision not that of the parameters.
         device: e.g. ``"cuda:0"``.
-        rebuilt: whether the order of readiness (after the first backward) decided the assignment.
-        generation: number of the assignment, 0 for the first; events carry it.
-        times: of the last backward that finished; None if there was none with this assignment.
+        rebuilt: whether the bucket layout follows the order of readiness (after the first backward).
+        generation: version of the bucket layout, 0 for the first; events contain it.
+        times: of the last finished backward; None if there was none with this layout.
     """
 
     index: int
@@ -68,7 +68,7 @@ class BucketInfo:
 
 
 def buffer_of(tensors: Sequence[torch.Tensor], mixed_precision: Any) -> dict[str, Any]:
-    """Bytes, dtype and device of the buffer in which the gradients of these tensors travel."""
+    """Bytes, dtype and device of the buffer for the gradients of these tensors."""
     dtype = tensors[0].dtype
     if mixed_precision is not None:
         dtype = mixed_precision.reduce_dtype or mixed_precision.param_dtype or dtype
@@ -80,7 +80,7 @@ def buffer_of(tensors: Sequence[torch.Tensor], mixed_precision: Any) -> dict[str
 
 
 def times_of(times: tuple[int, ...]) -> BucketTimes | None:
-    """From what the reducer tells, in nanoseconds: the begin of the backward and the five moments."""
+    """From the reducer's times in nanoseconds: the begin of the backward and the five moments."""
     begin, *later = times
     return BucketTimes(*((moment - begin) / 1e6 for moment in later)) if begin else None
 
@@ -92,14 +92,14 @@ def describe(
     mixed_precision: Any = None,
     **facts: Any,
 ) -> dict[str, Any]:
-    """The description of an assignment (see tutorials/site/descriptions.md).
+    """The description of a bucket layout (see tutorials/site/descriptions.md).
 
     Args:
         buckets: for each bucket the indices of its parameters.
         parameters: by qualified name, in the order of registration.
         group: the model's process group.
         mixed_precision: the model's, None without.
-        facts: what else it says.
+        facts: further fields.
     """
     tensors = list(parameters.values())
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
@@ -134,12 +134,12 @@ def describe(
 
 @dataclass
 class OrderFollower:
-    """When to look at the order, and what counts as drifted.
+    """When to check the order, and which difference counts.
 
     Attributes:
-        threshold: the share of parameters out of place (0 to 1) above which buckets are assigned anew.
-        every: number of synchronised forwards from look to look.
-        since: forwards since the last look.
+        threshold: the share of parameters out of place (0 to 1) above which buckets are rebuilt.
+        every: interval of checks in synchronised forwards.
+        since: forwards since the last check.
     """
 
     threshold: float
@@ -153,7 +153,7 @@ class OrderFollower:
             raise ValueError(f"every must be at least 1, got {self.every}")
 
     def is_due(self) -> bool:
-        """Counts a forward; whether it is time to look."""
+        """Counts a forward; returns whether a check is due."""
         self.since += 1
         if self.since < self.every:
             return False
@@ -163,11 +163,11 @@ class OrderFollower:
     def drifted(
         self, arrived: list[int], held: Sequence[int], group: dist.ProcessGroup, device: torch.device
     ) -> list[int] | None:
-        """The new order if it has drifted, by what rank 0 sees; on all ranks the same.
+        """The new order if it has changed, as seen by rank 0; the same on all ranks.
 
         Args:
             arrived: the indices of the parameters in the order in which gradients arrived last.
-            held: in the order of the buckets.
+            held: the same in the order of the buckets.
             group: the ranks.
             device: of the group's collectives.
         """
@@ -180,9 +180,9 @@ class OrderFollower:
 
 
 def out_of_place(arrived: Sequence[int], held: Sequence[int]) -> float:
-    """The share of parameters that would have to move to bring one order into the other.
+    """The share of parameters that must move to turn one order into the other.
 
-    All but a longest common subsequence have to, so one late gradient counts once, however far it has moved.
+    These are all but a longest common subsequence, so one late gradient counts once, however far it has moved.
     """
     place = {index: position for position, index in enumerate(held)}
     ends: list[int] = []  # ends[n]: the smallest end of an increasing run of n + 1 places

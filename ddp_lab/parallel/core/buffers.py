@@ -1,8 +1,8 @@
-"""Keeps the buffers of the ranks equal: a broadcast before each synchronised forward, or a hook of the user's.
+"""Keeps the buffers of the ranks equal: a broadcast before each synchronised forward, or a user's hook.
 
 [Note: when buffers are broadcast]
-In a forward that follows a synchronised one (and in the first): buffers that a forward under no_sync has changed stay a
-rank's own until the next synchronised forward is over, as in torch. Modules may assign a buffer anew in their forward,
+In a forward that follows a synchronised one (and in the first): buffers changed by a forward under no_sync stay
+rank-specific until the next synchronised forward is over, as in torch. Modules may reassign a buffer in their forward,
 so the tensors are looked up each time; their version counters are kept, because autograd may have saved them in a
 forward whose backward is still to come.
 """
@@ -23,12 +23,12 @@ __all__ = ["BufferSynchronizer"]
 
 
 class BufferSynchronizer:
-    """The buffers of one model, and when they are brought into agreement. See [Note: when buffers are broadcast].
+    """The buffers of one model, and when they are synchronised. See [Note: when buffers are broadcast].
 
     Attributes:
         enabled: the argument `forward_sync_buffers`.
         wanted: whether the last forward was a synchronised one; torch's `require_forward_param_sync`.
-        hook: of the user's, in place of the broadcast; None without.
+        hook: the user's, replaces the broadcast; None without.
         named: the buffers by qualified name, without those that are ignored.
         tensors: the same as a list.
     """
@@ -40,24 +40,24 @@ class BufferSynchronizer:
         self.keep({})
 
     def keep(self, named: dict[str, torch.Tensor]) -> None:
-        """These are the buffers from now on."""
+        """Sets the buffers."""
         self.named = named
         self.tensors = list(named.values())
 
     def due(self) -> bool:
-        """Whether the current (or next) forward brings the buffers into agreement."""
+        """Whether the current (or next) forward synchronises the buffers."""
         return bool(self.wanted and self.enabled and self.named)
 
     def due_before(self) -> bool:
-        """Whether it does before the module runs."""
+        """Whether that is before the module runs."""
         return self.due() and not self.is_late()
 
     def due_after(self) -> bool:
-        """Whether it does when the module has run."""
+        """Whether that is after the module has run."""
         return self.due() and self.is_late()
 
     def is_late(self) -> bool:
-        """Whether a hook of the user's comes after the module's forward."""
+        """Whether a user's hook runs after the module's forward."""
         hook = self.hook
         return hook is not None and hook.buffer_comm_hook_location is _BufferCommHookLocation.POST_FORWARD
 
@@ -65,7 +65,7 @@ class BufferSynchronizer:
         """Runs the hook, or broadcasts the buffers of the rank `source` of the group.
 
         Returns:
-            Futures that the end of the backward is to wait for; None if the hook returned none.
+            Futures for which the end of the backward waits; None if the hook returned none.
         """
         with torch.no_grad(), _keep_versions(tuple(self.tensors)):
             if self.hook is not None:

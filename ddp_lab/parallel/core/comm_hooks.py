@@ -33,17 +33,17 @@ def hook_name(hook: Callable[..., Any]) -> str:
 
 
 def name_of_hook(hooks: Sequence[tuple[Hook, object]]) -> str | None:
-    """The name of the comm hook that was registered last; None without one."""
+    """The name of the last registered comm hook; None without one."""
     hook = hooks[-1][0] if hooks else None
     return None if hook is None else hook_name(hook) if callable(hook) else str(hook)
 
 
 def check_hook(hook: Callable[..., Any]) -> None:
-    """Refuses a hook that could not be called as ``hook(state, bucket)``; its arguments may have any names.
+    """Refuses a hook that can't be called as ``hook(state, bucket)``; its arguments may have any names.
 
     Raises:
         TypeError: it can't be called, or needs a backend that this torch does not have.
-        ValueError: its signature is another one.
+        ValueError: it has another signature.
     """
     check_signature(hook)
     check_backend(hook)
@@ -59,7 +59,7 @@ def check_signature(hook: Callable[..., Any]) -> None:
 
 
 def check_backend(hook: Callable[..., Any]) -> None:
-    """The part of `check_hook` about what it needs."""
+    """The part of `check_hook` about its requirements."""
     if getattr(hook, "__name__", "") in _BF16 and not _sums_bf16():
         raise TypeError("BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+ or XPU and XCCL")
 
@@ -98,7 +98,12 @@ def _signature(hook: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(hook, eval_str=True)
     except ValueError:  # a function written in C may have none
         return None
-    except (NameError, AttributeError, TypeError, SyntaxError):  # annotations may name what only a type checker knows
+    except (
+        NameError,
+        AttributeError,
+        TypeError,
+        SyntaxError,
+    ):  # annotations may contain names that only a type checker knows
         return inspect.signature(hook)
 
 

@@ -1,12 +1,12 @@
-"""Finds the tensors in what a forward returned, whatever object it is.
+"""Finds the tensors in a forward's output, whatever object it is.
 
 [Note: which outputs are searched]
 A backward is noticed when the gradient of an output arrives, and unused parameters are found by walking the graph from
 the outputs, so every tensor of the output counts. Tensors, lists, tuples, dicts, sets, dataclasses, remote references
-that live here and classes registered with torch's pytree are looked into as what they are; any other object through its
-`__dict__` and `__slots__`. An output can lead to a large world (a config, a tokenizer), so of such objects at most
-`_MOST_OBJECTS` are visited, `_DEEPEST` levels down; what is not found is still averaged, because a backward is noticed
-by its first gradient too.
+owned by this process and classes registered with torch's pytree are searched according to their type; any other object
+through its `__dict__` and `__slots__`. An output can refer to many objects (a config, a tokenizer), so at most
+`_MOST_OBJECTS` such objects are visited, `_DEEPEST` levels deep; tensors that are not found are still averaged, because
+a backward is also noticed by its first gradient.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def find_tensors(output: Any) -> list[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         return [output]
     found: dict[int, torch.Tensor] = {}
-    seen: dict[int, Any] = {}  # keeps what it has seen alive: an id is of use only as long
+    seen: dict[int, Any] = {}  # keeps visited objects alive, so that their ids stay valid
     _search(output, found, seen, 0)
     return list(found.values())
 
@@ -62,7 +62,7 @@ def _search(value: Any, found: dict[int, torch.Tensor], seen: dict[int, Any], de
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    """What an object that is neither tensor nor sequence holds directly."""
+    """The direct contents of an object that is neither tensor nor sequence."""
     if isinstance(value, Mapping):
         return value.values()
     if type(value) in _pytree.SUPPORTED_NODES:

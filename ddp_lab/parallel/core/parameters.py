@@ -1,4 +1,4 @@
-"""What a module consists of: one look at every submodule, parameter and buffer."""
+"""The contents of a module: one pass over every submodule, parameter and buffer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Entries = list[tuple[str, dict[str, Any], tuple[Any, ...]]]
 
 
 class Seen:
-    """What the dicts of a module held at some time."""
+    """The contents of a module's dicts at some time."""
 
     def __init__(self, entries: _Entries) -> None:
         self._entries = tuple(entries)  # the watch only borrows them
@@ -30,7 +30,7 @@ class Seen:
 
 @dataclass
 class Survey:
-    """What a module holds that is not ignored.
+    """A module's parameters and buffers that are not ignored.
 
     Attributes:
         parameters: by qualified name; a parameter with several names under the first of them.
@@ -40,7 +40,7 @@ class Survey:
         buffer_places: for each name the dict and the key where the module keeps that buffer, or None.
         batch_norm: the name of a SyncBatchNorm layer, if there is one.
         kinds: for each parameter's name its dtype and device; they can change while the parameter stays.
-        seen: what they were found in.
+        seen: the dicts in which they were found.
     """
 
     parameters: dict[str, torch.nn.Parameter] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class TrainedParameters:
-    """The parameters that a reducer averages the gradients of, each list by their index in it.
+    """The parameters whose gradients a reducer averages, each list by their index in it.
 
     Attributes:
         names: qualified.
@@ -86,7 +86,7 @@ class TrainedParameters:
 
 
 def survey(module: torch.nn.Module, ignored: set[str]) -> Survey:
-    """Looks at every submodule once. `ignored` holds qualified names; those of the root may begin with a dot."""
+    """Visits every submodule once. `ignored` contains qualified names; those of the root may begin with a dot."""
     if any(name.startswith(".") for name in ignored):
         ignored = {name.removeprefix(".") for name in ignored}
     found = Survey()
@@ -119,7 +119,7 @@ def survey(module: torch.nn.Module, ignored: set[str]) -> Survey:
 
 
 def buffers_now(found: Survey) -> dict[str, torch.Tensor]:
-    """The buffers that are in their places now, each once: a forward may assign them anew."""
+    """The current buffers, each once: a forward may reassign them."""
     known: set[int] = set()
     now: dict[str, torch.Tensor] = {}
     for name, held, key in found.buffer_places:
@@ -160,7 +160,7 @@ def kinds_of(parameters: dict[str, torch.nn.Parameter]) -> dict[str, tuple[torch
 
 
 def module_text(module: torch.nn.Module) -> str:
-    """The module's class and, where Python knows it, the line where its forward is defined: ``Net (train.py:12)``."""
+    """The module's class and, if known, the line where its forward is defined: ``Net (train.py:12)``."""
     forward = inspect.getattr_static(type(module), "forward")  # a scripted class has a descriptor that raises
     code = getattr(forward, "__code__", None)
     name = type(module).__name__

@@ -1,15 +1,15 @@
-"""What the DDP core asks of a process group and sends through it, whoever wrote the group.
+"""The DDP core's use of a process group, including groups written in Python.
 
 [Note: groups written in Python]
 A process group may be a subclass of `dist.ProcessGroup` written in Python. Three things are different about it:
 
-- It need not come from `init_process_group` or `new_group`. Then torch has no entry for it in its map of the world, and
-  `dist.get_rank(group)`, `dist.get_backend(group)` and their like raise. The group answers for itself here. What it
-  can't know, its members' ranks in the default group, they tell each other when they compare their models.
-- Its works are Python objects, and `dist.broadcast` and its like call ``work.wait()``. torch's C++ passes a timeout, so
-  authors write ``wait(self, timeout)`` as well as ``wait(self, timeout=None)`` and ``wait(self)``. Here each of them
-  gets the arguments that it takes.
-- What all_reduce gives back may lie in the tensor of ``work.get_future()``: the reducer takes it from there, as torch's
+- It need not come from `init_process_group` or `new_group`. Then torch has no entry for it, and
+  `dist.get_rank(group)`, `dist.get_backend(group)` and similar functions raise. Here the group itself is asked. Its
+  members' ranks in the default group, which it can't know, are exchanged when they compare their models.
+- Its `Work` handles are Python objects, and `dist.broadcast` and similar functions call ``work.wait()``. torch's C++
+  passes a timeout, so authors write ``wait(self, timeout)`` as well as ``wait(self, timeout=None)`` and
+  ``wait(self)``. Here each of them gets the arguments that it accepts.
+- The result of all_reduce may be in the tensor of ``work.get_future()``: the reducer takes it from there, as torch's
   does (`csrc/reduce/comm_hook.h`).
 """
 
@@ -50,22 +50,22 @@ __all__ = [
 ]
 
 _C = native.load()
-_NO_TIMEOUT = timedelta(0)  # what c10d's C++ passes to a work written in Python
+_NO_TIMEOUT = timedelta(0)  # the value that c10d's C++ passes to a `Work` written in Python
 _told: weakref.WeakKeyDictionary[dist.ProcessGroup, list[int]] = weakref.WeakKeyDictionary()
 
 # -- what a group is
 
 
 def backend_name(group: dist.ProcessGroup) -> str:
-    """The group's backend, or what a group that torch does not know calls itself."""
+    """The group's backend, or the own name of a group that torch does not know."""
     return str(dist.get_backend(group)) if _is_registered(group) else str(group.name())
 
 
 def global_ranks(group: dist.ProcessGroup) -> list[int]:
     """The members' ranks in the default group, in the order of their ranks in this one.
 
-    Of a group that torch does not know: what `learn_ranks` was told. Before that: this rank if it is alone in the
-    group, else 0, 1, 2, …
+    For a group that torch does not know: the ranks given to `learn_ranks`. Before that: this rank if it is alone in
+    the group, else 0, 1, 2, …
     """
     if _is_registered(group):
         return list(dist.get_process_group_ranks(group))
@@ -80,13 +80,13 @@ def own_rank(group: dist.ProcessGroup) -> int:
 
 
 def learn_ranks(group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
-    """The members of a group that torch does not know have told each other their ranks in the default group."""
+    """Stores the default-group ranks of the members of a group that torch does not know."""
     if not _is_registered(group):
         _told[group] = list(ranks)
 
 
 def store_of(group: dist.ProcessGroup) -> Any:
-    """The store through which the members of a group exchange keys; None if it has none that is known."""
+    """The store through which the members of a group exchange keys; None if none is known."""
     return distributed_c10d._get_process_group_store(group) if _is_registered(group) else None
 
 
@@ -95,7 +95,7 @@ def needed_store_of(group: dist.ProcessGroup) -> Any:
     store = store_of(group)
     if store is None:
         raise RuntimeError(
-            f"the ranks of the process group {group!r} have no store to exchange answers through, "
+            f"the process group {group!r} has no store through which its ranks can exchange messages, "
             "because it was not made by torch.distributed.init_process_group or new_group. Use a group that was."
         )
     return store
@@ -106,7 +106,7 @@ def _is_registered(group: dist.ProcessGroup) -> bool:
 
 
 def timeout_of(backend: Any) -> timedelta | None:
-    """How long the operations of a group's backend may take; None where it does not tell."""
+    """The timeout of a group's backend; None if it does not report it."""
     try:
         options = backend.options
     except (AttributeError, RuntimeError):  # a backend without; RuntimeError from torch 2.14 on
@@ -116,7 +116,7 @@ def timeout_of(backend: Any) -> timedelta | None:
 
 
 def set_timeout(backend: Any, timeout: timedelta) -> None:
-    """For the operations that a group's backend is given from now on."""
+    """Sets the timeout of later operations of a group's backend."""
     _C.set_timeout(backend, timeout)
 
 
@@ -139,7 +139,7 @@ def gather_numbers(mine: torch.Tensor, group: dist.ProcessGroup) -> list[list[An
 
 
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -> None:
-    """Makes the tensor that of the rank `source` of the group."""
+    """Broadcasts the tensor of the rank `source` of the group."""
     if not _is_written_in_python(group):
         dist.broadcast(tensor, group=group, group_src=source)
         return
@@ -152,7 +152,7 @@ def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, source: int = 0) -
 def broadcast_coalesced(
     tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, buffer_size: int, source: int = 0
 ) -> None:
-    """Makes the tensors those of the rank `source`, several in one broadcast of at most `buffer_size` bytes."""
+    """Broadcasts the tensors of the rank `source`, several at once, at most `buffer_size` bytes."""
     if not _is_written_in_python(group):
         dist._broadcast_coalesced(group, list(tensors), buffer_size, source)  # type: ignore[attr-defined]
         return
@@ -200,7 +200,7 @@ def all_reduce_async(tensor: torch.Tensor, group: dist.ProcessGroup, op: Any = d
 
 
 def finish(work: dist.Work) -> None:
-    """Waits for a work. See [Note: groups written in Python]."""
+    """Waits for a `Work`. See [Note: groups written in Python]."""
     if type(work) is dist.Work or _takes_no_argument(work.wait):
         work.wait()
     else:
@@ -216,6 +216,6 @@ def _takes_no_argument(wait: Any) -> bool:
         inspect.signature(wait).bind()
     except TypeError:
         return False
-    except ValueError:  # a function of an extension, which tells no signature
+    except ValueError:  # a function of an extension, without a signature
         return True
     return True

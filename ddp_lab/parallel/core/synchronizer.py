@@ -1,10 +1,10 @@
 """Averages the gradients of one module over the ranks: its reducer, the buckets, the comm hook, the buffers.
 
 [Note: who knows whom]
-`DistributedDataParallel` holds a `GradientSynchronizer` and the features beside it (mixed precision, monitors, what is
-asked of a model while it trains). Features know the synchronizer, which knows none of them: what they have to do with a
-new reducer, or a new group, they put into its lists. All of it belongs to the thread that trains; what other threads
-may ask is said where it is defined. Nothing here refers to the wrapper but weakly: a model goes when the user drops it.
+`DistributedDataParallel` has a `GradientSynchronizer` and further features (mixed precision, monitors, live requests).
+Features know the synchronizer, which knows none of them: they register callbacks for a new reducer or a new group in
+its lists. All of it belongs to the training thread; what other threads may call is documented there. References to the
+wrapper are weak: a model is freed when the user drops it.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ _C = native.load()
 
 
 class GradientSynchronizer:
-    """What averages the gradients of one module. See [Note: who knows whom].
+    """Averages the gradients of one module. See [Note: who knows whom].
 
     Args:
-        module: what is trained.
-        ignored: qualified names of parameters and buffers that are left alone.
+        module: the trained module.
+        ignored: qualified names of ignored parameters and buffers.
         group: the ranks that train together.
-        delayed: parameters that are averaged without it; they say the device of a module that has no others.
-        owner: the wrapper, for what is given to its user.
-        options, caps: how gradients are reduced, and where buckets are closed.
+        delayed: parameters that are averaged without it; they determine the device of a module without others.
+        owner: the wrapper, for the user's hooks.
+        options, caps: how gradients are reduced, and the size limits of buckets.
         sync_buffers, buffers_wanted, buffer_hook: see `BufferSynchronizer`.
         is_sharded: over the other dimensions of a device mesh, so that forwards replace parameters.
         in_python, wanted, follower, manual_end: the attributes of these names; with the above they are `settings`.
 
     Attributes:
-        device: of the parameters, and of what the ranks tell each other.
-        manual_end: the caller ends each backward: [Note: a backward that the caller ends].
-        wanted: the next backward is to be averaged; False under `no_sync`.
-        survey: what the module held when the reducer was built.
-        seen, idle_seen: when it was looked at last; when all parameters were frozen.
-        trained: what the reducer knows by their index.
+        device: of the parameters, and of messages between the ranks.
+        manual_end: whether the caller ends each backward: [Note: a backward that the caller ends].
+        wanted: whether the next backward is averaged; False under `no_sync`.
+        survey: the module's contents when the reducer was built.
+        seen, idle_seen: the dicts at the last check, and when all parameters were frozen.
+        trained: the parameters, by their index in the reducer.
         reducer: `ddp_lab._C.Reducer`; missing before `build`.
         reducer_id: the number of the model, equal on all its ranks.
         assignment: for each bucket, in the order of launch, the indices of its parameters.
-        has_rebuilt_buckets: whether the order of readiness has decided it.
-        follower: follows the order of readiness further; None: it does not.
+        has_rebuilt_buckets: whether the layout follows the order of readiness.
+        follower: rebuilds when the order of readiness changes; None: off.
         hooks: comm hooks with their states.
         hook_changes: how often these have changed.
-        in_python: gradients are averaged without the reducer: [Note: the Python reducer].
-        step_agreed: whether the ranks count their steps alike; they may not after a failure.
-        buffers, inputs: the module's buffers; who still has inputs.
+        in_python: whether gradients are averaged without the reducer: [Note: the Python reducer].
+        step_agreed: whether the ranks' step counts are equal; they may differ after a failure.
+        buffers, inputs: the module's buffers; the ranks that still have inputs.
         on_new_reducer: called with this object whenever there is a new reducer.
-        on_new_group: called when the ranks are others; weak, since who listens holds this object.
+        on_new_group: called when the ranks have changed; weak, because listeners refer to this object.
     """
 
     reducer: Any
@@ -112,7 +112,7 @@ class GradientSynchronizer:
         self._look_at(parameters.survey(module, ignored), delayed)
 
     def _look_at(self, survey: Survey, delayed: Sequence[torch.nn.Parameter] = ()) -> None:
-        """Takes what the module holds."""
+        """Reads the module's contents."""
         self.survey = survey
         self.module_parameters = list(survey.parameters.values())
         arguments.check_module(self.module, survey)
@@ -124,7 +124,7 @@ class GradientSynchronizer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a copy of the model is built with; see [Note: a copy of a model]."""
+        """The settings of a copy of the model; see [Note: a copy of a model]."""
         return {
             "options": self.options,
             "caps": self.caps,
@@ -141,13 +141,13 @@ class GradientSynchronizer:
     # -- the reducer
 
     def agree(self, *, collective: bool) -> None:
-        """Checks that all ranks have the same model, and takes the number that they give to it.
+        """Checks that all ranks have the same model, and gets its common number.
 
         Raises:
-            RuntimeError: they have not; or, on all ranks, there is nothing to train on one.
+            RuntimeError: they differ, or a rank has nothing to train; raised on all ranks.
         """
         self.reducer_id = self._agree(self.survey, collective=collective)
-        if not self.survey.trained:  # here, because it may be so on this rank alone
+        if not self.survey.trained:  # here, because it may be so only on this rank
             raise RuntimeError(arguments.nothing_to_train(self.module))
 
     def _agree(self, survey: Survey, *, collective: bool) -> int:
@@ -162,14 +162,14 @@ class GradientSynchronizer:
         return agreement.agree(entries, self.group, self.device, collective=collective)
 
     def broadcast_state(self, *, with_buffers: bool) -> None:
-        """Makes all that is not ignored rank 0's, also frozen parameters."""
+        """Broadcasts rank 0's values of all that is not ignored, including frozen parameters."""
         tensors = [*self.module_parameters, *(self.buffers.tensors if with_buffers else ())]
         if tensors:
             values = [tensor.detach() for tensor in tensors]
             process_groups.broadcast_coalesced(values, self.group, arguments.BROADCAST_BYTES)
 
     def build(self, *, generation: int = 0, step: int = 0, finished: int = 0) -> None:
-        """Makes the reducer for what the last survey found, and tells whom it concerns."""
+        """Makes the reducer for the last survey, and notifies listeners."""
         self.seen: Seen = self.survey.seen
         self.idle_seen: Seen | None = None
         self.trained = TrainedParameters.of(self.survey)
@@ -201,7 +201,7 @@ class GradientSynchronizer:
         self.describe()
 
     def renew(self, survey: Survey) -> None:
-        """Puts a reducer for what `survey` found in the place of the old one; all ranks.
+        """Replaces the reducer by one for `survey`; on all ranks.
 
         Raises:
             RuntimeError: the last backward is unfinished, or the ranks' models differ.
@@ -215,11 +215,11 @@ class GradientSynchronizer:
         self.build(generation=old.generation() + 1, step=old.step(), finished=old.finished())
 
     def replace_group(self, group: dist.ProcessGroup) -> None:
-        """Goes on with other ranks, e.g. after a rejoin. Communicates at the next forward.
+        """Continues with another group, e.g. after a rejoin. Communicates at the next forward.
 
-        Buckets go back to the first assignment, because a failure may have struck when only some ranks had
-        rebuilt them. State of a comm hook that holds the old group is the caller's to replace. On a rank that is
-        not in the new group only the buckets change.
+        Buckets return to the first layout, because a failure may have happened when only some ranks had rebuilt
+        them. The caller must replace the state of a comm hook that refers to the old group. On a rank that is not in
+        the new group only the buckets change.
         """
         if isinstance(group, dist.ProcessGroup):
             self.group = group
@@ -234,7 +234,7 @@ class GradientSynchronizer:
         self.describe()
 
     def learn_graph(self) -> None:
-        """The graph is the same in every step from now on; before the first forward."""
+        """Declares that the graph is the same in every step; before the first forward."""
         self.reducer.set_static_graph()
         self.options = replace(self.options, static_graph=True)
 
@@ -245,28 +245,28 @@ class GradientSynchronizer:
         return assign_buckets(self.trained.bytes, self.trained.kinds, caps, alone=self.trained.sparse)
 
     def assigned(self, caps: BucketCaps, order: Sequence[int]) -> list[list[int]]:
-        """The buckets that these caps and this order of the parameters would make."""
+        """The buckets that result from these size limits and this order of the parameters."""
         known, sparse = self.trained, self.trained.sparse
         return assign_buckets(known.bytes, known.kinds, caps.rebuilt(), order, alone=sparse, small_last=caps.small_last)
 
     @property
     def held_order(self) -> list[int]:
-        """The parameters in the order of the present buckets."""
+        """The parameters in the order of the current buckets."""
         return [index for bucket in self.assignment for index in bucket]
 
     @property
     def may_still_rebuild(self) -> bool:
-        """Whether the buckets will be assigned in the order of readiness after the first backward."""
+        """Whether the buckets will be rebuilt in the order of readiness after the first backward."""
         return self.options.assigns_anew and not self.has_rebuilt_buckets
 
     def rebuild(self) -> None:
-        """Assigns the buckets anew in the order in which rank 0's gradients became ready. Once; all ranks."""
+        """Rebuilds the buckets in the order in which rank 0's gradients became ready. Once; all ranks."""
         order = torch.tensor(self.reducer.ready_order(), dtype=torch.int64, device=self.device)
         process_groups.broadcast(order, self.group)
         self.reassign(order.tolist())
 
     def rebuild_if_due(self, sync: bool) -> None:
-        """Everything that forwards communicate about the order, `sync`: in a synchronised one."""
+        """All communication of forwards about the order; `sync`: in a synchronised one."""
         if self.reducer.rebuild_due():
             self.rebuild()
         elif sync and self.follower is not None and self.follower.is_due():
@@ -276,7 +276,7 @@ class GradientSynchronizer:
                 self.reassign(order)
 
     def reassign(self, order: list[int]) -> None:
-        """Assigns the buckets anew in this order; on all ranks alike, between two backwards."""
+        """Rebuilds the buckets in this order; the same on all ranks, between two backwards."""
         self.assignment = self.assigned(self.caps, order)
         self.reducer.rebuild(self.assignment)
         self.has_rebuilt_buckets = True
@@ -300,11 +300,11 @@ class GradientSynchronizer:
         )
 
     def describe(self) -> None:
-        """Tells the timeline of the assignment that the next events refer to."""
+        """Describes to the timeline the bucket layout to which the next events refer."""
         recording.describe(self.description(), owner=self)
 
     def description(self) -> dict[str, Any]:
-        """The assignment as the timeline is told of it."""
+        """The bucket layout's description for the timeline."""
         options, caps = self.options, self.caps
         return buckets.describe(
             self.assignment,
@@ -332,20 +332,20 @@ class GradientSynchronizer:
 
     @property
     def hook_name(self) -> str | None:
-        """What the timeline calls the comm hook; None without one."""
+        """The comm hook's name on the timeline; None without one."""
         return comm_hooks.name_of_hook(self.hooks)
 
     def attach_hook(self, hook: Hook, state: object) -> None:
         """Averages with this hook.
 
         Raises:
-            TypeError: it is no hook.
-            RuntimeError: there is one already, or gradients are reduced in a way of their own.
+            TypeError: it is not a hook.
+            RuntimeError: there is one already, or mixed precision reduces the gradients itself.
         """
         if self.options.mixed_precision is not None:
             raise RuntimeError(
-                "register_comm_hook or register_builtin_comm_hook can only be called once: mixed_precision has its own "
-                "way to reduce gradients, so a model that has it takes no comm hook"
+                "register_comm_hook or register_builtin_comm_hook can only be called once: mixed_precision reduces "
+                "gradients itself, so such a model can't have a comm hook"
             )
         comm_hooks.attach(self.reducer, hook, state)
         self.hooks.append((hook, state))
@@ -368,18 +368,18 @@ class GradientSynchronizer:
             self.reducer.install_post_backward_futures(futures)
 
     def look_up_buffers(self) -> None:
-        """Modules may have assigned buffers anew."""
+        """Modules may have reassigned buffers."""
         self.buffers.keep(parameters.buffers_now(self.survey))
 
     @property
     def divisor(self) -> int:
-        """What a sum of this backward's gradients over the ranks is to be divided by."""
+        """The divisor of the sum of this backward's gradients over the ranks."""
         return self.inputs.divisor(self.group.size())
 
     # -- copies on other ranks
 
     def history(self) -> dict[str, Any]:
-        """What a copy on another rank has to continue with, besides comm hooks."""
+        """The state with which a copy on another rank continues, besides comm hooks."""
         return {
             "reducer_id": self.reducer_id,
             "generation": self.reducer.generation(),
@@ -388,10 +388,10 @@ class GradientSynchronizer:
         }
 
     def resume(self, history: Mapping[str, Any], hooks: Sequence[tuple[Any, object]]) -> None:
-        """Goes on as the model whose `history` this is, on all ranks: with a new reducer, built together.
+        """Continues as the model of this `history`, on all ranks, with a new reducer that they build together.
 
         Args:
-            history: of the model that this one is, or is a copy of.
+            history: of this model, or of the model of which it is a copy.
             hooks: its comm hooks with their states, for a copy.
         """
         if not self.hooks:
@@ -405,7 +405,7 @@ class GradientSynchronizer:
 
 @functools.cache
 def _learn_references() -> None:
-    """What the reducer has to know before it reduces gradients in place, once for each process."""
+    """Facts that the reducer needs before it reduces gradients in place, once per process."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = torch.zeros(1, requires_grad=True)
         _C.learn_references(leaf)

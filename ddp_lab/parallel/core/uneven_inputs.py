@@ -16,14 +16,14 @@ _RANKS = 3  # index of the first rank's element in the row
 
 
 class UnevenInputs:
-    """What the ranks tell each other in each iteration of a join context; outside one, that all train.
+    """The data that ranks exchange in each iteration of a join context; outside one, all ranks train.
 
     Attributes:
         config: of torch's `Join`, which sets it.
-        divide_by_initial_world_size: divide gradients by the size of the group, not by how many ranks still train.
-        warned: of SyncBatchNorm, in this context.
-        last_joiner: the rank whose model all had at the end of the last context; None before.
-        work: of the last row; the reducer divides by what it brings.
+        divide_by_initial_world_size: divide gradients by the size of the group, not by the number of training ranks.
+        warned: whether it warned of SyncBatchNorm in this context.
+        last_joiner: the rank whose model all ranks got at the end of the last context; None before.
+        work: the `Work` of the last row; the reducer divides by its result.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class UnevenInputs:
         return bool(self.config.enable)
 
     def leave(self) -> None:
-        """The context is over; torch leaves it on. Forwards after it meet nobody."""
+        """Ends the context, which torch does not. Later forwards do not communicate about it."""
         self.config = _JoinConfig.construct_disabled_join_config()
 
     def meet(self, group: dist.ProcessGroup, device: torch.device, *, active: bool, sync: bool) -> None:
@@ -49,8 +49,8 @@ class UnevenInputs:
         Args:
             group: the model's.
             device: of its collectives.
-            active: this rank trains.
-            sync: its backward is to be synchronised.
+            active: whether this rank trains.
+            sync: whether its backward is synchronised.
         """
         row = torch.zeros(_RANKS + group.size(), dtype=torch.float32, device=device)
         if active:
@@ -72,7 +72,7 @@ class UnevenInputs:
         return max(rank for rank, is_active in enumerate(self.settle()[_RANKS:]) if is_active)
 
     def divisor(self, size: int) -> int:
-        """What a sum of this backward's gradients over a group of `size` ranks is to be divided by."""
+        """The divisor of the sum of this backward's gradients over a group of `size` ranks."""
         if not self.uneven or self.divide_by_initial_world_size:
             return size
         return int(self.settle()[0])

@@ -41,12 +41,12 @@ class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
         * Hooks of the module run once on each device, in no order between devices.
         * A scalar output becomes a vector with one element for each device.
         * An RNN whose batch is not its first dimension needs ``dim``, and outputs padded to one length.
-        * For more than one GPU `ddp_lab.DistributedDataParallel` is faster.
+        * For more than one GPU, `ddp_lab.DistributedDataParallel` is faster.
 
     Args:
         module: its parameters and buffers are on the first device.
         device_ids: accelerators as indices or devices, or CPU devices: ``["cpu:0", "cpu:1"]``, ``["cpu"] * 4``.
-            None: all accelerators. Where there is none and no CPU devices are named, forward calls the module itself.
+            None: all accelerators. If there is none and no CPU devices are given, forward calls the module itself.
         output_device: where outputs are joined; the first device if None.
         dim: the dimension of the batch.
 
@@ -80,11 +80,11 @@ class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
             self.module.to(self.src_device_obj)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Runs the replicas and joins what they return.
+        """Runs the replicas and joins their outputs.
 
         Raises:
             RuntimeError: a parameter or buffer is not on the first device.
-            Exception: what a replica raised, with its number and device in the message.
+            Exception: a replica's exception, with its number and device in the message.
         """
         with torch.autograd.profiler.record_function("DataParallel.forward"):
             if not self.device_ids:
@@ -99,7 +99,7 @@ class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
             return self.gather(self.parallel_apply(replicas, parts, named), self.output_device)
 
     def replicate(self, module: nn.Module, device_ids: Sequence[Device]) -> list[nn.Module]:
-        """A replica for each device, outside autograd where gradients are off."""
+        """A replica for each device, outside autograd if gradients are off."""
         return replicate(module, device_ids, not torch.is_grad_enabled())
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Device]) -> Any:
@@ -107,7 +107,7 @@ class DataParallel(nn.DataParallel):  # type: ignore[type-arg]
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        """What each replica returned."""
+        """The output of each replica."""
         return parallel_apply(replicas, inputs, kwargs, self.device_ids[: len(replicas)])
 
     def gather(self, outputs: Any, output_device: Device) -> Any:
@@ -137,14 +137,14 @@ def data_parallel(
         The joined outputs.
 
     Raises:
-        RuntimeError: there is no accelerator and no CPU devices are named, or the module is on another device.
+        RuntimeError: there is no accelerator and no CPU devices are given, or the module is on another device.
     """
     if not isinstance(inputs, tuple):
         inputs = () if inputs is None else (inputs,)
     devices = _devices(device_ids)
     if not devices:
         raise RuntimeError(
-            "device type could not be determined: there is no accelerator here; name CPU devices, such as "
+            "device type could not be determined: there is no accelerator here; give CPU devices, such as "
             'device_ids=["cpu:0", "cpu:1"]'
         )
     output = devices[0] if output_device is None else _output_device(output_device)
@@ -160,7 +160,7 @@ def data_parallel(
 
 
 def _devices(device_ids: Sequence[Device] | None) -> list[Resolved]:
-    """The devices to use; none where there is no accelerator and no CPU devices are named."""
+    """The devices to use; none if there is no accelerator and no CPU devices are given."""
     named = None if device_ids is None else list(device_ids)
     if named and any(
         isinstance(device, (str, torch.device)) and torch.device(device).type == "cpu" for device in named

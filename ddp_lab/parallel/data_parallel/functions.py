@@ -30,7 +30,7 @@ class Broadcast(Function):
         targets = resolve_devices(devices)
         if not on_cpu(targets) and any(tensor.device.type == "cpu" for tensor in tensors):
             raise AssertionError(
-                "Broadcast function not implemented for CPU tensors: name CPU devices, or move them to "
+                "Broadcast function not implemented for CPU tensors: give CPU devices, or move them to "
                 f"device {targets[0]}"
             )
         ctx.count = len(tensors)

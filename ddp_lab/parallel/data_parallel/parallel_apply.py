@@ -29,13 +29,13 @@ def parallel_apply(
     context variables; on an accelerator the caller's current stream of that device is used.
 
     Args:
-        modules: what is called.
+        modules: the modules to call.
         inputs: for each module a tuple or list of arguments, or one argument.
         kwargs_tup: for each module its keyword arguments.
         devices: for each module its device; None: that of the first tensor among its inputs.
 
     Returns:
-        What each module returned.
+        The output of each module.
 
     Raises:
         AssertionError: the lists' lengths differ.
@@ -101,7 +101,7 @@ class _Call:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Calls the module and keeps what comes of it."""
+        """Calls the module and stores its result or error."""
         try:
             with self._on_device():
                 self._output = self._module(*self._inputs, **self._kwargs)
@@ -126,7 +126,7 @@ class _Call:
 
 
 def _retold(error: BaseException, where: str) -> BaseException:
-    """An exception of the same class that says where it comes from, or a RuntimeError if that can't be made."""
+    """An exception of the same class with its origin in the message, or a RuntimeError if that can't be made."""
     original = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     text = f"Caught {type(error).__name__} {where}.\nOriginal {original}"
     if isinstance(error, KeyError):

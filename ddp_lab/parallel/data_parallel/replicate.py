@@ -1,4 +1,4 @@
-"""Replicas of a module, one for each device, whose parameters are copies that autograd leads back to the originals."""
+"""Replicas of a module, one for each device, whose parameters are copies that autograd connects to the originals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def replicate(network: T, devices: Sequence[Device], detach: bool = False) -> li
     Args:
         network: on the first device.
         devices: accelerators or CPU devices.
-        detach: leave autograd out: gradients don't reach `network`.
+        detach: don't use autograd: gradients don't reach `network`.
 
     Returns:
         A module for each device.
@@ -60,7 +60,7 @@ def replicate(network: T, devices: Sequence[Device], detach: bool = False) -> li
 
 
 def _split(network: nn.Module, detach: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What is copied by autograd's Broadcast, and what as it is: buffers without gradient, or everything."""
+    """The tensors that autograd's Broadcast copies, and those copied without it: buffers without gradient, or all."""
     parameters, buffers = list(network.parameters()), list(network.buffers())
     if detach:
         return [], [*parameters, *buffers]
@@ -83,7 +83,7 @@ def _plain_copies(tensors: list[torch.Tensor], targets: Sequence[Resolved]) -> l
 
 
 def _fill(replica: Any, module: nn.Module, table: dict[nn.Module, nn.Module], tensors: Copies) -> None:
-    """Gives the replica of one module its children, parameters and buffers."""
+    """Sets the children, parameters and buffers of one module's replica."""
     replica._former_parameters = {}
     for name, child in module._modules.items():
         if child is None:

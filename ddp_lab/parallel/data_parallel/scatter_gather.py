@@ -25,7 +25,7 @@ def scatter(inputs: Any, target_gpus: Sequence[Device], dim: int = 0) -> Any:
         dim: the dimension to split.
 
     Returns:
-        For each device what `inputs` is, with its pieces; as many as the shortest tensor has pieces.
+        For each device the structure of `inputs`, with its pieces; as many as the shortest tensor has pieces.
     """
     if isinstance(inputs, torch.Tensor):
         return Scatter.apply(target_gpus, None, dim, inputs)  # type: ignore[no-untyped-call]
@@ -56,18 +56,18 @@ def scatter_kwargs(
         dim: the dimension to split.
 
     Returns:
-        Positional and keyword arguments for each device, equally many; ``()`` and ``{}`` fill up. What has no
-        tensors goes to as many devices as the tensors reach. Without any argument both are empty.
+        Positional and keyword arguments for each device, the same number of both, padded with ``()`` and ``{}``.
+        Arguments without tensors go to as many devices as the tensors. Without any argument both are empty.
 
     Warns:
-        UserWarning: tensors of one call have different numbers of pieces, so that a part of them gets lost.
+        UserWarning: tensors of one call have different numbers of pieces, so that some of these are lost.
     """
     pieces = {min(len(target_gpus), size) for size in _sizes((inputs, kwargs), dim) if size}
     if len({_chunks(size, len(target_gpus)) for size in pieces}) > 1:
         warnings.warn(
             f"DataParallel: the tensors of this call have different sizes in dimension {dim} and split into different "
-            f"numbers of pieces on {len(target_gpus)} devices; what has no counterpart is left out. Give all tensors "
-            "the same batch size, or wrap those that are not to be split in an object that is no container",
+            f"numbers of pieces on {len(target_gpus)} devices; surplus pieces are dropped. Give all tensors "
+            "the same batch size, or wrap those that should not be split in an object that is not a container",
             stacklevel=3,
         )
     positional = list(scatter(inputs, target_gpus, dim)) if inputs else []
@@ -99,11 +99,11 @@ def _sizes(value: Any, dim: int) -> Iterator[int]:
 
 
 def gather(outputs: Sequence[Any], target_device: Device, dim: int = 0) -> Any:
-    """Joins what the devices returned.
+    """Joins the outputs of the devices.
 
     Args:
-        outputs: one for each device, all built alike: tensors, or tuples, named tuples, lists, dicts and dataclasses
-            (also subclasses) of them, or None.
+        outputs: one for each device, all with the same structure: tensors, or tuples, named tuples, lists, dicts and
+            dataclasses (also subclasses) of them, or None.
         target_device: where the result is wanted, "cpu" for the CPU.
         dim: the dimension along which tensors are joined; scalars become a vector, with a warning.
 
@@ -112,7 +112,7 @@ def gather(outputs: Sequence[Any], target_device: Device, dim: int = 0) -> Any:
 
     Raises:
         ValueError: containers of different lengths, or dicts with different keys.
-        TypeError: something that can't be joined.
+        TypeError: an output can't be joined.
     """
     first = outputs[0]
     if isinstance(first, torch.Tensor):

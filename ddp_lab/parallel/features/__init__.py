@@ -1,3 +1,3 @@
-"""What a model does when it is asked to: join, mixed precision, delayed parameters, optimizer in backward, compile."""
+"""Optional features of a model: join, mixed precision, delayed parameters, optimizer in backward, compile."""
 
 __all__ = ["compile", "delayed", "join", "logging_data", "mixed_precision", "optimizer_in_backward"]

@@ -1,20 +1,20 @@
-"""What torch.compile asks of us: frames that it leaves alone, and its mode without a C++ reducer.
+"""Support for torch.compile: frames that it skips, and its mode without a C++ reducer.
 
 [Note: what torch.compile sees]
-torch.compile leaves the file of torch's class alone by its name, and so compiles the wrapped module as a graph of its
-own, which its DDPOptimizer splits along the buckets. For ours the same is asked for function by function. The two that
-call the module are skipped themselves, what they call is not; all others are skipped with everything they call, or
-torch.compile would find the code that they share with other modules and spend seconds on it. Inside a compiled function
-a call of the model is a graph break. Nothing here imports torch._dynamo, which takes seconds.
+torch.compile skips the file of torch's class by its name, and so compiles the wrapped module as a graph of its own,
+which its DDPOptimizer splits along the buckets. For our class we request the same for each function. The two that call
+the module are skipped themselves, but not their callees; all others are skipped with everything they call, otherwise
+torch.compile would spend seconds on code that they share with other modules. Inside a compiled function a call of the
+model is a graph break. Nothing here imports torch._dynamo, which takes seconds.
 
 [Note: the Python reducer]
 In this mode each gradient is averaged by a hook written in Python with a functional collective, so that compiled
 autograd sees it, and inductor fuses the collectives of many gradients (into buckets of `bucket_cap_mb`). It is chosen
-when the model is wrapped. The C++ reducer is there for questions about the model, but has no hooks: it records and
-averages nothing, buckets are never rebuilt, and unused parameters just bring no gradient. Buffers are not broadcast
-after the construction. A comm hook is called as ``hook(state, (gradient, parameter))``. All of this is as in torch.
-So is it that torch.compile looks into a call of the model: `_forward` is the one below, not the class's, which it is
-told to leave alone ([Note: what torch.compile sees]).
+when the model is wrapped. The C++ reducer exists for queries about the model, but has no hooks: it records
+and averages nothing, buckets are never rebuilt, and unused parameters simply have no gradient. Buffers are not
+broadcast after the construction. A comm hook is called as ``hook(state, (gradient, parameter))``. All of this is as in
+torch. As there, torch.compile traces into a call of the model: `_forward` is the one below, not the class's, which it
+is told to skip ([Note: what torch.compile sees]).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_loaded() -> bool:
 
 
 def skip_frames(cls: type, callers: Collection[str]) -> None:
-    """Keeps torch.compile from looking into the functions of a class, of its parts, and of the modules they are in.
+    """Keeps torch.compile from tracing into the functions of a class, of its parts, and of their modules.
 
     Args:
         cls: the wrapper class.
@@ -60,13 +60,13 @@ def skip_frames(cls: type, callers: Collection[str]) -> None:
 
 
 def python_reducer_is_chosen() -> bool:
-    """Whether models are to be built for the Python reducer now. Asks torch._dynamo only if that was imported."""
+    """Whether models are now built for the Python reducer. Uses torch._dynamo only if it was imported."""
     config = sys.modules.get("torch._dynamo.config")
     return config is not None and config.optimize_ddp == "python_reducer"
 
 
 def install_python_reducer(model: torch.nn.Module, sync: GradientSynchronizer) -> list[Any]:
-    """Takes the reducer's hooks off, gives each trained parameter one of its own, and leaves the call to the module.
+    """Removes the reducer's hooks, gives each trained parameter its own, and reduces the call to the module's.
 
     Args:
         model: the wrapper, whose forward is replaced.

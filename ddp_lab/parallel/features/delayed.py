@@ -1,11 +1,11 @@
 """Parameters whose gradients are averaged together, when the gradient of another parameter arrives.
 
 [Note: delayed parameters]
-`delay_all_reduce_named_params` are left out of the reducer's buckets. Their gradients live in a flat buffer of their
+`delay_all_reduce_named_params` are not in the reducer's buckets. Their gradients live in a flat buffer of their
 own (one for each dtype and device): before each backward a missing `.grad` is set to its zeroed view, autograd
 accumulates in place, and when the gradient of `param_to_hook_all_reduce` has been accumulated, the buffer is divided
-and all-reduced as it is, without a copy. The caller answers for the order: the gradients of all delayed parameters are
-complete when that one arrives. It may be one of them. (torch's hook runs before the accumulation, and would leave its
+and all-reduced without a copy. The caller guarantees the order: the gradients of all delayed parameters are complete
+when that one arrives. It may be one of them. (torch's hook runs before the accumulation, and would leave its
 gradient as this rank's own.) The end of the backward waits for the collective. Under `no_sync` nothing is sent.
 """
 
@@ -27,7 +27,7 @@ class DelayedParameters:
     """The delayed parameters of one model and the buffers of their gradients. See [Note: delayed parameters].
 
     Args:
-        parameters: whose gradients are averaged late.
+        parameters: the parameters whose gradients are averaged late.
         trigger: the parameter whose gradient starts it.
         group: the ranks to average over.
         bucket_size: in bytes, for the broadcast of the parameters' values from rank 0.

@@ -1,25 +1,25 @@
-"""Uneven inputs: what a rank that has run out of inputs does while others still train.
+"""Uneven inputs: the actions of a rank that has run out of inputs while others still train.
 
 [Note: join]
 Inside `with model.join():` ranks may run different numbers of iterations. `torch.distributed.algorithms.join.Join`
-keeps count: each forward of a rank that trains (*active*), and each turn of one that does not (*joined*), begins with
-a one-element all-reduce; the sum says how many are active, and when it is zero everybody leaves. In between a joined
-rank must meet every collective of an active rank's iteration, in its order, for each `Joinable` of the context. For
-ours the order is
+keeps count: each forward of a training rank (*active*), and each turn of one that is not (*joined*), begins with a
+one-element all-reduce; the sum is the number of active ranks, and when it is zero all leave. In between a joined rank
+must match every collective of an active rank's iteration, in its order, for each `Joinable` of the context. For ours
+the order is
 
 1. `UnevenInputs.meet`: one all-reduce of a row per iteration: how many are active, whether this backward is
    synchronised, whether gradients are on, and which ranks are active: buffers come from the largest of these.
 2. the rebuild of the buckets, if one is due (a joined rank counts its parameters as ready in the order of registration)
-3. buffers, where they are synchronised before the forward, and then where after it
+3. buffers, if they are synchronised before the forward, and then if after it
 4. the backward, if it is synchronised: `Reducer::shadow_backward` sends zeros for each bucket, through the comm hook if
    there is one, and takes part in the map of used parameters.
 
-The row's first element is the number of active ranks, and its work goes to the reducer, which divides by it where
-`divide_by_initial_world_size` is False: also where the model is not the first Joinable of the context. At the end the
-last rank to join (of several the largest) broadcasts its model.
+The row's first element is the number of active ranks, and its `Work` goes to the reducer, which divides by it if
+`divide_by_initial_world_size` is False: also if the model is not the first Joinable of the context. At the end the last
+rank to join (the largest of several) broadcasts its model.
 
-Not met are collectives that DDP does not know: those of the model itself, as in SyncBatchNorm. With them a context
-needs `throw_on_early_termination`, and we say so before the first forward of the context can hang.
+Collectives that DDP does not know are not matched: those of the model itself, as in SyncBatchNorm. With them a context
+needs `throw_on_early_termination`, and a warning says so before the first forward of the context can hang.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["DDPJoinHook", "before_forward", "check_sync_batchnorm"]
 
 
 class DDPJoinHook(JoinHook):
-    """A joined rank's share of one model in the iterations of the others. See [Note: join].
+    """A joined rank's part in the others' iterations, for one model. See [Note: join].
 
     Args:
         sync: the model's.
-        look: what an active rank does before a synchronised backward.
+        look: the actions of an active rank before a synchronised backward.
         divide_by_initial_world_size: divide gradients by the size of the process group; False: by the number of
             ranks that still train.
     """
@@ -74,7 +74,7 @@ class DDPJoinHook(JoinHook):
             sync.reducer.mark_all_ready()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Broadcasts the model of the last rank that joined; of several, of the largest."""
+        """Broadcasts the model of the last rank that joined; the largest of several."""
         sync = self._sync
         candidate = sync.group.rank() if is_last_joiner else -1
         (sync.inputs.last_joiner,) = process_groups.maximum([candidate], sync.group, sync.device)
@@ -90,16 +90,16 @@ class DDPJoinHook(JoinHook):
 
 
 def before_forward(model: Joinable, sync: GradientSynchronizer) -> None:
-    """Tells joined ranks that this one begins an iteration, and what there will be to take part in.
+    """Tells joined ranks that this one begins an iteration, and with which collectives.
 
     The first collectives of each forward inside a join context.
 
     Args:
-        model: what the context holds.
+        model: the Joinable of the context.
         sync: the model's.
 
     Raises:
-        RuntimeError: a rank has run out of inputs, and the context asked for `throw_on_early_termination`.
+        RuntimeError: a rank has run out of inputs, and the context has `throw_on_early_termination`.
     """
     inputs = sync.inputs
     if not inputs.warned:
@@ -112,7 +112,7 @@ def before_forward(model: Joinable, sync: GradientSynchronizer) -> None:
 
 
 def check_sync_batchnorm(sync: GradientSynchronizer) -> None:
-    """Warns, once for a context, if the model holds SyncBatchNorm and uneven inputs are to be tolerated."""
+    """Warns, once per context, if the model contains SyncBatchNorm and uneven inputs are allowed."""
     if sync.inputs.config.throw_on_early_termination:
         return
     names = [name for name, child in sync.module.named_modules() if isinstance(child, torch.nn.SyncBatchNorm)]

@@ -1,9 +1,9 @@
-"""What `_get_ddp_logging_data` returns: how a model was set up, and what a sampled step of it cost.
+"""The data of `_get_ddp_logging_data`: a model's settings, and the cost of a sampled step.
 
 [Note: when logging data is taken]
 The data of a run is taken at the begin of a synchronised forward and describes the backward before it: `iteration` n
 is the number of synchronised forwards before this one. It is taken in the first ten iterations and then in every
-hundredth (`_set_ddp_runtime_logging_sample_rate`). What does not change with time is there from the start. Times are
+hundredth (`_set_ddp_runtime_logging_sample_rate`). Constant fields are there from the start. Times are
 nanoseconds; those that end in ``_start`` and ``_end`` count from 1970, as torch's do.
 """
 
@@ -45,7 +45,7 @@ class DDPLogger:
 
     Args:
         sync: the model's.
-        **facts: what only the wrapper knows.
+        **facts: fields that only the wrapper knows.
     """
 
     def __init__(self, sync: GradientSynchronizer, **facts: Any) -> None:
@@ -57,10 +57,10 @@ class DDPLogger:
         self._sample_rate = _SAMPLE_RATE
         self._set_up(facts)
 
-    # -- what torch's code calls
+    # -- called by torch's code
 
     def set_error_and_log(self, error: str) -> None:
-        """Keeps the text of an error that was raised."""
+        """Stores the text of a raised error."""
         self._data.update(has_error=1, error=error)
 
     def _set_static_graph(self) -> None:
@@ -73,10 +73,10 @@ class DDPLogger:
         """Data is taken every `rate` iterations after the first ten."""
         self._sample_rate = rate
 
-    # -- what ours does
+    # -- called by our code
 
     def _set_up(self, facts: dict[str, Any]) -> None:
-        """Notes what is known at construction."""
+        """Stores the facts known at construction."""
         sync = self._sync
         tensors, options = sync.trained.tensors, sync.options
         backend = process_groups.backend_name(sync.group)
@@ -121,7 +121,7 @@ class DDPLogger:
         return dict(self._data)
 
     def _keep_error(self, error: str) -> None:
-        """Keeps the reducer's last error, if it is a new one."""
+        """Stores the reducer's last error, if it is new."""
         if error != self._reducer_error:
             self._reducer_error = error
             self.set_error_and_log(error)

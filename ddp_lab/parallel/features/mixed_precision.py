@@ -37,10 +37,10 @@ __all__ = ["LowPrecision"]
 
 
 class LowPrecision:
-    """The low-precision copies of one model's parameters, and who holds them when. See [Note: mixed precision].
+    """The low-precision copies of one model's parameters, and when they are allocated. See [Note: mixed precision].
 
     Args:
-        sync: whose options ask for it; its parameters and buffers are rank 0's already.
+        sync: has options for it; its parameters and buffers already have rank 0's values.
     """
 
     def __init__(self, sync: GradientSynchronizer) -> None:
@@ -61,7 +61,7 @@ class LowPrecision:
         sync.on_new_reducer.append(self._tell_reducer)
 
     def _tell_reducer(self, sync: GradientSynchronizer) -> None:
-        """In which dtype gradients arrive and travel."""
+        """The dtype in which gradients arrive and are sent."""
         if self._bucket_dtype is not None:
             sync.reducer._set_mixed_precision_param_dtype(self._bucket_dtype)
 
@@ -91,7 +91,7 @@ class LowPrecision:
             self._hook_gradients()
 
     def after_forward(self, outputs: Iterable[torch.Tensor]) -> None:
-        """When the module has run, with what it returned: back to full precision, or when the backward is over."""
+        """After the module has run, with its output: restores full precision now, or at the end of the backward."""
         waiting = [output for output in outputs if output.requires_grad]
         if not torch.is_grad_enabled() and not self._was_low:
             self.restore()
@@ -121,7 +121,7 @@ class LowPrecision:
         sync.reducer._autograd_hook(index)
 
     def queue_restore(self) -> None:
-        """Makes `restore` the last thing of the current backward."""
+        """Makes `restore` run last in the current backward."""
         if self._queued:
             return
         self._queued = True
@@ -147,7 +147,7 @@ class LowPrecision:
                 parameter.data = parameter._fp_param
             _hold(parameter._mp_param, False)
             if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
-                # Not through `.grad.data`: it may be the bucket's own view, which stays what it is.
+                # Not through `.grad.data`: it may be the bucket's own view, which must not change.
                 parameter.grad = parameter.grad.to(parameter.dtype)
 
 

@@ -1,7 +1,7 @@
-"""Optimizers that step while the backward is still running: less memory for gradients, and the step is hidden.
+"""Optimizers that step during the backward: less memory for gradients, and the step is overlapped.
 
 [Note: optimizers in the backward]
-Two ways lead here. `torch.distributed.optim._apply_optimizer_in_backward` gives each parameter optimizers of its own
+There are two variants. `torch.distributed.optim._apply_optimizer_in_backward` gives each parameter its own optimizers
 and hooks its accumulator, which is too early with DDP: there the gradient is still this rank's own. So `install`
 takes these hooks off and registers a comm hook: as soon as a bucket is summed it divides, steps the optimizers of the
 bucket's parameters with their averaged gradients, and drops these gradients, which the reducer then leaves undefined.
@@ -52,7 +52,7 @@ def install(sync: GradientSynchronizer) -> None:
 
 
 def attach_reducer(sync: GradientSynchronizer) -> None:
-    """Tells the model's reducer, a new one perhaps, which parameters' optimizers drop their gradients."""
+    """Tells the model's reducer, which may be new, which parameters' optimizers drop their gradients."""
     if any(hook is apply_optimizer_in_backward_hook for hook, _ in sync.hooks):
         stepping = [index for index, p in enumerate(sync.trained.tensors) if hasattr(p, "_in_backward_optimizers")]
         sync.reducer._set_optimizer_in_backward(stepping)
@@ -94,7 +94,7 @@ def register_fused_optim(
 
     Args:
         model: has no comm hook.
-        optim: a class that `torch.distributed.optim` has a functional version of.
+        optim: a class with a functional version in `torch.distributed.optim`.
         *args: of the optimizer, without the parameters.
         optim_params: the parameters to optimize; None for all of the model's.
         **kwargs: of the optimizer.

@@ -44,35 +44,35 @@ def check_hook(
     make_state: Callable[[], object] | None = None,
     timeout: float = 10.0,
 ) -> HookReport:
-    """Tries a comm hook on random buckets and in training, and says what is wrong with it. All ranks call it.
+    """Tries a comm hook on random buckets and in training, and reports problems. All ranks must call it.
 
-    It looks at: whether the hook can be called and returns a future of a fitting tensor; whether all ranks get the same
-    bits; how far they are from the exact mean; NaN, Inf and zeros; several buckets at once; what is handed to
-    collectives and how long encoding, communicating, decoding and copying take; and the loss of a model beside plain
-    averaging. Sparse gradients are not tried. It takes some seconds, neither your state nor your model changes, and
-    nothing of it is recorded.
+    It checks whether the hook can be called and returns a future of a valid tensor; whether all ranks get the same
+    bits; how far they are from the exact mean; NaN, Inf and zeros; and several buckets at once. It measures the payload
+    given to collectives and the times of encoding, communicating, decoding and copying, and compares a model's loss
+    with that of plain averaging. Sparse gradients are not tried. The check takes some seconds, changes neither your
+    state nor your model, and is not recorded.
 
     Args:
         hook: ``hook(state, bucket)``, or a `dist.BuiltinCommHookType`.
-        state: what the hook gets. Each trial uses a copy of its own.
-        process_group: the ranks that call this; None for the default group. It is not given to the hook, whose
-            group is in its state or the default one.
-        model: a module to train, instead of a small classifier; goes with `loss`.
-        loss: ``loss(model, step)``: the loss of this rank's batch of that step; `model` is the wrapped copy.
+        state: the hook's first argument. Each trial uses a copy of its own.
+        process_group: the ranks that call this; None for the default group. It is not passed to the hook, whose group
+            is in its state or the default one.
+        model: a module to train, instead of a small classifier; requires `loss`.
+        loss: ``loss(model, step)`` returns the loss of this rank's batch of that step; `model` is the wrapped copy.
         steps: training steps; 0: none.
-        dtypes: of gradients; the first is tried in all sizes. None: float32 (with `model`: its dtypes), and others as
-            far as they go.
-        in_flight: buckets that are started before the first is waited for; 1 for hooks that can't.
-        tolerance: largest relative error (Euclidean) that is no error; None: none is.
+        dtypes: of gradients; the first is tried in all sizes. None: float32 (with `model`: its dtypes), and others that
+            work.
+        in_flight: buckets that are started before waiting for the first; 1 for hooks that allow only one.
+        tolerance: largest accepted relative error (Euclidean); None: any.
         expect_equal: False for hooks after which ranks may differ until parameters are averaged (local SGD).
-        make_state: makes a state for each trial, for one that can't be copied.
-        timeout: seconds that one bucket, or one training step, may take.
+        make_state: creates a state for each trial, if states can't be copied.
+        timeout: seconds allowed for one bucket, or one training step.
 
     Returns:
         The report, the same on all ranks.
 
     Raises:
-        ValueError: `model` without `loss`, or the other way round.
+        ValueError: only one of `model` and `loss` is given.
         RuntimeError: a rank did not make the call.
 
     Example:
@@ -117,7 +117,7 @@ class _Check:
         self.notes: list[str] = []
 
     def run(self, steps: int, dtypes: Sequence[torch.dtype] | None, in_flight: int) -> None:
-        """Everything, as far as the hook can be called and leaves the group usable."""
+        """Runs all checks, as long as the hook can be called and leaves the group usable."""
         if not self.signature():
             return
         asked = list(dtypes) if dtypes else self.dtypes()
@@ -125,15 +125,15 @@ class _Check:
         if steps > 0 and healthy:
             self.train(steps, several_buckets=in_flight > 1)
         elif steps > 0:
-            self.notes.append("No training: collectives of the hook are unfinished.")
+            self.notes.append("Training was skipped: collectives of the hook are unfinished.")
 
     def dtypes(self) -> list[torch.dtype]:
-        """Those of the model's parameters, the most frequent first."""
+        """The dtypes of the model's parameters, the most frequent first."""
         found = [p.dtype for p in self._module.parameters() if p.requires_grad and p.dtype.is_floating_point]
         return sorted(set(found), key=lambda dtype: (-found.count(dtype), str(dtype))) or [torch.float32]
 
     def signature(self) -> bool:
-        """Whether it can be called."""
+        """Whether the hook can be called."""
         if isinstance(self._given, BuiltinCommHookType):
             self._hook = _as_function(self._given, self._group, self._device)
         refused = _refusal(comm_hooks.check_signature, self._hook)
@@ -144,7 +144,7 @@ class _Check:
             bad = [rank for rank, answer in enumerate(answers) if answer[which]]
             if bad:
                 who, why = label_of(bad).capitalize(), answers[bad[0]][which]
-                what = f"{who}: register_comm_hook() refuses it: {why}"
+                what = f"{who}: register_comm_hook() rejects it: {why}"
                 self._problems.append(HookProblem("refused", what, remedy))
         return not any(answer[0] for answer in answers)
 
@@ -158,7 +158,7 @@ class _Check:
         return made
 
     def try_buckets(self, case: Case) -> bool:
-        """Tries one case on all ranks; returns whether the group can go on."""
+        """Tries one case on all ranks; returns whether the group is still usable."""
         trial = Trial(self._hook, self._fresh_state(), case, self._rank, self._device, self.timeout)
         trial.run()
         answers = self._exchange.all(verdict.measure(trial, self._ranks), 60 + 4 * self.timeout)
@@ -187,13 +187,13 @@ class _Check:
         self._problems += found
 
     def report(self) -> HookReport:
-        """What was found."""
+        """The report."""
         self.notes.append(
-            "Bytes handed over to collectives are measured; bytes on the wire are computed from them, for algorithms "
-            "that send as little as possible (a ring), since no backend tells."
+            "The payload given to collectives is measured; bytes on the wire are computed from it, for algorithms "
+            "that send as little as possible (a ring), because no backend reports them."
         )
         if self._device.type != "cpu":
-            self.notes.append("Times are the host's; a device may run on after a future is complete.")
+            self.notes.append("Times are the host's; a device may continue after a future is complete.")
         return HookReport(
             hook=self._name,
             ranks=self._ranks,
@@ -230,9 +230,9 @@ def _as_function(kind: Any, group: dist.ProcessGroup, device: torch.device) -> C
 
 
 class _Exchange:
-    """Small answers between the ranks of a group, through its store: works when the group's collectives do not.
+    """Exchanges small answers between the ranks of a group, through its store: works when its collectives do not.
 
-    One conversation; every rank of the group begins it, and calls `all` equally often.
+    Every rank of the group creates one, and calls `all` the same number of times.
 
     Args:
         group: the ranks.
@@ -251,17 +251,17 @@ class _Exchange:
         """Every rank's answer, by rank in the group.
 
         Args:
-            answer: what JSON can express.
+            answer: JSON-able.
             seconds: how long to wait for the others.
 
         Raises:
-            RuntimeError: ranks have not answered in time; names them.
+            RuntimeError: a rank did not answer within `seconds`; the message names it.
         """
         turn, self._turn = self._turn, self._turn + 1
         self._store.set(self._key(turn, self._rank), json.dumps(answer))
         end = time.monotonic() + seconds
         found = [self._wait(turn, rank, end) for rank in range(self._ranks)]
-        if turn:  # everyone who has answered now has read the answers before
+        if turn:  # ranks that have answered now have read the previous answers
             self._store.delete_key(self._key(turn - 1, self._rank))
         return [json.loads(text) for text in found]
 
@@ -277,6 +277,6 @@ class _Exchange:
             if self._store.check([key]):
                 return bytes(self._store.get(key))
             raise RuntimeError(
-                f"rank {rank} of the group did not answer in time: did every rank make this call, and is it alive?"
+                f"timed out waiting for rank {rank} of the group: check that it is alive and makes this call too"
             ) from error
         return bytes(self._store.get(key))

@@ -1,4 +1,4 @@
-"""What a comm hook is tried with: buckets, the same on all ranks, of gradients that each can compute; and a state."""
+"""The test cases of a comm hook: equal buckets on all ranks, of gradients that each can compute; and a state."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Case:
         dtype: of the gradients.
         shapes: of a bucket's parameters.
         content: of the gradients; "NaN" and "Inf": one element of the first rank's.
-        buckets: how many are in flight at once.
-        rounds: how often, with the same gradients.
-        primary: False: a dtype that the caller did not ask for, so that what fails is a warning.
+        buckets: number in flight at once.
+        rounds: number of repetitions with the same gradients.
+        primary: False: a dtype that the caller did not request, so that a failure is only a warning.
     """
 
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         content = "" if self.content == "random" else f", {self.content}"
         flight = f", {self.buckets} in flight" if self.buckets > 1 else ""
         return f"{str(self.dtype).removeprefix('torch.')}, {counted(self.numel, 'element')}{content}{flight}"
@@ -75,12 +75,12 @@ class Case:
 
 
 def cases(dtypes: Sequence[torch.dtype], in_flight: int, *, others: bool) -> Iterator[Case]:
-    """What to try, the simplest first, what may end in a deadlock last.
+    """The cases, the simplest first, those that may deadlock last.
 
     Args:
-        dtypes: asked for; the first is tried in all sizes.
-        in_flight: buckets at once in the last case; 1 leaves it out.
-        others: also try further dtypes, as such that were not asked for.
+        dtypes: the requested ones; the first is tried in all sizes.
+        in_flight: buckets at once in the last case; 1 skips it.
+        others: whether to try also dtypes that were not requested.
     """
     first = dtypes[0]
     yield from (Case(first, shapes) for shapes in SHAPES)
@@ -96,7 +96,7 @@ def cases(dtypes: Sequence[torch.dtype], in_flight: int, *, others: bool) -> Ite
 
 
 def copy_of_state(state: object) -> tuple[object, bool]:
-    """A state that a hook may change without changing the user's, and whether it could be made.
+    """A copy of the state, which a hook may change, and whether it could be made.
 
     Process groups in it stay what they are. Attributes are copied one by one, as pickling would leave groups out.
     """

@@ -1,4 +1,4 @@
-"""Some training steps with a comm hook, beside the same steps with the plain average."""
+"""Some training steps with a comm hook, compared with the same steps with the plain average."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def train(
     several_buckets: bool,
     seconds: float,
 ) -> dict[str, Any]:
-    """What this rank tells the others: losses and times of both, bytes, and a digest of the parameters.
+    """This rank's results for the others: losses and times of both, bytes, and a digest of the parameters.
 
     Args:
         hook: the hook.
-        state: of its own, is used up.
+        state: a copy, which is modified.
         module: is not changed; on the device where it trains.
         loss: of this rank's batch of a step.
         group: the ranks.
         steps: how many.
         several_buckets: cut the model into about four; False: one.
-        seconds: how long one step may take.
+        seconds: time limit of one step.
     """
     size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
     cap = max(size / 4, 1) / 2**20 if several_buckets else 2 * size / 2**20 + 1
@@ -126,7 +126,7 @@ class _Run:
 def judge(
     name: str, answers: list[dict[str, Any]], *, expect_equal: bool
 ) -> tuple[TrainingCheck | None, list[HookProblem]]:
-    """The report's entry and what is wrong, from the numbers of all ranks."""
+    """The report's entry and problems, from the numbers of all ranks."""
     broken = [(rank, *one["broken"]) for rank, one in enumerate(answers) if one["broken"]]
     if broken:
         causes = [one for one in broken if one[1] == "fails in training"] or broken

@@ -1,10 +1,10 @@
-"""Runs a comm hook on one rank's buckets, with a deadline, and takes down what it does.
+"""Runs a comm hook on one rank's buckets, with a deadline, and records what it does.
 
 [Note: a hook that never ends]
-A hook can wait for ever in three places: in its own call, in the future that it returned, and in a collective that
-another rank never enters. None can be interrupted from outside, so it runs on a thread of its own, which is left behind
-when it does not end in time; what it was doing then is in the message. The process group of such a hook has collectives
-that no one will finish: nothing else is tried with it.
+A hook can wait forever in three places: in its own call, in the future that it returned, and in a collective that
+another rank never enters. None can be interrupted from outside, so it runs on a thread of its own, which is abandoned
+at the deadline; the message shows its position. The process group of such a hook has collectives that never finish:
+nothing else is tried with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Collective = tuple[str, int, list[int], int, int]  # operator, ranks, bytes of i
 
 
 class Stuck(RuntimeError):
-    """It did not end in time; the text says what it was doing."""
+    """It did not end before the deadline; the text shows its position."""
 
 
 class Broken(Exception):
@@ -39,7 +39,7 @@ class Broken(Exception):
 
     Args:
         kind: of the problem.
-        what: what it did.
+        what: description of what it did.
     """
 
     def __init__(self, kind: str, what: str) -> None:
@@ -48,15 +48,15 @@ class Broken(Exception):
 
 
 def run_with_deadline(function: Callable[[], Any], seconds: float, progress: Callable[[], object] = lambda: 0) -> Any:
-    """What `function` returns, run on a thread of its own.
+    """The result of `function`, run on a thread of its own.
 
     Args:
-        function: is left behind if it does not end.
-        seconds: how long it may take, anew whenever `progress()` returns something else.
-        progress: how far it is.
+        function: is abandoned if it does not end.
+        seconds: time limit, which restarts whenever the value of `progress()` changes.
+        progress: returns a measure of its progress.
 
     Raises:
-        Stuck: it did not end in time.
+        Stuck: it did not end before the deadline.
     """
     outcome: list[Any] = []
     device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
@@ -77,7 +77,7 @@ def run_with_deadline(function: Callable[[], Any], seconds: float, progress: Cal
         if not thread.is_alive():
             break
         if progress() == seen:
-            raise Stuck(f"it had not ended after {seconds:g} s; it was at {_place_of(thread)}")
+            raise Stuck(f"it did not return within {seconds:g} s; it was at {_place_of(thread)}")
         seen = progress()
     value, error = outcome[0]
     if error is not None:
@@ -109,13 +109,13 @@ class Trial:
     """One rank runs the hook on the buckets of one case.
 
     Attributes:
-        hook, state: what is tried; the state is used up.
-        case, rank, device: what the buckets hold, and where.
-        seconds: how long the buckets of one round may take together.
+        hook, state: the hook and its state, which is modified.
+        case, rank, device: contents and place of the buckets.
+        seconds: time limit of one round of buckets.
         values: the hook's results of each bucket by round: flat, on the CPU.
         spans: (encode, communicate, decode, copy) in ns, of each bucket and round.
-        collectives: what the rank entered meanwhile, as `take_collectives` has it.
-        broken: (kind, what) if the hook did not do what it must.
+        collectives: those that the rank entered meanwhile, as in `take_collectives`.
+        broken: (kind, what) if the hook broke its contract.
         converted: the dtype of its results, if it is not that of the gradients.
     """
 
@@ -156,7 +156,7 @@ class Trial:
         for one in launched:
             if not one.done.wait(max(0.0, end - time.monotonic())):
                 which = f"the future of bucket {one.bucket.index()}"
-                raise Broken("never completes", f"{which} was not complete after {self.seconds:g} s")
+                raise Broken("never completes", f"{which} did not complete within {self.seconds:g} s")
         collectives = _C.take_collectives()
         self.collectives += collectives
         values = []
@@ -191,16 +191,16 @@ class Trial:
         return made
 
     def _value(self, one: _Launched, target: torch.Tensor) -> torch.Tensor:
-        """The tensor in a complete future, if it is what the reducer can take."""
+        """The tensor in a complete future, if the reducer can use it."""
         where = f"bucket {one.bucket.index()}"
         try:
             value = one.future.wait()
         except Exception as error:
-            raise Broken("fails later", f"{where}: its future holds an error: {words_of(error)}") from error
+            raise Broken("fails later", f"{where}: its future contains an error: {words_of(error)}") from error
         if isinstance(value, list | tuple) and len(value) == 1:
             value = value[0]
         if not isinstance(value, torch.Tensor):
-            raise Broken("no tensor", f"{where}: its future holds {type(value).__qualname__}")
+            raise Broken("no tensor", f"{where}: its future contains {type(value).__qualname__}")
         if value.numel() != target.numel():
             raise Broken("wrong size", f"{where}: {list(value.shape)} for a buffer of {target.numel()} elements")
         if value.device != target.device:
@@ -237,7 +237,7 @@ def _synchronize(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a rank gave to collectives: payload bytes, bytes that it sends for that, and how many of each operator."""
+    """A rank's collectives: payload bytes, bytes that it sends for them, and how many of each operator."""
 
     payload: int
     wire: float
@@ -267,7 +267,7 @@ _SENDS: dict[str, tuple[int, Callable[[int], float]]] = {
 
 
 def traffic(collectives: list[Collective]) -> Traffic:
-    """Sums up what `take_collectives` returned; see [Note: counting what a hook sends]."""
+    """Sums up the result of `take_collectives`; see [Note: counting what a hook sends]."""
     payload, wire = 0, 0.0
     operators: dict[str, int] = {}
     for name, ranks, sizes, _, _ in collectives:

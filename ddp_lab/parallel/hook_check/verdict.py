@@ -1,4 +1,4 @@
-"""What the ranks' trials of a comm hook say: numbers of one rank, then problems from the numbers of all."""
+"""The results of the ranks' trials of a comm hook: numbers of one rank, then problems from the numbers of all."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ _FAR: Final = 0.5
 
 # kind -> what to do
 _REMEDIES: Final = {
-    "raises": "The backward of that rank would raise it while the others wait: find it with this call on one bucket.",
-    "fails later": "It was raised in a then() or in the collective: the backward would raise it at its end.",
-    "no future": "Return a torch.futures.Future: work.get_future(), what its then() returns, or one with set_result().",
-    "no tensor": "The future has to hold one tensor: in then(), return fut.value()[0] or the tensor that you filled.",
+    "raises": "In a backward, that rank would raise it while the others wait. Debug it with this check on one bucket.",
+    "fails later": "It was raised in a then() or in the collective; a backward would raise it at its end.",
+    "no future": "Return a torch.futures.Future: work.get_future(), the result of its then(), or your own.",
+    "no tensor": "The future must contain one tensor: in then(), return fut.value()[0] or the tensor that you filled.",
     "wrong size": "Return as many elements as bucket.buffer() has; decompress in then().",
     "wrong device": "Return the result on the device of bucket.buffer().",
-    "never completes": "Complete the future on every rank, and enter the same collectives in the same order on all of "
-    "them. The process group still has unfinished collectives: restart the ranks before you use it again.",
-    "never ends": "Let the hook return at once (async_op=True) and do the rest in then(). The process group still has "
+    "never completes": "Complete the future on every rank, and enter the same collectives in the same order on all "
+    "ranks. The process group still has unfinished collectives: restart the ranks before you use it again.",
+    "never ends": "Make the hook return at once (async_op=True) and do the rest in then(). The process group still has "
     "unfinished collectives: restart the ranks before you use it again.",
-    "deadlock in flight": "One bucket alone works. With several the hook waits (fut.wait(), or a collective without "
+    "deadlock in flight": "One bucket alone works. With several, the hook waits (fut.wait(), or a collective without "
     "async_op) in a then() on a thread that the collectives of the others need: chain futures instead of waiting, or "
     "use one bucket (bucket_cap_mb larger than the model). The process group still has unfinished collectives: restart "
     "the ranks before you use it again.",
-    "converted": "Copy the result into bucket.buffer(), or convert it: the reducer does it with a warning otherwise.",
-    "ranks differ": "Every rank has to come to the same bits, or the replicas drift apart: no random numbers, order "
-    "or error feedback of a rank's own after the communication. Methods that average parameters later (local SGD) are "
-    "meant to: pass expect_equal=False.",
+    "converted": "Copy the result into bucket.buffer(), or convert it; else the reducer converts it with a warning.",
+    "ranks differ": "Every rank must compute the same bits, or the replicas diverge: use no rank-specific random "
+    "numbers, order or error feedback after the communication. For methods that average parameters later (local SGD), "
+    "pass expect_equal=False.",
     "not divided": "Divide by the number of ranks: a hook gets undivided gradients.",
     "divided twice": "Divide by the number of ranks once.",
     "not averaged": "The result is this rank's own gradient: nothing was communicated.",
-    "far from the mean": "A lossy hook may be so far from it on random gradients, which no method compresses well, as "
-    "long as the accumulated error shrinks (error feedback) and training goes well; otherwise look for a mistake.",
-    "inexact": "More than the tolerance that was asked for.",
+    "far from the mean": "For a lossy hook this can be normal on random gradients, which no method compresses well, if "
+    "the accumulated error shrinks (error feedback) and training goes well. Otherwise look for a bug.",
+    "inexact": "The error exceeds the requested tolerance.",
     "zeros broken": "Gradients of zeros must give zeros: do not divide by a norm or range that may be 0.",
-    "hides non-finite": "NaN and Inf in a rank's gradients are no longer seen after it: loss scaling and watches that "
-    "look for them go blind.",
-    "fails in training": "It works on single buckets: look at what it keeps between steps by bucket.index(): buckets "
-    "are assigned anew after the first backward, and the same index then means other parameters.",
+    "hides non-finite": "NaN and Inf in a rank's gradients are not visible after the hook, so that loss scaling and "
+    "monitoring can't detect them.",
+    "fails in training": "It works on single buckets: check the state that it keeps between steps by bucket.index(). "
+    "Buckets are rebuilt after the first backward, and the same index then means other parameters.",
     "training diverges": "The same steps with the plain average have a finite loss.",
-    "learns less": "Some loss of accuracy is the price of compression; try a milder one, or error feedback.",
+    "learns less": "Compression costs some accuracy; try a milder one, or error feedback.",
 }
 _WRONG_FACTOR: Final = {"not divided", "divided twice", "not averaged"}
 _WARNINGS: Final = {"converted", "far from the mean", "hides non-finite", "learns less"}
@@ -64,7 +64,7 @@ def problem(kind: str, what: str, *, mild: bool = False) -> HookProblem:
 
 
 def measure(trial: Trial, ranks: int) -> dict[str, Any]:
-    """What a rank tells the others about its trial: JSON."""
+    """A rank's results for the others: JSON."""
     case = trial.case
     made: dict[str, Any] = {"broken": trial.broken, "converted": trial.converted}
     if trial.broken is not None:
@@ -91,7 +91,7 @@ def _digest(value: torch.Tensor) -> str:
 
 
 def _accuracy(trial: Trial, ranks: int) -> dict[str, Any]:
-    """Errors, the worst over the buckets, and how the first round's result looks beside the mean."""
+    """Errors, the worst over the buckets, and the first round's result compared with the mean."""
     found, case = [], trial.case
     for index in range(case.buckets):
         mean = case.mean(ranks, index)
@@ -155,7 +155,7 @@ def _equal(answers: Sequence[dict[str, Any]]) -> bool:
 def problems(
     case: Case, answers: Sequence[dict[str, Any]], *, tolerance: float | None, expect_equal: bool
 ) -> list[HookProblem]:
-    """What is wrong in one case, from the numbers of all ranks."""
+    """The problems of one case, from the numbers of all ranks."""
     mild = not case.primary
     broken = [(rank, *one["broken"]) for rank, one in enumerate(answers) if one["broken"]]
     if broken:
@@ -165,7 +165,7 @@ def problems(
     if converted:
         found.append(problem("converted", f"{case.name}: the result is {converted[0]}."))
     if not _equal(answers) and expect_equal:
-        found.append(problem("ranks differ", f"{case.name}: {_groups(answers)} hold different results.", mild=mild))
+        found.append(problem("ranks differ", f"{case.name}: {_groups(answers)} have different results.", mild=mild))
     if case.content == "random":
         found += _wrong_average(case, answers, tolerance, mild)
     elif case.content == "zeros":
@@ -186,7 +186,7 @@ def _broken(case: Case, broken: list[tuple[int, str, str]], ranks: int, mild: bo
         kind = "deadlock in flight"
     who = [rank for rank, *_ in causes]
     others = [rank for rank, *_ in broken if rank not in who]
-    also = f" {label_of(others).capitalize()} waited for it in vain." if others else ""
+    also = f" {label_of(others).capitalize()} waited for it without success." if others else ""
     return problem(kind, f"{case.name}, {_on(who, ranks)}: {what}.{also}", mild=mild and not others)
 
 
@@ -217,7 +217,7 @@ def _wrong_average(
 
 
 def merged(found: Sequence[HookProblem]) -> tuple[HookProblem, ...]:
-    """One problem of each kind and severity, errors first, which says in how many more cases it was seen."""
+    """One problem of each kind and severity, errors first, with the number of further cases."""
     kinds: dict[tuple[str, str], list[HookProblem]] = {}
     explained = any(one.kind in _WRONG_FACTOR for one in found)
     for one in found:

@@ -1,8 +1,8 @@
-"""What can be done to a model while it trains: other buckets or hooks, faults on purpose, pauses.
+"""Actions on a model while it trains: other buckets or hooks, fault injection, pauses.
 
-All of it hangs on `model._live`, which is None as long as nothing is asked for: a forward then costs one branch more.
-Requests come from the thread that trains, or from the thread that answers the client; what they ask for happens in the
-next forward, on the thread that trains.
+Their state is `model._live`, which is None until something is requested: a forward then costs one more branch. Requests
+come from the training thread, or from the thread that answers the client; they are carried out in the next forward, on
+the training thread.
 """
 
 __all__ = ["breakpoints", "change", "fault_injection", "model", "rehearsal"]

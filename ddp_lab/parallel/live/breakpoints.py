@@ -1,10 +1,10 @@
-"""Pausing a model's backward at chosen points, looking at it meanwhile, and going on.
+"""Pausing a model's backward at chosen points, inspecting it meanwhile, and resuming.
 
 [Note: timeouts during a pause]
-While one rank pauses the others wait in their collectives, and after the timeout of their group (30 minutes for Gloo,
-10 for NCCL, unless the program says otherwise) these fail. So as long as there are breakpoints the timeouts of all
-groups of all ranks are a week. A collective that was started before keeps the timeout that it was started with: that
-can only be one of the step in which the breakpoints were set. Waits of the user's own with a timeout still run out.
+While one rank is paused the others wait in their collectives, which fail after the timeout of their group (30 minutes
+for Gloo, 10 for NCCL, unless the program sets another). So as long as there are breakpoints the timeouts of all groups
+of all ranks are a week. A collective that was started before, in the step in which the breakpoints were set, keeps its
+timeout. The user's own waits with a timeout still expire.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _HELD = timedelta(days=7)
 _STATES = ("pending", "ready", "launched", "reduced")
 
 _lock = threading.Lock()
-_before: list[tuple[Any, timedelta]] = []  # backends whose timeouts are raised, and what they were
+_before: list[tuple[Any, timedelta]] = []  # backends whose timeouts are raised, and their former ones
 
 
 class Breakpoints:
-    """Where the backwards of one model pause on this rank. Any thread may ask, also during a pause."""
+    """The breakpoints of one model's backwards on this rank. Usable from any thread, also during a pause."""
 
     def __init__(self, sync: GradientSynchronizer) -> None:
         self._sync = sync
         self._lock = threading.Lock()
         self._armed = False
-        self._why = ""  # they were taken away
-        self._seen: int | None = None  # the step in which that was told first
+        self._why = ""  # why they were removed
+        self._seen: int | None = None  # the step in which that was first reported
 
     def set(self, points: Sequence[str], parameters: Sequence[str] = (), buckets: Sequence[int] = ()) -> None:
         """Pauses the model's backwards at these points from now on.
 
         Args:
             points: of `POINTS`.
-            parameters: of whose gradients; empty: all.
-            buckets: which buckets the other points are about; empty: all.
+            parameters: those whose gradients pause; empty: all.
+            buckets: those that pause at the other points; empty: all.
 
         Raises:
             ValueError: there is no such point, parameter or bucket.
@@ -67,7 +67,7 @@ class Breakpoints:
             self._why, self._seen, self._armed = "", None, bool(points)
 
     def clear(self) -> None:
-        """Takes the breakpoints away; a pause that is under way ends."""
+        """Removes the breakpoints; a current pause ends."""
         self._sync.reducer.clear_breakpoints()
         with self._lock:
             self._armed = False
@@ -76,27 +76,27 @@ class Breakpoints:
         """Ends a pause; returns whether there was one.
 
         Args:
-            until: ``"breakpoint"``: the next of those that were set; ``"event"``: whatever happens next;
-                ``"bucket"``: the next bucket is ready.
+            until: ``"breakpoint"``: the next one that was set; ``"event"``: the next event; ``"bucket"``: the next
+                bucket is ready.
         """
         if until not in _STOPS:
             raise ValueError(f"until={until!r}: choose one of {', '.join(_STOPS)}")
         return bool(self._sync.reducer.go_on(_mask(_STOPS[until])))
 
     def end(self, why: str) -> None:
-        """Ends a pause with an exception and takes the breakpoints away. Never blocks."""
-        self._sync.reducer.end_pause(f"A backward that paused at a breakpoint was ended there: {why}.")
+        """Ends a pause with an exception and removes the breakpoints. Never blocks."""
+        self._sync.reducer.end_pause(f"A backward that was paused at a breakpoint was aborted: {why}.")
         with self._lock:
             if self._armed:
                 self._armed, self._why, self._seen = False, why, None
 
     def stage(self) -> dict[str, Any]:
-        """Where the model's backward stands on this rank, as JSON can hold it.
+        """The state of the model's backward on this rank, JSON-able.
 
         Returns:
-            ``step``, ``generation``, ``in_flight`` (a backward is under way), ``finalizing`` (it waits for
+            ``step``, ``generation``, ``in_flight`` (a backward is in progress), ``finalizing`` (it waits for
             collectives), ``paused`` (None or a dict: ``point``, ``parameter`` or ``bucket``, ``since_ns``), ``armed``
-            (it has breakpoints), ``ended`` (why they were taken away, if nobody asked for it; until it trains on), and
+            (it has breakpoints), ``ended`` (why they were removed, if not on request; until it trains again), and
             ``buckets``: for each its ``state``, how many gradients have ``arrived`` of how many (``of``), and the names
             of the ``missing`` ones.
         """
@@ -126,7 +126,7 @@ class Breakpoints:
         }
 
     def _why_ended(self, step: int) -> str:
-        """Why breakpoints were taken away, until the model trains on."""
+        """Why breakpoints were removed, until the model trains again."""
         with self._lock:
             if self._why and self._seen is None:
                 self._seen = step
@@ -149,7 +149,7 @@ class Breakpoints:
 def _mask(points: Sequence[str]) -> list[bool]:
     for point in points:
         if point not in POINTS:
-            raise ValueError(f"there is no point {point!r}: choose of {', '.join(POINTS)}")
+            raise ValueError(f"there is no breakpoint {point!r}: choose from {', '.join(POINTS)}")
     return [point in points for point in POINTS]
 
 
@@ -169,7 +169,7 @@ def hold_timeouts() -> None:
 
 
 def restore_timeouts() -> None:
-    """Gives the groups their own timeouts back."""
+    """Restores the groups' own timeouts."""
     with _lock:
         for backend, timeout in _before:
             set_timeout(backend, timeout)

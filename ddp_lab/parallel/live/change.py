@@ -1,13 +1,13 @@
-"""A change of a model's buckets or comm hook: as it is asked for, and as rank 0 has decided it for all.
+"""A change of a model's buckets or comm hook: as requested, and as rank 0 has decided it for all ranks.
 
-Comm hooks have names, so that the client can ask for one: torch's, and those that the ranks' program has named.
+Comm hooks have names, so that the client can request one: torch's, and those that the ranks' program has named.
 
 [Note: replacing a comm hook]
-Between two backwards a hook may be replaced: nothing of it is under way then. It must be replaced between the same two
-on all ranks, since hooks differ in the collectives they enter. State of torch's PowerSGD is kept by bucket, and is
-forgotten whenever the buckets change. Some hooks do more than average and can't be replaced: those that step
-optimizers. Beside hooks that do not bring all ranks together in each backward nothing can be changed live, because
-what makes the ranks change in the same step ([Note: a change while training runs]) is that they wait for each other.
+A hook may be replaced between two backwards: none of its collectives is in flight then. All ranks must replace it
+between the same two, because hooks differ in the collectives they enter. The state of torch's PowerSGD is kept by
+bucket, and is discarded whenever the buckets change. Hooks that run an optimizer's step can't be replaced. With hooks
+that do not synchronise all ranks in each backward nothing can be changed live: the ranks change in the same step
+([Note: a change while training runs]) only because they wait for each other.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ ORDERS = ("ready", "registration", "reversed")
 
 @dataclass(frozen=True)
 class Decision:
-    """A change with everything settled that ranks might see differently.
+    """A change in which everything is decided that might differ between ranks.
 
     Attributes:
-        caps: the caps in bytes; None: as they are.
-        order: indices of all trained parameters in the order of the buckets; None: as they are.
-        generation: of the assignment that `order` was decided for.
-        comm_hook: a name; None: as it is.
-        words: for the mark.
+        caps: size limits in bytes; None: unchanged.
+        order: indices of all trained parameters in the order of the buckets; None: unchanged.
+        generation: version of the bucket layout for which `order` was decided.
+        comm_hook: a name; None: unchanged.
+        words: text of the mark.
     """
 
     caps: BucketCaps | None
@@ -57,7 +57,7 @@ class Decision:
 
     @classmethod
     def of(cls, text: str) -> Decision:
-        """What `text` returned."""
+        """The argument is a value of `text`."""
         made = json.loads(text)
         if made["caps"] is not None:
             made["caps"] = BucketCaps(**{**made["caps"], "each": tuple(made["caps"]["each"])})
@@ -65,14 +65,14 @@ class Decision:
 
 
 def check(sync: GradientSynchronizer, change: Change) -> None:
-    """Refuses what can't be done to this model, before anything has been done on any rank.
+    """Refuses impossible changes of this model, before anything is changed on any rank.
 
     Raises:
-        ValueError: the change makes no sense.
-        RuntimeError: this model's can't be changed.
+        ValueError: the change is invalid.
+        RuntimeError: this model can't be changed.
     """
     if sync.in_python or not sync.survey.trained:
-        raise RuntimeError("this model has no buckets of ours to change")
+        raise RuntimeError("the buckets of this model can't be changed: they are not ddp_lab's")
     _check_caps(change)
     _order_of(sync, change)
     _check_hook(sync, change.comm_hook)
@@ -84,14 +84,14 @@ def check(sync: GradientSynchronizer, change: Change) -> None:
 def _check_caps(change: Change) -> None:
     several = change.bucket_cap_mb_list
     if several is not None and (change.bucket_cap_mb is not None or change.first_bucket_mb is not None):
-        raise ValueError("give bucket_cap_mb_list alone: it says the cap of every bucket")
+        raise ValueError("bucket_cap_mb_list can't be combined with the other sizes: it sets the limit of every bucket")
     if several is not None and not len(several):
-        raise ValueError("bucket_cap_mb_list must hold at least one cap")
+        raise ValueError("bucket_cap_mb_list must contain at least one size")
     for cap in (change.bucket_cap_mb, change.first_bucket_mb, *(several or ())):
         if cap is not None and not cap > 0:
-            raise ValueError(f"a bucket's cap must be positive, got {cap} MiB")
+            raise ValueError(f"a bucket size limit must be positive, got {cap} MiB")
     if change == Change():
-        raise ValueError("nothing was given that is to be changed")
+        raise ValueError("no change was given")
 
 
 def _caps_of(sync: GradientSynchronizer, change: Change) -> BucketCaps | None:
@@ -121,7 +121,7 @@ def _order_of(sync: GradientSynchronizer, change: Change) -> list[int] | None:
         missing = sorted(set(sync.trained.names) - set(change.order))
         unknown = sorted(set(change.order) - set(sync.trained.names))
         raise ValueError(
-            f"order must name each of the {count} trained parameters once (missing: {missing[:5]}, unknown: "
+            f"order must contain each of the {count} trained parameters once (missing: {missing[:5]}, unknown: "
             f"{unknown[:5]})"
         )
     place = {name: index for index, name in enumerate(sync.trained.names)}
@@ -129,7 +129,7 @@ def _order_of(sync: GradientSynchronizer, change: Change) -> list[int] | None:
 
 
 def decide(sync: GradientSynchronizer, change: Change) -> Decision:
-    """What all ranks are to do; by one rank for all, since only its order of readiness can count."""
+    """The decision for all ranks, made by one of them because only one order of readiness can be used."""
     return Decision(
         caps=_caps_of(sync, change),
         order=_order_of(sync, change),
@@ -146,13 +146,13 @@ def apply(sync: GradientSynchronizer, decision: Decision) -> None:
         RuntimeError: the last backward is unfinished.
     """
     if sync.reducer.in_flight():
-        sync.reducer.begin_forward(True)  # discards a backward that failed; raises if it is only unfinished
+        sync.reducer.begin_forward(True)  # discards a failed backward; raises if it is only unfinished
     if decision.caps is not None:
         sync.caps = decision.caps
     if decision.comm_hook is not None:
         _replace_hook(sync, decision.comm_hook)
     _forget_buckets(sync)
-    if sync.may_still_rebuild:  # and will take the new caps then
+    if sync.may_still_rebuild:  # and will then use the new sizes
         sync.describe()
     elif decision.caps is None and decision.order is None:
         sync.reducer.rebuild(sync.assignment)
@@ -165,7 +165,7 @@ def apply(sync: GradientSynchronizer, decision: Decision) -> None:
 
 
 def describe(sync: GradientSynchronizer) -> dict[str, Any]:
-    """What a model has now, in the words of a change."""
+    """A model's current settings, in the form of a change."""
     caps = sync.caps
     return {
         "bucket_cap_mb": caps.others / MEBIBYTE,
@@ -187,7 +187,7 @@ _UNCOUPLED = ("noop_hook", "post_localSGD_hook")
 def _bf16(sync: GradientSynchronizer) -> tuple[comm_hooks.Hook, object]:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-    reference = weakref.ref(sync)  # the model's group may be another one tomorrow
+    reference = weakref.ref(sync)  # the model's group may be replaced later
 
     @functools.wraps(bf16_compress_hook)
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -225,12 +225,12 @@ def define_hook(name: str, hook: Callable[..., Any], state: Callable[[Any], obje
 
 
 def _check_hook(sync: GradientSynchronizer, name: str | None) -> None:
-    """Refuses a name that is not known here, and models whose hook can't be replaced or does not couple the ranks."""
+    """Refuses unknown names, and models whose hook can't be replaced or does not synchronise the ranks."""
     present = sync.hook_name or ""
     if any(word in present for word in _UNCOUPLED):
         raise RuntimeError(
-            f"the model's comm hook is {present}, with which ranks do not wait for each other in each backward: they "
-            "could not change in the same step. Call model.reconfigure(...) on all ranks instead"
+            f"the model's comm hook is {present}, with which ranks do not synchronise in each backward, so they can't "
+            "change in the same step. Call model.reconfigure(...) on all ranks instead"
         )
     if name is None:
         return
@@ -242,30 +242,30 @@ def _check_hook(sync: GradientSynchronizer, name: str | None) -> None:
             f"no comm hook is known as {name!r} on this rank{hint}: choose one of {', '.join(map(repr, known))}"
         )
     if sync.options.mixed_precision is not None:
-        raise RuntimeError("mixed_precision has its own way to reduce gradients: such a model takes no comm hook")
+        raise RuntimeError("mixed_precision reduces gradients itself: such a model can't have a comm hook")
     if "optim" in present:
-        raise RuntimeError(f"the model's comm hook {present} steps optimizers: without it nothing would be trained")
+        raise RuntimeError(f"the comm hook {present} runs the optimizer step; without it the model would not train")
 
 
 def _check_hook_buckets(sync: GradientSynchronizer, name: str | None, buckets: int) -> None:
-    """Refuses what is known to hang: PowerSGD's callbacks wait for collectives on Gloo's two threads."""
+    """Refuses a known hang: PowerSGD's callbacks wait for collectives on Gloo's two threads."""
     chosen = "powerSGD" in (sync.hook_name or "") if name is None else name == "powersgd"
     if chosen and buckets > 1 and process_groups.backend_name(sync.group) == "gloo":
         raise RuntimeError(
-            f"PowerSGD hangs on Gloo with several buckets, and there would be {buckets}: ask for a bucket_cap_mb that "
-            "holds the whole model too"
+            f"PowerSGD hangs on Gloo with several buckets, and there would be {buckets}: give also a bucket_cap_mb "
+            "that is larger than the model"
         )
 
 
 def _replace_hook(sync: GradientSynchronizer, name: str) -> None:
-    """Puts the named hook in the place of the present one, if any."""
+    """Replaces the current hook, if any, by the named one."""
     sync.detach_hook()
     if name != _NONE:
         sync.attach_hook(*_factories[name](sync))
 
 
 def _forget_buckets(sync: GradientSynchronizer) -> None:
-    """Clears what torch's PowerSGD remembers of each bucket: errors and matrices of its shape."""
+    """Clears PowerSGD's state of each bucket: errors and matrices of its shape."""
     for _, state in sync.hooks:
         if type(state).__name__ == "PowerSGDState":  # torch's module takes a while to import
             for held in ("error_dict", "p_memory_dict", "q_memory_dict"):

@@ -1,20 +1,20 @@
-"""The faults of one model on this rank: begun and ended in its forwards, on the thread that trains.
+"""The injected faults of one model on this rank: begun and ended in its forwards, on the training thread.
 
 [Note: a rehearsal]
-Faults are real: a slow rank sleeps in its forward, a slow layer sleeps where autograd brings its gradient, a dropped
-gradient is one that the reducer does not hear of, a dead rank has killed its process. What follows is what would follow
-from such a fault in earnest, errors included. Each is marked on the timeline when it begins and when it ends. Sleeps
-end when the rank is interrupted or freed (`wake_all`), faults do not.
+Faults are real: a slow rank sleeps in its forward, a slow layer sleeps where autograd delivers its gradient, a dropped
+gradient is not reported to the reducer, a dead rank has killed its process. The consequences are those of a real fault,
+including errors. Each is marked on the timeline when it begins and when it ends. Sleeps end when the rank is
+interrupted or unblocked (`wake_all`), faults do not.
 
 [Note: a slow link]
-The delay belongs between the bucket's launch and its collective, and the backward must go on meanwhile, as it does
-while a real link is busy. So a comm hook of ours stands before the model's own (or before the plain average): it hands
-the bucket to a thread and returns a future. The thread lets buckets pass one after the other, each for its bytes
-divided by the rate, the latency on top, and then starts what the model would have started, in the same order. Other
-ranks need not know: the collectives are the same, only later.
+The delay is between the bucket's launch and its collective, and the backward must continue meanwhile, as it does while
+a real network is busy. So our comm hook runs before the model's own (or before the plain average): it passes the bucket
+to a thread and returns a future. The thread delays buckets one after the other, each for its bytes divided by the rate
+plus the latency, and then starts the model's own collective, in the same order. Other ranks need not know: the
+collectives are the same, only later.
 
-It is not met by collectives that are not the reducer's (SyncBatchNorm, buffers), and a module that communicates in its
-backward on the same group would meet the buckets in another order: use it with models that leave that to the reducer.
+Collectives that are not the reducer's are not delayed (SyncBatchNorm, buffers). A module that communicates in its
+backward on the same group would order its collectives differently: use it only with models that do not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..core.synchronizer import GradientSynchronizer
 __all__ = ["Faults", "before_death", "index_of", "wake_all"]
 
 before_death: list[Callable[[], object]] = []
-"""Called before a rank kills itself: the last events leave."""
+"""Called before a rank kills itself, to send the last events."""
 
 Future = torch.futures.Future[Any]
 
@@ -49,7 +49,7 @@ _wakes = 0
 
 
 class Faults:
-    """Faults that are asked for, and those that have begun. Any thread may ask."""
+    """Requested faults, and those that have begun. Usable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,12 +60,12 @@ class Faults:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing happens or is about to."""
+        """Whether no fault is active or pending."""
         with self._lock:
             return not (self._asked or self._begun)
 
     def ask(self, sync: GradientSynchronizer, fault: faults.Fault) -> int:
-        """Has the fault begin in the next forward; returns its number.
+        """Makes the fault begin in the next forward; returns its number.
 
         Raises:
             ValueError: the model has no such parameter, or a slow link already.
@@ -75,17 +75,17 @@ class Faults:
         if parameter is not None:
             index_of(sync, parameter)
         if isinstance(fault, faults.SlowLink) and sync.options.mixed_precision is not None:
-            raise ValueError("mixed_precision has its own way to reduce gradients: no slow link can stand before it")
+            raise ValueError("mixed_precision reduces gradients itself: a slow link can't be injected")
         with self._lock:
             held = [*self._asked.values(), *(one for one, _ in self._begun.values())]
             if isinstance(fault, faults.SlowLink) and any(isinstance(one, faults.SlowLink) for one in held):
-                raise ValueError("the model has a slow link on this rank already: end that one first")
+                raise ValueError("the model already has a slow link on this rank: end that one first")
             number = next(_numbers)
             self._asked[number] = fault
         return number
 
     def end(self, number: int | None = None) -> None:
-        """Has one fault, or all, end before the next forward."""
+        """Makes one fault, or all, end before the next forward."""
         with self._lock:
             chosen = {*self._asked, *self._begun} if number is None else {number}
             self._ending |= chosen & self._begun.keys()
@@ -93,7 +93,7 @@ class Faults:
                 del self._asked[one]
 
     def listed(self) -> list[dict[str, Any]]:
-        """Each fault as JSON can hold it, with its ``number`` and ``begun``."""
+        """Each fault, JSON-able, with its ``number`` and ``begun``."""
         with self._lock:
             waiting = [(number, fault, False) for number, fault in self._asked.items()]
             begun = [(n, fault, True) for n, (fault, _) in self._begun.items() if n not in self._ending]
@@ -102,11 +102,11 @@ class Faults:
         ]
 
     def before_forward(self, sync: GradientSynchronizer, synchronised: bool) -> None:
-        """Ends and begins what was asked for."""
+        """Ends and begins faults as requested."""
         with self._lock:
             ending = [self._begun.pop(number) for number in sorted(self._ending)]
             self._ending.clear()
-            once = () if synchronised else (faults.DroppedGradient,)  # wait for a backward that is synchronised
+            once = () if synchronised else (faults.DroppedGradient,)  # wait for a synchronised backward
             asked = {number: fault for number, fault in self._asked.items() if not isinstance(fault, once)}
             for number in asked:
                 del self._asked[number]
@@ -123,7 +123,7 @@ class Faults:
             self._link.follow(sync)
 
     def _begin(self, sync: GradientSynchronizer, fault: faults.Fault) -> Callable[[GradientSynchronizer], None] | None:
-        """Makes it happen; returns what ends it, None for what is over at once."""
+        """Begins a fault; returns a function that ends it, None for one that is over at once."""
         if isinstance(fault, faults.SlowRank):
             seconds = fault.seconds
             handle = sync.module.register_forward_pre_hook(lambda module, inputs: _sleep(seconds))
@@ -157,10 +157,10 @@ def index_of(sync: GradientSynchronizer, name: str) -> int:
         return names.index(name)
     close = difflib.get_close_matches(name, names, 1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
-    raise ValueError(f"the model trains no parameter '{name}'{hint}")
+    raise ValueError(f"the model has no trained parameter '{name}'{hint}")
 
 
-# -- sleeping on purpose
+# -- injected sleeps
 
 
 def _nap_until(moment: float) -> None:
@@ -171,7 +171,7 @@ def _nap_until(moment: float) -> None:
 
 
 def wake_all() -> None:
-    """Ends every sleep on purpose of this process: a rank that must stop does not sleep on. Any thread."""
+    """Ends every injected sleep of this process, for a rank that must stop. Any thread."""
     global _wakes
     with _changed:
         _wakes += 1
@@ -186,7 +186,7 @@ def _sleep(seconds: float) -> None:
 
 
 class _Link:
-    """The slow link of one model on this rank; made and ended on the thread that trains, between two backwards."""
+    """The slow link of one model on this rank; created and ended on the training thread, between two backwards."""
 
     def __init__(self, sync: GradientSynchronizer, fault: faults.SlowLink) -> None:
         self._fault = fault
@@ -198,7 +198,7 @@ class _Link:
         self._thread.start()
 
     def follow(self, sync: GradientSynchronizer) -> None:
-        """Stands before the model's present reducer and hook, if these are new."""
+        """Installs itself before the model's current reducer and hook, if these are new."""
         hook = sync.hooks[-1] if sync.hooks else (None, None)
         before = (sync.reducer, sync.hook_changes)
         if before == self._before:
@@ -209,7 +209,7 @@ class _Link:
         comm_hooks.attach(sync.reducer, self._delayed, None)
 
     def end(self, sync: GradientSynchronizer) -> None:
-        """Puts the model's own hook back."""
+        """Restores the model's own hook."""
         self._passing.put(None)
         self._thread.join()
         sync.reducer.clear_comm_hook()
@@ -249,7 +249,7 @@ def _hand_on(inner: Future, done: Future) -> None:
 
 
 def _starter(sync: GradientSynchronizer, hook: Any, state: object) -> Any:
-    """What the model would start for a bucket."""
+    """The collective that the model would start for a bucket."""
     if hook is None:
         reducer = sync.reducer
 

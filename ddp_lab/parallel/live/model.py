@@ -1,4 +1,4 @@
-"""One model of ours as it trains: what may be asked of it, by its program or by the thread that answers the client."""
+"""One model of ours while it trains: requests to it from its program or from the thread that answers the client."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["LiveModel", "apply_change", "check_replicas", "live_model", "live_mo
 
 
 class LiveModel:
-    """A pending change of the configuration, pending looks, the faults that happen, and breakpoints.
+    """A pending change of the configuration, pending monitoring, active faults, and breakpoints.
 
     Args:
-        sync: what averages the model's gradients.
-        monitors: what looks at its values.
+        sync: averages the model's gradients.
+        monitors: monitor its values.
 
     Attributes:
-        waiting: there is something to do before the next forward. The thread that trains reads it without a lock.
-        applied: the last change that was made between two steps; None: there was none.
+        waiting: whether there is something to do before the next forward. The training thread reads it without a lock.
+        applied: the last change that was made between two steps; None if there was none.
     """
 
     def __init__(self, sync: GradientSynchronizer, monitors: Monitors) -> None:
@@ -44,17 +44,17 @@ class LiveModel:
         self.breakpoints = Breakpoints(sync)
         self.waiting = False
         self.applied: Applied | None = None
-        self._asking = threading.Lock()  # guards `waiting` and what it is said of
+        self._asking = threading.Lock()  # guards `waiting` and the state that it describes
         self._pending: Pending | None = None
         self._faults = Faults()
         self._looks: list[tuple[Turn, Look]] = []
         sync.on_new_group.append(weakref.WeakMethod(self._forget_requests))
 
     def enlist(self) -> None:
-        """Its reducer is there: requests may come."""
+        """Its reducer exists: requests may arrive."""
         _living.add(self)
 
-    # -- on the thread that trains
+    # -- on the training thread
 
     def before_forward(self, synchronised: bool) -> None:
         """Before each forward with gradients, if something is `waiting`."""
@@ -65,7 +65,7 @@ class LiveModel:
             self.waiting = self._pending is not None or not self._faults.empty or bool(self._looks)
 
     def look(self) -> None:
-        """Before a synchronised backward: carries a change out if it is due."""
+        """Before a synchronised backward: carries out a change if it is due."""
         if not self.waiting:
             return
         pending = self._pending
@@ -80,13 +80,13 @@ class LiveModel:
         self._carry_out(decide_together(self.sync, change), "")
 
     def settle(self) -> None:
-        """With a new group, before its first step: the ranks go on from the same one, with the same configuration."""
+        """With a new group, before its first step: the ranks continue from the same step and configuration."""
         missed = settle_steps(self.sync, self.applied)
         if missed is not None:
             decision, generation = missed
             self._carry_out(decision, "")
             self.sync.reducer.set_generation(generation - 1)
-            self.sync.replace_group(self.sync.group)  # back to the first buckets, those of the new caps
+            self.sync.replace_group(self.sync.group)  # back to the first buckets, of the new sizes
         self.monitors.settle()
         self.sync.step_agreed = True
 
@@ -111,14 +111,14 @@ class LiveModel:
             self.waiting = True
 
     def prepare(self, name: str, change: Change) -> None:
-        """Has the model look for a decision about this change from now on, or make it on rank 0 of its group.
+        """Makes the model wait for a decision about this change from now on, or make it on rank 0 of its group.
 
         Args:
             name: of the request, unique in the life of the group's store.
             change: see [Note: a change while training runs].
 
         Raises:
-            ValueError, RuntimeError: it can't be done, or another one is pending.
+            ValueError, RuntimeError: it is not possible, or another one is pending.
         """
         changes.check(self.sync, change)
         process_groups.needed_store_of(self.sync.group)
@@ -132,10 +132,10 @@ class LiveModel:
         self._ask(add)
 
     def prepare_look(self, name: str, wanted: Look) -> None:
-        """The same for a look at values, see [Note: looks while training runs]; several may be pending.
+        """The same for monitoring, see [Note: looks while training runs]; several may be pending.
 
         Raises:
-            ValueError: it makes no sense.
+            ValueError: it is invalid.
             RuntimeError: the model's group has no store.
         """
         wanted.validate()
@@ -146,7 +146,7 @@ class LiveModel:
         return Turn(kind, name, decides=self.sync.group.rank() == 0)
 
     def withdraw(self, name: str) -> bool:
-        """Drops a change that is not decided; returns whether it is gone."""
+        """Drops a change that is not decided; returns whether it was dropped."""
         pending = self._pending
         if pending is None or pending.turn.name != name:
             return bool(self.status(name)["state"] != "applied")
@@ -156,7 +156,7 @@ class LiveModel:
         return True
 
     def status(self, name: str) -> dict[str, Any]:
-        """How far a change has come on this rank.
+        """The state of a change on this rank.
 
         Returns:
             ``state``: ``"waiting"`` (for a forward), ``"decided"`` (`at`: after how many backwards), ``"applied"``
@@ -170,18 +170,18 @@ class LiveModel:
         return {"state": "waiting"} if pending.turn.at is None else {"state": "decided", "at": pending.turn.at}
 
     def looks(self) -> dict[str, int]:
-        """What is looked at: ``gradients`` and ``drift`` (every how many steps; 0: not), ``pending`` requests."""
+        """The active monitoring: ``gradients`` and ``drift`` (interval in steps; 0: off), ``pending`` requests."""
         watched = self.monitors
         return {"gradients": watched.gradients_every, "drift": watched.drift_every, "pending": len(self._looks)}
 
     def inject(self, fault: faults.Fault) -> int | None:
-        """Has a fault happen from the next forward on; does nothing on other ranks than the fault's.
+        """Injects a fault from the next forward on; does nothing on other ranks than the fault's.
 
         Returns:
             The fault's number, for `end_faults`; None on other ranks.
 
         Raises:
-            ValueError: it makes no sense for this model.
+            ValueError: it is invalid for this model.
         """
         if fault.rank != dist.get_rank():
             return None
@@ -198,7 +198,7 @@ class LiveModel:
         return self._faults.listed()
 
     def _forget_requests(self) -> None:
-        """What was decided in the old group's store is lost."""
+        """Decisions in the old group's store are lost."""
         self._pending = None
         self._looks.clear()
 
@@ -212,19 +212,19 @@ def live_models() -> list[LiveModel]:
 
 
 def live_model(reducer: int) -> LiveModel:
-    """The model that this rank knows by this number.
+    """The model with this number on this rank.
 
     Raises:
-        KeyError: there is no such model any more.
+        KeyError: the model no longer exists.
     """
     for model in live_models():
         if model.sync.reducer_id == reducer:
             return model
-    raise KeyError(f"no living model of ddp_lab's class has reducer id {reducer}")
+    raise KeyError(f"no ddp_lab model with reducer id {reducer} exists any more")
 
 
 def release(why: str) -> None:
-    """This rank is to stop: ends pauses (with an exception) and sleeps of faults, and takes all breakpoints away.
+    """Stops this rank: ends pauses (with an exception) and sleeps of faults, and removes all breakpoints.
 
     Any thread; never blocks.
     """
@@ -234,14 +234,14 @@ def release(why: str) -> None:
     breakpoints.restore_timeouts()
 
 
-# -- what cells of the client's call on all ranks, while nothing else trains
+# -- called by the client's cells on all ranks, while nothing else trains
 
 
 def apply_change(reducer: int, change: Mapping[str, Any]) -> None:
-    """Gives the model with this number, on this rank, what `change` says. All of its ranks call it alike.
+    """Applies `change` to the model with this number on this rank. All of its ranks make the same call.
 
     Args:
-        reducer: what this rank calls the model.
+        reducer: this rank's number of the model.
         change: the fields of a `Change`; empty: nothing happens.
     """
     if change:
@@ -255,6 +255,6 @@ def check_replicas(reducers: dict[str, int]) -> None:
         reducers: rank -> this rank's number of the model.
 
     Raises:
-        KeyError: there is no such model any more.
+        KeyError: the model no longer exists.
     """
     drift.check_replicas(live_model(reducers[str(dist.get_rank())]).sync)

@@ -1,32 +1,32 @@
-"""Other bucket caps, another order or comm hook while training runs; and what else the ranks begin in one step.
+"""Other bucket sizes, another order or comm hook while training runs; and monitoring that ranks begin in one step.
 
 [Note: a change while training runs]
 Ranks must change between the same two backwards: buckets and hooks decide which collectives a backward enters. The
-client can reach each rank at any moment, but no two at the same step. So:
+client can reach each rank at any moment, but never two at the same step. So:
 
-1. Each rank but the group's rank 0 is told of the change and answers; from then on it looks into the group's store
-   before each synchronised forward.
-2. Then rank 0 is told. Before its next synchronised forward, after n backwards say, it decides (an order of readiness
-   is its own) and writes to the store: "after n + 1 backwards, this".
+1. Each rank except the group's rank 0 receives the change and answers; from then on it checks the group's store before
+   each synchronised forward.
+2. Then rank 0 receives it. Before its next synchronised forward, e.g. after n backwards, it decides (an order of
+   readiness is its own) and writes to the store: "after n + 1 backwards, this".
 3. Each rank carries it out before its first synchronised forward after n + 1 backwards.
 
-No rank comes too late: to have finished its backward number n + 1 it has waited for rank 0's buckets of the same
-backward, which rank 0 launched after that forward, and so after what it wrote was in the store (it reads it back: a
-write alone returns before the store has it). This holds for whatever waits for all ranks in each backward; hooks that
-do not are refused, see [Note: replacing a comm hook]. Backwards are counted as they end (`Reducer::finished`):
-forwards under no_sync don't count and don't look, forwards without a backward change nothing, a backward that an
-exception ended counts on no rank. A rank that has run out of inputs looks before each backward that it shadows.
-Forwards inside a backward (checkpointing) do not look. Carrying out communicates nothing.
+No rank is too late: to finish its backward number n + 1 it has waited for rank 0's buckets of the same backward, which
+rank 0 launched after that forward, and so after its decision was in the store (it reads it back: a write alone returns
+before the store has it). This holds for everything that waits for all ranks in each backward; hooks that do not are
+refused, see [Note: replacing a comm hook]. Backwards are counted as they end (`Reducer::finished`): forwards under
+no_sync don't count and don't check, forwards without a backward change nothing, a backward that an exception ended
+counts on no rank. A rank that has run out of inputs checks before each backward that it shadows. Forwards inside a
+backward (checkpointing) do not check. Carrying out communicates nothing.
 
-If training pauses or its cell ends meanwhile, the flags stay and the next forwards go on where these stopped. As long
-as rank 0 has not decided the change can be withdrawn, first there. A rejoin drops it; if it came when only some ranks
-had changed, `settle`, in the first forward with the new group, brings the others to the same configuration.
+If training pauses or its cell ends meanwhile, the flags stay and the next forwards continue from there. Until rank 0
+has decided, the change can be withdrawn, first there. A rejoin drops it; if that happened when only some ranks had
+changed, `settle`, in the first forward with the new group, brings the others to the same configuration.
 
 [Note: looks while training runs]
-To watch a step and to compare replicas all ranks communicate, so they must begin with the same backward. That goes the
-same way: rank 0, told last, writes to the group's store after how many backwards; all find it there. Nothing is
-assigned anew, and no generation ends. A rejoin drops what was asked for; if it came when only some ranks had begun to
-watch, `Monitors.settle` lets all of them watch.
+Monitoring a step and comparing replicas communicate, so all ranks must begin with the same backward. That works the
+same way: rank 0, asked last, writes to the group's store after how many backwards; the others read it there. No buckets
+are rebuilt. A rejoin drops the request; if that happened when only some ranks had begun to monitor, `Monitors.settle`
+makes all of them monitor.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ __all__ = ["Applied", "Pending", "Turn", "decide_together", "settle_steps"]
 
 @dataclass(frozen=True)
 class Applied:
-    """The last change that a model has gone through on this rank.
+    """The last change applied to a model on this rank.
 
     Attributes:
         name: of the request; empty for `model.reconfigure`.
-        number: how many changes this was, 1 for the first; equal on all ranks.
+        number: number of this change, 1 for the first; equal on all ranks.
         step: index of the first backward with it.
         after: how many backwards had ended before.
-        generation: of the assignment that it made.
+        generation: version of the bucket layout that it made.
         text: the decision.
     """
 
@@ -70,16 +70,16 @@ class Applied:
 
 
 class Turn:
-    """After how many backwards all ranks do something, and what: rank 0 decides, the others find it in the store.
+    """After how many backwards all ranks do something, and what: rank 0 decides, the others read it from the store.
 
     Args:
-        kind: of what is asked for.
+        kind: of the request.
         name: of the request, of its kind unique in the life of the group's store.
-        decides: this is rank 0 of the model's group.
+        decides: whether this is rank 0 of the model's group.
 
     Attributes:
-        at: after how many backwards; None: it is not decided, as far as this rank knows.
-        decision: what rank 0 has written.
+        at: after how many backwards; None: not decided, as far as this rank knows.
+        decision: the text that rank 0 has written.
     """
 
     def __init__(self, kind: str, name: str, *, decides: bool) -> None:
@@ -89,7 +89,7 @@ class Turn:
         self._kind, self._decides = kind, decides
 
     def has_come(self, sync: GradientSynchronizer, decide: Callable[[], str | None]) -> bool:
-        """Before a synchronised forward: whether it is time. On rank 0 `decide` is asked until it is not None."""
+        """Before a synchronised forward: whether it is time. On rank 0 `decide` is called until it is not None."""
         if self.at is None:
             store = process_groups.needed_store_of(sync.group)
             key = f"ddp_lab/{self._kind}/{sync.reducer_id}/{self.name}"
@@ -106,17 +106,17 @@ class Turn:
 
 
 class Pending:
-    """A change that this rank has been told of, and its turn.
+    """A change that this rank has received, and its turn.
 
     Args:
-        change: what is asked for.
+        change: the requested change.
         turn: when it is carried out.
     """
 
     def __init__(self, change: Change, turn: Turn) -> None:
         self.turn = turn
         self._change = change
-        self._gate = threading.Lock()  # the thread that trains looks, that of the client withdraws
+        self._gate = threading.Lock()  # the training thread checks, that of the client withdraws
         self._withdrawn = False
 
     def withdraw(self) -> bool:
@@ -142,13 +142,13 @@ class Pending:
 
 
 def decide_together(sync: GradientSynchronizer, change: Change) -> Decision:
-    """What all ranks are to do, when all of them ask for it between the same two backwards.
+    """The decision for all ranks, if all of them request it between the same two backwards.
 
     Raises:
-        ValueError, RuntimeError: it can't be done, or the ranks ask for different changes.
+        ValueError, RuntimeError: it is not possible, or the ranks request different changes.
     """
     if torch._C._current_graph_task_id() != -1:
-        raise RuntimeError("reconfigure() was called during a backward: call it when backward() has returned")
+        raise RuntimeError("reconfigure() was called during a backward: call it after backward() has returned")
     changes.check(sync, change)
     _check_alike(sync, change)
     decision = changes.decide(sync, change)
@@ -166,22 +166,22 @@ def _check_alike(sync: GradientSynchronizer, change: Change) -> None:
     different = [rank for rank, row in enumerate(rows) if row != rows[0]]
     if different:
         raise RuntimeError(
-            f"reconfigure() was called with other arguments on {label_of(different)} of the model's group than on its "
-            "rank 0: nothing was changed"
+            f"reconfigure() was called with different arguments on {label_of(different)} of the model's group than on "
+            "its rank 0, so nothing was changed"
         )
 
 
 def settle_steps(sync: GradientSynchronizer, applied: Applied | None) -> tuple[Decision, int] | None:
-    """After a failure ranks may have counted differently many backwards, and not all have made the last change.
+    """Synchronises ranks after a failure, when they may have counted different numbers of backwards or missed a change.
 
-    They go on from the same numbers, with the newest configuration.
+    They continue from the same numbers, with the newest configuration.
 
     Args:
         sync: the model's.
-        applied: the last change that this rank has made.
+        applied: the last change that this rank has applied.
 
     Returns:
-        The change that this rank has missed, and the newest generation; None: it has the newest configuration.
+        The change that this rank has missed, and the newest layout version; None: it has the newest configuration.
     """
     number = applied.number if applied else 0
     mine = [sync.reducer.step(), sync.reducer.finished(), number, -number, sync.reducer.generation()]

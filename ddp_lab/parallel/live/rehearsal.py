@@ -1,4 +1,4 @@
-"""Faults on purpose, in a program of the user's: `with ddp_lab.rehearsal.slow_layer(model, "0.weight", 0.02): ...`
+"""Fault injection in a user's program: `with ddp_lab.rehearsal.slow_layer(model, "0.weight", 0.02): ...`
 
 Each happens on the rank that calls it, from the next forward on; see [Note: a rehearsal]. From a notebook
 `Cluster.inject` does the same while a cell runs.
@@ -25,13 +25,13 @@ class Model(Protocol):
 
 
 def inject(model: Model, fault: faults.Fault) -> int | None:
-    """Has a fault happen from the model's next forward on; does nothing on other ranks than the fault's.
+    """Injects a fault from the model's next forward on; does nothing on other ranks than the fault's.
 
     Returns:
         The fault's number, for `end`; None on other ranks.
 
     Raises:
-        ValueError: it makes no sense for this model.
+        ValueError: it is invalid for this model.
     """
     return model._live.inject(fault)
 
@@ -55,20 +55,20 @@ def slow_rank(model: Model, seconds: float) -> Iterator[None]:
 
 @contextmanager
 def slow_layer(model: Model, parameter: str, seconds: float) -> Iterator[None]:
-    """In each backward inside the gradient of the named parameter comes `seconds` later on this rank."""
+    """In each backward inside, the gradient of the named parameter is `seconds` late on this rank."""
     with _during(model, faults.SlowLayer(dist.get_rank(), parameter, seconds)):
         yield
 
 
 @contextmanager
 def slow_link(model: Model, latency_seconds: float = 0.0, mb_per_second: float | None = None) -> Iterator[None]:
-    """Buckets of this rank wait as on a slow link before their collectives start; see [Note: a slow link]."""
+    """Delays buckets of this rank before their collectives start, as on a slow link; see [Note: a slow link]."""
     with _during(model, faults.SlowLink(dist.get_rank(), latency_seconds, mb_per_second)):
         yield
 
 
 def drop_gradient(model: Model, parameter: str) -> None:
-    """The gradient of the named parameter does not count in this rank's next synchronised backward."""
+    """Drops the gradient of the named parameter in this rank's next synchronised backward."""
     inject(model, faults.DroppedGradient(dist.get_rank(), parameter))
 
 

@@ -1,8 +1,8 @@
-"""Runs a collective step by step on the real ranks, with small tensors, and tells who held what after each step.
+"""Runs a collective step by step on the real ranks, with small tensors, and records each rank's parts after each step.
 
 [Note: numbers that tell where they have been]
-Rank r begins with the number 2**r in every element that it contributes, and 0 where it holds nothing. Sums of different
-ranks' contributions have one bit for each of them, so what a rank holds is read off the data that really arrived there.
+Rank r begins with the number 2**r in every element that it contributes, and 0 elsewhere. Sums of different ranks'
+contributions have one bit for each of them, so the data that arrived on a rank show its contributions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def demonstrate(
     process_group: dist.ProcessGroup | None = None,
     device: torch.device | str | None = None,
 ) -> CollectiveRun:
-    """Runs a collective by sends and receives between the ranks. All ranks of the group call it.
+    """Runs a collective by sends and receives between the ranks. All ranks of the group must call it.
 
     Args:
         collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"``, ``"reduce"``,
@@ -38,12 +38,12 @@ def demonstrate(
         algorithm: ``"ring"``, ``"tree"``, ``"chain"``, ``"halving"``, ``"doubling"`` or ``"direct"``, where the
             collective has it.
         part_numel: elements of a part; a buffer has as many parts as there are ranks, float64.
-        repeats: how often it is run; of more than one the first is not timed: connections are made in it.
-        process_group: the ranks; None for the default group. Numbers of ranks are places in it.
-        device: of the buffers; None: the GPUs where the default group has NCCL, else the CPU.
+        repeats: how often it is run; of several runs the first, which makes connections, is not timed.
+        process_group: the ranks; None for the default group. Rank numbers are relative to it.
+        device: of the buffers; None: the GPUs if the default group has NCCL, else the CPU.
 
     Raises:
-        ValueError: there is no such algorithm, or it can't run on so many ranks.
+        ValueError: there is no such algorithm, or it does not support this number of ranks.
     """
     ranks, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
     if ranks > _MOST_RANKS:
@@ -81,7 +81,7 @@ def demonstrate(
 
 
 def _slowest(everyone: list[Any], step: int) -> float:
-    """Of the runs' times on the slowest rank, the median."""
+    """The median of the runs' times on the slowest rank."""
     runs = range(len(everyone[0][2]))
     return float(statistics.median(max(times[run][step] for _, _, times in everyone) for run in runs))
 
@@ -119,7 +119,7 @@ def _run(step: list[Transfer], parts: list[torch.Tensor], rank: int, group: dist
 def _timed(
     step: list[Transfer], parts: list[torch.Tensor], rank: int, group: dist.ProcessGroup | None
 ) -> tuple[list[int], float]:
-    """What this rank held after the step, and how many ms it took."""
+    """This rank's parts after the step, and its duration in ms."""
     begin = time.perf_counter()
     _run(step, parts, rank, group)
     float(parts[-1][-1])  # waits for a device

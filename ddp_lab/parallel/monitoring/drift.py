@@ -1,11 +1,10 @@
-"""Do all ranks hold the same model? On demand, and every so many steps.
+"""Checks whether all replicas are equal: on demand, and at an interval of steps.
 
 [Note: comparing replicas]
-Each rank hashes every parameter and buffer (64 bits each); the hashes' hash is gathered first, 24 bytes a rank, and
-only if those differ the hashes themselves, 8 bytes a tensor, to name which. A hash depends on every bit: the replicas
-are equal, or it says so, almost surely. Tensors on a device are copied to the host for it.
-Buffers that the wrapper broadcasts before each forward differ between the ranks after one (batch norm's statistics),
-and that is no drift.
+Each rank hashes every parameter and buffer (64 bits each); first the hash of the hashes is gathered, 24 bytes per rank,
+and only if those differ the hashes themselves, 8 bytes per tensor, to name the tensors. A hash depends on every bit, so
+a difference is almost surely detected. Tensors on a device are copied to the host for it. Buffers that the wrapper
+broadcasts before each forward differ between the ranks after one (batch norm's statistics), which is not drift.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ def digest_of(tensors: Iterable[torch.Tensor]) -> str:
 def check_drift(module: nn.Module, process_group: dist.ProcessGroup | None = None) -> DriftReport:
     """Compares parameters and buffers of all ranks bit by bit, and names the first that differs and the ranks.
 
-    All ranks call it, between two steps. It reads every parameter once (3.8 GB/s on one CPU core) and gathers a few
-    bytes.
+    All ranks must call it, between two steps. It reads every parameter once (3.8 GB/s on one CPU core) and gathers a
+    few bytes.
 
     Args:
-        module: a wrapped model, whose ignored parameters are left out, or any module.
+        module: a wrapped model, whose ignored parameters are skipped, or any module.
         process_group: the ranks to compare; None: the model's, or the default group.
 
     Raises:
-        RuntimeError: the ranks' modules have different parameters, not just different values.
+        RuntimeError: the ranks' modules have different parameters, not only different values.
     """
     sync = module.__dict__.get("_sync")
     if isinstance(sync, GradientSynchronizer):
@@ -73,7 +72,7 @@ def _compare(
     heads = process_groups.gather_numbers(own.to(device), group)
     if len({(head[0], head[2]) for head in heads}) > 1:
         raise RuntimeError(
-            f"the ranks have different parameters or buffers: {[head[2] for head in heads]} of them, by rank"
+            f"the ranks have different numbers of parameters and buffers: {[head[2] for head in heads]}, by rank"
         )
     differing: list[str] = []
     table: list[list[int]] = []
@@ -121,7 +120,7 @@ def _groups(values: Sequence[int], group: dist.ProcessGroup) -> tuple[tuple[int,
 
 
 def _describe(sync: GradientSynchronizer, **found: object) -> None:
-    """Tells the timeline what a comparison found: rank 0 of the group does."""
+    """Reports a comparison's result to the timeline, on rank 0 of the group."""
     if not sync.group.rank():
         recording.describe_fleeting({"type": "drift", "reducer": sync.reducer_id, **found})
 
@@ -132,24 +131,24 @@ def _describe_report(sync: GradientSynchronizer, found: DriftReport) -> None:
 
 
 def check_replicas(sync: GradientSynchronizer) -> None:
-    """Compares the replicas now, and tells the timeline what was found or why it could not be done."""
+    """Compares the replicas now, and reports the result, or why there is none, to the timeline."""
     try:
         if sync.inputs.uneven:
-            raise RuntimeError("inside join() ranks that have run out of inputs would not take part: check after it")
+            raise RuntimeError("check after join(): inside it, ranks that have run out of inputs do not take part")
         _describe_report(sync, compare(sync))
-    except RuntimeError as error:  # whoever asked is told; the training goes on
+    except RuntimeError as error:  # reported to the caller; training continues
         step, why = sync.reducer.step(), str(error)
         _describe(sync, step=step, ok=False, first=None, groups=[], seconds=0.0, error=why)
 
 
 class DriftWatch:
-    """What `watch_drift` returns: `remove` ends it.
+    """The result of `watch_drift`: `remove` ends it.
 
     Attributes:
         last: the newest report; None before the first.
         checks: how many there were.
-        seconds: what all of them took on this rank.
-        action: what happens if they differ.
+        seconds: their total time on this rank.
+        action: the reaction to a difference.
     """
 
     def __init__(self, every: int, action: Literal["warn", "raise"]) -> None:
@@ -167,7 +166,7 @@ class DriftWatch:
 
     @property
     def every(self) -> int:
-        """How many steps apart; 0 after `remove`."""
+        """Interval in steps; 0 after `remove`."""
         return self._every
 
     def remove(self) -> None:

@@ -1,8 +1,8 @@
-"""Watches gradients while a model trains: norms before and after averaging, and where NaN or Inf came from.
+"""Monitors gradients while a model trains: norms before and after averaging, and the source of NaN or Inf.
 
-See [Note: watching gradients] in csrc/reduce/gradient_watch.h. Here, at the end of a watched backward, the ranks
-gather some numbers for each bucket; rank 0 of the group describes them to the timeline, and every rank comes to the
-same words.
+See [Note: watching gradients] in csrc/reduce/gradient_watch.h. Here, at the end of a monitored backward, the ranks
+gather some numbers for each bucket; rank 0 of the group reports them to the timeline, and every rank derives the same
+message.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ..core.synchronizer import GradientSynchronizer
 
 __all__ = ["GradientNorms", "GradientWatch", "NonFinite"]
 
-_HEAD = 4  # position in the order of readiness, parameter, is it NaN, how many parameters
+_HEAD = 4  # position in the order of readiness, parameter, whether NaN, number of parameters
 
 
 @dataclass(frozen=True)
 class NonFinite:
-    """Where a NaN or Inf was seen first.
+    """The first NaN or Inf.
 
     Attributes:
         kind: ``"NaN"`` or ``"Inf"``.
-        parameter: qualified name of the first parameter in the order of readiness whose gradient holds one; None: all
-            gradients were finite, and their average is not.
-        rank: whose gradient.
+        parameter: qualified name of the first parameter in the order of readiness whose gradient contains one; None:
+            all gradients were finite, but their average is not.
+        rank: the rank of that gradient.
         ranks: all ranks that had one.
         parameters: how many parameters had one on `rank`.
     """
@@ -51,10 +51,10 @@ class GradientNorms:
 
     Attributes:
         step: the model's synchronised backward.
-        before: by rank of the group, by bucket: Euclidean norm of that rank's own gradients; NaN for what was not sent.
+        before: by rank of the group, by bucket: Euclidean norm of that rank's own gradients; NaN if not sent.
         after: by bucket: norm of the average.
         nonfinite: None if all is finite.
-        seconds: what watching this step cost this rank, the exchange included.
+        seconds: cost of monitoring this step on this rank, including the exchange.
     """
 
     step: int
@@ -65,13 +65,13 @@ class GradientNorms:
 
 
 class GradientWatch:
-    """What `watch_gradients` returns: `remove` ends it.
+    """The result of `watch_gradients`: `remove` ends it.
 
     Attributes:
-        last: of the newest watched step; None before the first.
-        steps: how many were watched.
-        seconds: what all of them cost this rank's host.
-        nonfinite: what happens on NaN or Inf.
+        last: the newest monitored step; None before the first.
+        steps: number of monitored steps.
+        seconds: their total cost on this rank's host.
+        nonfinite: the reaction to NaN or Inf.
     """
 
     def __init__(self, sync: GradientSynchronizer, every: int, nonfinite: Literal["warn", "raise"]) -> None:
@@ -89,23 +89,23 @@ class GradientWatch:
 
     @property
     def every(self) -> int:
-        """Each so many-th step is watched; 0 after `remove`."""
+        """Interval in steps; 0 after `remove`."""
         return self._every
 
     def attach(self, sync: GradientSynchronizer) -> None:
-        """Watches the model's reducer: a new one after the model has changed."""
+        """Monitors the model's reducer: a new one after the model has changed."""
         if self._every:
             sync.reducer.watch_gradients(self._every, self._told)
 
     def remove(self) -> None:
-        """No step is watched from now on."""
+        """Ends the monitoring."""
         self._every = 0
         sync = self._sync()
         if sync is not None:
             sync.reducer.watch_gradients(0, None)
 
     def _told(self, step: int, found: tuple[list[float], list[float], int, int, bool, int, int]) -> str:
-        """What C++ calls at the end of a watched backward; it raises the text that this returns."""
+        """Called by C++ at the end of a monitored backward, which raises the text that this returns."""
         begin = time.monotonic_ns()
         sync = self._sync()
         if sync is None:  # it is being destroyed
@@ -174,9 +174,9 @@ def _words(step: int, found: NonFinite) -> str:
             "the ranks, or the comm hook, overflowed: lower the loss scale, or reduce in a wider dtype."
         )
     others = [rank for rank in found.ranks if rank != found.rank]
-    also = f"; ranks {', '.join(map(str, others))} had some, too" if others else "; the other ranks' were finite"
+    also = f"; ranks {', '.join(map(str, others))} had some too" if others else "; those of the other ranks were finite"
     more = f" and {found.parameters - 1} more" if found.parameters > 1 else ""
     return (
         f"Gradients are not finite in step {step}: {found.kind} first in that of '{found.parameter}' (the first to be "
-        f"ready{more}) on rank {found.rank}{also}. Look at that rank's batch and loss; averaging gave it to all ranks."
+        f"ready{more}) on rank {found.rank}{also}. Check that rank's batch and loss; averaging spread it to all ranks."
     )

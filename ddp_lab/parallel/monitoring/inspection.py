@@ -1,4 +1,4 @@
-"""On demand: are the averaged gradients equal on all ranks? Norm and checksum of each bucket."""
+"""Norm and checksum of each bucket's averaged gradients on demand, to see whether all ranks have equal ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ... import recording
 
 __all__ = ["Inspected", "inspect_gradients", "install", "is_observed", "request_inspection"]
 
-# A model that has done nothing for so long is not between two steps of a running loop.
+# A model that is idle for this long is not between two steps of a running loop.
 _IDLE_SECONDS = 1.0
 _NEVER = 2**63 - 1
 
@@ -30,16 +30,16 @@ def inspect_gradients(model: Inspected) -> list[dict[str, Any]]:
     """See `DistributedDataParallel.inspect_gradients`."""
     found = model.reducer.inspect_gradients()
     if found is None:
-        raise RuntimeError("inspect_gradients() was called during a backward: call it when backward() has returned")
+        raise RuntimeError("inspect_gradients() was called during a backward: call it after backward() has returned")
     return _as_dicts(found)
 
 
 def install(model: Inspected, *, observed: bool = False) -> None:
-    """Makes requests reach a model, and its reducer report here when it has carried one out.
+    """Registers a model for requests; its reducer reports here when it has carried one out.
 
     Args:
-        model: of ours, or what observes one of torch's class.
-        observed: the latter.
+        model: of ours, or the observation of one of torch's class.
+        observed: whether it is the latter.
     """
     _models[model] = observed
     reducer_id = model.reducer_id
@@ -52,16 +52,16 @@ def is_observed(reducer_id: int) -> bool:
 
 
 def request_inspection(reducer_id: int, step: int) -> None:
-    """Has one model's gradients inspected at the end of the first backward from `step` on, or now if it is idle.
+    """Inspects one model's gradients at the end of the first backward from `step` on, or now if it is idle.
 
-    Any thread may ask. What is found is a description (`recording.descriptions`) of type ``"inspection"``.
+    Callable from any thread. The result is a description (`recording.descriptions`) of type ``"inspection"``.
 
     Raises:
         KeyError: there is no such model in this process.
     """
     models = {model.reducer_id: model for model in list(_models)}
     if reducer_id not in models:
-        raise KeyError(f"no living model has reducer id {reducer_id}; there are {list(models)}")
+        raise KeyError(f"no model has reducer id {reducer_id}; existing ids: {list(models)}")
     model = models[reducer_id]
     reducer = model.reducer
     reducer.request_inspection(step)

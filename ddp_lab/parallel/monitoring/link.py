@@ -1,4 +1,4 @@
-"""Times of all-reduces on a process group, for a model of its link (`ddp_lab.simulation.link_model.LinkModel`)."""
+"""Times of all-reduces on a process group, for a model of its network (`ddp_lab.simulation.link_model.LinkModel`)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def measure(
     repeats: int = 7,
     device: torch.device | str | None = None,
 ) -> dict[str, Any]:
-    """Measures all-reduces of float32 buffers; every rank of the group calls it.
+    """Measures all-reduces of float32 buffers; every rank of the group must call it.
 
-    Sizes take turns, so that a disturbance does not fall on one of them alone. A time counts from a barrier to the
+    Sizes are measured in turn, so that a disturbance affects not only one of them. A time counts from a barrier to the
     end of the collective on the slowest rank.
 
     Args:
-        group: whose ranks; None for the default group.
+        group: the ranks; None for the default group.
         sizes: bytes of the buffers; None for `DEFAULT_SIZES`. On the default 2 CPU ranks those take about a second.
         repeats: measurements of each size, after one that does not count.
         device: of the buffers; None for the CPU.
@@ -37,7 +37,7 @@ def measure(
     Returns:
         ``points``: (bytes, nanoseconds) of each measurement, the same on all ranks; ``ranks``; ``backend``;
         ``sharing``: 1 if two collectives at once take as long as one after the other, 0 if as long as one;
-        ``launch_ns``: until a rank may go on that has started one.
+        ``launch_ns``: until a rank that has started one can continue.
     """
     where = torch.device(device or "cpu")
     wanted = list(sizes or DEFAULT_SIZES)
@@ -58,7 +58,7 @@ def measure(
 
 
 def _time(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> float:
-    """ns of all-reduces that are under way at the same time."""
+    """ns of all-reduces that are in flight at the same time."""
     dist.barrier(group)
     _synchronize(buffers[0])
     begin = time.perf_counter_ns()
@@ -81,7 +81,7 @@ def _slowest(taken: float, group: dist.ProcessGroup | None, device: torch.device
 
 
 def _launch(group: Any, device: torch.device, repeats: int) -> float:
-    """Median over the repetitions; without the Python of `torch.distributed`, since a reducer has none of it."""
+    """Median over the repetitions; without the Python code of `torch.distributed`, which a reducer does not use."""
     buffer, times = torch.zeros(256, device=device), []
     for _ in range(repeats + 1):
         begin = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""What looks at the values of a model while it trains: its gradients, and whether the replicas are still equal."""
+"""Monitors a model's values while it trains: its gradients, and whether the replicas are still equal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Monitors"]
 
 
 class Monitors:
-    """The watches of one model; none runs unasked, and a copy of the model has none.
+    """The monitors of one model; none runs unless requested, and a copy of the model has none.
 
     Attributes:
-        gradients, drift: what watches; None: nobody has asked for it.
+        gradients, drift: the monitors; None if not requested.
     """
 
     def __init__(self, sync: GradientSynchronizer) -> None:
@@ -43,18 +43,18 @@ class Monitors:
 
     @property
     def gradients_every(self) -> int:
-        """Each how many-th step's gradients are watched; 0: none."""
+        """Interval in steps of monitoring gradients; 0: off."""
         return self.gradients.every if self.gradients is not None else 0
 
     @property
     def drift_every(self) -> int:
-        """Before each how many-th step the replicas are compared; 0: none."""
+        """Interval in steps of comparing replicas; 0: off."""
         return self.drift.every if self.drift is not None else 0
 
     def set_gradients(self, every: int) -> None:
-        """Watches each so many-th step from now on, or none for 0; all ranks between the same two backwards.
+        """Sets the interval in steps of monitoring gradients, 0: off; on all ranks between the same two backwards.
 
-        What to do on NaN or Inf stays as it was asked for before.
+        The reaction to NaN or Inf stays as requested before.
         """
         watch = self.gradients
         if every:
@@ -63,9 +63,9 @@ class Monitors:
             watch.remove()
 
     def set_drift(self, every: int) -> None:
-        """Compares the replicas before each so many-th step from now on, or no more for 0; all ranks alike.
+        """Sets the interval in steps of comparing replicas, 0: off; the same on all ranks.
 
-        What to do if they differ stays as it was asked for before.
+        The reaction to a difference stays as requested before.
         """
         watch = self.drift
         if watch is not None:
@@ -74,7 +74,7 @@ class Monitors:
             self.watch_drift(every, watch.action if watch is not None else "warn")
 
     def look(self, wanted: Look) -> None:
-        """Does what was asked for while training runs; all ranks between the same two backwards."""
+        """Carries out a request while training runs; on all ranks between the same two backwards."""
         if wanted.gradients is not None:
             self.set_gradients(wanted.gradients)
         if wanted.drift is not None:
@@ -83,7 +83,7 @@ class Monitors:
             check_replicas(self._model())
 
     def settle(self) -> None:
-        """With a new group: what some ranks watch all do. All ranks call it."""
+        """With a new group: makes all ranks monitor what some of them do. All ranks call it."""
         sync = self._model()
         mine = [self.gradients_every, self.drift_every]
         gradients, drift = process_groups.maximum(mine, sync.group, sync.device)
@@ -94,5 +94,5 @@ class Monitors:
 
     def _model(self) -> GradientSynchronizer:
         sync = self._sync()
-        assert sync is not None  # whoever asks has the model
+        assert sync is not None  # the caller has the model
         return sync

@@ -91,7 +91,7 @@ def test_processes_that_mpi_knows_nothing_of() -> None:
         "dist.init_process_group('cpu:mpi', store=store, rank=1, world_size=2)"
     )
     printed = _run([sys.executable, "-c", program], code=1)
-    assert "no mpiexec started this process, which torch.distributed takes for rank 1 of 2" in printed
+    assert "mpiexec did not start this process, which is rank 1 of 2 for torch.distributed" in printed
     assert "mpiexec -n 2 python" in printed
 
 
@@ -103,7 +103,7 @@ def test_ranks_that_mpi_numbers_otherwise() -> None:
         "mine = 1 - int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
         "dist.init_process_group('cpu:mpi', store=dist.HashStore(), rank=mine, world_size=2)"
     )
-    assert "MPI takes this process for rank 0 of 2, torch.distributed for rank 1 of 2" in _mpiexec(
+    assert "this process is rank 0 of 2 for MPI, but rank 1 of 2 for torch.distributed" in _mpiexec(
         2, "-c", program, code=1
     )
 

@@ -96,13 +96,13 @@ def _mistakes(rank: int, size: int) -> None:
         (lambda: all_reduce_multigpu(torch.ones(2)), "tensor_list must be a list"),
         (lambda: all_reduce_multigpu([torch.ones(2), torch.ones(3)]), r"tensor_list\[1\] has shape \(3,\)"),
         (lambda: all_reduce_multigpu([torch.ones(2), torch.ones(2).double()]), r"tensor_list\[1\] .*float64"),
-        (lambda: all_reduce_multigpu(ones, dist.ReduceOp.AVG), "AVG is none of SUM"),
+        (lambda: all_reduce_multigpu(ones, dist.ReduceOp.AVG), "AVG is not supported: choose one of SUM"),
         (lambda: broadcast_multigpu(ones, 0, src_tensor=2), "src_tensor is 2, but tensor_list has 2"),
         (lambda: reduce_multigpu(ones, 0, dst_tensor=-1), "dst_tensor is -1"),
         (lambda: all_gather_multigpu([ones], ones), "output_tensor_lists has 1 lists"),
         (
             lambda: all_gather_multigpu([ones, ones], ones),
-            r"output_tensor_lists\[0\] has 2 tensors, but 2 for each of 2",
+            r"output_tensor_lists\[0\] has 2 tensors, but needs 2 for each of 2",
         ),
         (lambda: reduce_scatter_multigpu(ones, [ones, ones]), r"input_tensor_lists\[0\] has 2 tensors"),
     ):

@@ -261,13 +261,13 @@ def _refused(rank: int, size: int) -> None:
     dist.destroy_process_group(gone)
     for wrong, words in (
         ([], "at least one group"),
-        ([first, second, first], r"groups\[2\] is groups\[0\] once more"),
+        ([first, second, first], r"groups\[2\] is the same as groups\[0\]"),
         ([first, alone], rf"groups\[1\] has ranks \[{rank}\], groups\[0\] has ranks \[0, 1\]"),
         ([first, gone], r"groups\[1\] has been destroyed"),
     ):
         with pytest.raises(ValueError, match=words):
             round_robin_process_group(wrong)
-    with pytest.raises(TypeError, match=r"groups\[1\] is no process group but None"):
+    with pytest.raises(TypeError, match=r"groups\[1\] is not a process group but None"):
         round_robin_process_group([first, None])
     with pytest.raises(ValueError, match="round_robin_process_group"):
         dist.new_group(backend="round_robin", use_local_synchronization=True)

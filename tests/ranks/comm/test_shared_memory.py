@@ -390,7 +390,7 @@ def test_ranks_of_several_hosts_go_through_gloo(ranks: Ranks) -> None:
     """And one of them says why."""
     found = ranks(2, _on_hosts)
     assert [(name, value) for name, value, _ in found] == [("gloo", 2.0)] * 2
-    assert found[0][2] == ["shm: ranks 0 and 1 are on different hosts; this group's collectives go through Gloo"]
+    assert found[0][2] == ["shm: ranks 0 and 1 are on different hosts; this group's collectives use Gloo"]
 
 
 def _mistakes(rank: int, size: int) -> None:
@@ -433,11 +433,11 @@ def _group_of_small_files(rank: int, size: int, limited: int) -> tuple[str, list
 
 
 def test_a_rank_that_can_make_no_memory(ranks: Ranks) -> None:
-    """If rank 0 can make none, with a name or without, the group's collectives go through Gloo, and it says why."""
+    """If rank 0 can make none, with a name or without, the group's collectives use Gloo, and it says why."""
     (backend, [said], total), *others = ranks(3, _group_of_small_files, 0)
     assert said == (
-        "shm: rank 0 can't open shared memory that has a name: "
-        f"{said.partition('a name: ')[2].partition(';')[0]}; this group's collectives go through Gloo"
+        "shm: rank 0 can't open named shared memory: "
+        f"{said.partition('memory: ')[2].partition(';')[0]}; this group's collectives use Gloo"
     )
     assert "File too large" in said
     assert (backend, total) == ("gloo", [3.0] * 3)

@@ -14,8 +14,8 @@ import pytest
 
 BROKEN_GROUPS = Path(__file__).parents[1] / "programs" / "broken_groups.py"
 TOLD = {
-    "kill": "rank {} has ended",
-    "stop": "rank {} has ended",
+    "kill": "rank {} failed while",
+    "stop": "rank {} failed while",
     "mismatch": "ranks called different operations: rank {}",
     "timeout": "Timed out waiting 300ms",
     "abort": "rank {} aborted the group",

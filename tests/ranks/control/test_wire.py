@@ -277,7 +277,7 @@ def test_control(wire: Wire, ranks: Ranks) -> None:
         assert wire.wait_connected([0, 1], 60) == set()
         assert wire.request([0, 1], "double", 10, number=21) == {0: {"twice": 42}, 1: {"twice": 42}}
         assert wire.request([1], "fail", 10) == {1: {"error": "KeyError: 'fail'"}}
-        assert "knows no control message 'dance'" in wire.request(None, "dance", 10)[0]["error"]
+        assert "does not know the control message 'dance'" in wire.request(None, "dance", 10)[0]["error"]
         assert wire.request([0], "ping", 10) == {0: {}}
         assert wire.request([0, 7], "ping", 0.2) == {0: {}}, "rank 7 does not exist"
     finally:

@@ -151,7 +151,7 @@ def _given_up_on_rank(rank: int, size: int) -> str:
 def test_a_backward_that_is_given_up_raises(ranks: Ranks) -> None:
     """A backward that another thread gives up does not end as if its gradients were averaged."""
     for rank, message in enumerate(ranks(2, _given_up_on_rank)):
-        assert message.startswith(f"the backward of step 0 was given up (abandon_backward) on rank {rank}")
+        assert message.startswith(f"the backward of step 0 was abandoned (abandon_backward) on rank {rank}")
 
 
 def _failing_hook_on_rank(rank: int, size: int) -> list[str]:

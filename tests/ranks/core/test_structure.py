@@ -66,8 +66,8 @@ def _changes() -> dict[str, tuple[Callable[[nn.Sequential, int], Any], str]]:
         "unfreeze": (unfreeze, r"no longer frozen: '1\.bias', '1\.weight'"),
         "add": (add, r"added: '3\.bias', '3\.weight'"),
         "remove": (remove, r"removed: '2\.bias', '2\.weight'"),
-        "reassign": (reassign, r"assigned anew: '0\.weight'"),
-        "replace_child": (replace_child, r"removed: '0\.bias'; assigned anew: '0\.weight'"),
+        "reassign": (reassign, r"reassigned: '0\.weight'"),
+        "replace_child": (replace_child, r"removed: '0\.bias'; reassigned: '0\.weight'"),
     }
 
 

@@ -225,7 +225,7 @@ def _around_on_rank(rank: int, size: int) -> None:
     model = _manual()
     model(samples(rank, 0)).sum().backward()
     model.reducer.abandon()
-    _refused(model.finalize_backward, r"was given up \(abandon_backward\)")
+    _refused(model.finalize_backward, r"was abandoned \(abandon_backward\)")
     twin = copy.deepcopy(model)
     assert twin.require_manual_backward_finalization
     model.module.first.bias.requires_grad_(False)

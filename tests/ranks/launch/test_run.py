@@ -142,7 +142,7 @@ def test_a_full_disk_harms_no_training(tmp_path: Path) -> None:
         page = tmp_path / "page.html"
         done = _run(folder / "run", "--report", str(page), *_trains_and_saves(tmp_path, 600))
         assert (tmp_path / "checkpoint.pt").stat().st_size > 8_000
-        assert done.stderr.count("can't write its record") == 2
+        assert done.stderr.count("can't write its journal") == 2
         assert done.stderr.count("events of rank 0 could not be recorded: No space left on device") == 1
         assert f"can't write {folder / 'run' / 'timeline.npz'}: No space left on device" in done.stderr
         assert "Traceback" not in done.stderr
@@ -177,9 +177,9 @@ def test_a_folder_that_takes_nothing_harms_no_training(tmp_path: Path, what: str
         assert (tmp_path / "checkpoint.pt").stat().st_size > 8_000
         if done.stderr is not None:
             assert "Traceback" not in done.stderr
-            assert done.stderr.count("can't write its record") == (0 if what == "stdout" else 2)
+            assert done.stderr.count("can't write its journal") == (0 if what == "stdout" else 2)
             said = {"read-only": "Read-only file system", "removed": "it was removed"}
-            assert said.get(what, "stdout takes nothing more: No space left on device") in done.stderr
+            assert said.get(what, "can't write to stdout: No space left on device") in done.stderr
 
 
 @pytest.mark.soak
@@ -339,11 +339,11 @@ def test_what_cannot_be_run_is_refused(
     nowhere = [sys.executable, "-m", "ddp_lab", "run", *TWO, "nowhere.py"]
     done = subprocess.run(nowhere, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "there is no script 'nowhere.py'" in done.stderr
+    assert "the script 'nowhere.py' does not exist" in done.stderr
     assert "Traceback" not in done.stderr
     for arguments, message in (
-        (["--no-python", "ls"], "--no-python: only Python programs"),
-        (["--record", str(folder), SCRIPT], "holds the journals of another run"),
+        (["--no-python", "ls"], "--no-python is not supported: only Python programs"),
+        (["--record", str(folder), SCRIPT], "contains the journals of another run"),
         (["--record", str(tmp_path / "new"), "--serve", "192.0.2.1", SCRIPT], "--serve 192.0.2.1: can't listen there"),
     ):
         assert main.main(["run", *TWO, *arguments]) == 1
@@ -381,19 +381,19 @@ WRONG = [
     (["--rdzv-conf", "x", "s.py"], "torchrun refuses its options"),
     (["--local-ranks-filter", "x", "s.py"], "torchrun refuses its options"),
     (["--start-method", "x", "s.py"], "--start-method"),
-    (["s.py"], "there is no script 's.py'"),
-    (["empty"], "there is no script 'empty'"),
+    (["s.py"], "the script 's.py' does not exist"),
+    (["empty"], "the script 'empty' does not exist"),
 ]
 OURS = [
     ("run", ["--record", "file", "file"], "file is not a folder"),
     ("run", ["--report", "empty", "file"], "empty is a folder"),
-    ("run", ["--serve", "a:b", "file"], "'a:b' is not HOST or HOST:PORT"),
+    ("run", ["--serve", "a:b", "file"], "'a:b' does not have the form HOST or HOST:PORT"),
     ("run", ["--serve", "file"], "'file' is a file"),
-    ("run", ["--serve=127.0.0.1:99999", "file"], "is not HOST or HOST:PORT"),
+    ("run", ["--serve=127.0.0.1:99999", "file"], "does not have the form HOST or HOST:PORT"),
     ("run", ["--serve=203.0.113.7", "file"], "--serve 203.0.113.7: "),
     ("run", ["--rdzv-backend", "pigeon", "--rdzv-endpoint", "localhost:1", "file"], "agent could not run the ranks: "),
     ("tune", ["--seconds", "abc", "file"], "'abc' is not a time in seconds"),
-    ("tune", ["--steps", "0", "file"], "'0' is not a whole number from 1 on"),
+    ("tune", ["--steps", "0", "file"], "'0' is not a whole number of at least 1"),
     ("tune", ["--json", "empty", "file"], "empty is a folder"),
     ("tune", ["--nnodes", "2", "file"], "only programs on one host can be tuned"),
 ]

@@ -224,9 +224,9 @@ def test_a_pause_can_be_ended(ranks: Ranks, point: str, how: str) -> None:
     """A release, abandon_backward() or Ctrl-C ends a pause with an exception, and the model trains on afterwards."""
     for message in ranks(2, _end_on_rank, point, how):
         if how == "release":
-            assert "paused at a breakpoint was ended there: on purpose" in message
+            assert "was paused at a breakpoint was aborted: on purpose" in message
         elif how == "abandon":
-            assert "given up (abandon_backward)" in message
+            assert "abandoned (abandon_backward)" in message
 
 
 def _timeouts_on_rank(rank: int, size: int) -> None:
@@ -287,7 +287,7 @@ def test_a_rank_without_inputs_pauses(ranks: Ranks) -> None:
 
 def _wrong_on_rank(rank: int, size: int) -> None:
     model = _model()
-    with pytest.raises(ValueError, match="there is no point 'ready'"):
+    with pytest.raises(ValueError, match="there is no breakpoint 'ready'"):
         model._live.breakpoints.set(["ready"])
     with pytest.raises(ValueError, match=r"did you mean '0\.bias'"):
         model._live.breakpoints.set(["gradient_ready"], parameters=["0.bais"])

@@ -185,7 +185,7 @@ def test_faults_that_make_no_sense(ranks: Ranks) -> None:
         assert "did you mean '1.weight'" in said[0]
         assert "between 0 and a day" in said[1]
         assert "must be positive" in said[2]
-        assert "a slow link on this rank already" in said[3]
+        assert "already has a slow link on this rank" in said[3]
 
 
 def _dies_on_rank(rank: int, size: int) -> None:

@@ -172,7 +172,7 @@ def test_every_model_of_a_program_can_be_observed(ranks: Ranks) -> None:
 def _refused(rank: int, size: int) -> None:
     with pytest.raises(TypeError, match=r"ddp_lab\.DistributedDataParallel records by itself"):
         ddp_lab.observe(ddp_lab.DistributedDataParallel(mlp()))
-    with pytest.raises(TypeError, match="got Sequential: pass what wraps the model"):
+    with pytest.raises(TypeError, match="got Sequential: pass the wrapped model"):
         ddp_lab.observe(mlp())  # type: ignore[arg-type]
     net = mlp()
     net[0].bias.requires_grad_(False)

@@ -38,8 +38,8 @@ WRONG = [
     (["check-install", "--json", "file/below"], "file is not a folder"),
     (["bench"], "NAME"),
     (["bench", "stp"], "'stp'"),
-    (["bench", "cell", "--ranks", "0"], "'0' is not a whole number from 1 on"),
-    (["bench", "cell", "--turns", "x"], "'x' is not a whole number from 1 on"),
+    (["bench", "cell", "--ranks", "0"], "'0' is not a whole number of at least 1"),
+    (["bench", "cell", "--turns", "x"], "'x' is not a whole number of at least 1"),
     (["bench", "cell", "--trusn", "9"], "did you mean --turns?"),
     (["bench", "start", "--json", "empty"], "empty is a folder"),
 ]

@@ -56,7 +56,7 @@ def test_a_lost_rank_leads() -> None:
     assert list(ordered) == [1, 0]
     error = cell_error(ordered, "train [2]")
     assert str(error) == "rank 1 was killed by SIGKILL (signal 9)"
-    assert "rank 0 waited for rank 1 and was freed (RuntimeError: Connection closed by peer)" in plain(error.report)
+    assert "rank 0 waited for rank 1 and was unblocked (RuntimeError: Connection closed by peer)" in plain(error.report)
 
 
 def test_an_interrupt_hides_no_failure() -> None:
@@ -131,7 +131,7 @@ def test_folding() -> None:
     assert lines[0] == "ranks 0–1 failed in cell %%distributed [3]"
     assert lines[-2:] == [
         "rank 2 failed 30 ms later: KeyError: 'x'",
-        "ranks 3–4 waited for rank 0 and were freed (RuntimeError: Connection closed by peer)",
+        "ranks 3–4 waited for rank 0 and were unblocked (RuntimeError: Connection closed by peer)",
     ]
     assert list(error.failures) == [0, 1, 2, 3, 4]
     assert error._render_traceback_() == error.report.splitlines()
@@ -149,7 +149,7 @@ def test_where_interrupted_ranks_were() -> None:
         "ranks 0–1 were here:",
         "Cell %%distributed [3], line 2",
     ]
-    assert lines[-1].startswith("rank 2 did not answer the interrupt: `%cluster interrupt`")
+    assert lines[-1].startswith("rank 2 did not respond to the interrupt: `%cluster interrupt`")
 
 
 def test_time_limit() -> None:
@@ -158,7 +158,7 @@ def test_time_limit() -> None:
     error = timeout_error(failures, (0, 1), "slow [1]", 2.5)
     assert str(error) == "ranks 0–1 did not end within 2.5 s"
     assert "rank 0 was here:" in plain(error.report)
-    assert "rank 1 did not answer the interrupt" in plain(error.report)
+    assert "rank 1 did not respond to the interrupt" in plain(error.report)
 
 
 def test_a_ranks_report_becomes_a_failure() -> None:

@@ -33,15 +33,15 @@ def test_ranks_are_numbered_by_host(hosts: Any, n: int | None, expected: dict[st
 @pytest.mark.parametrize(
     ("hosts", "n", "message"),
     [
-        ("a,b:2", None, "how many ranks run on a"),
+        ("a,b:2", None, "give the number of ranks on a"),
         ("a,b", 3, "can't be divided evenly among a, b"),
         ("a:2,b:2", 3, "n=3, but the hosts run 4"),
-        ("a:2,a:2", None, "'a' is named twice"),
-        ("a:x", None, "'a:x' is not NAME:RANKS"),
+        ("a:2,a:2", None, "'a' is given twice"),
+        ("a:x", None, "'a:x' does not have the form NAME:RANKS"),
         ("a:0", None, "a can't run 0 ranks"),
-        ("-oProxyCommand=x:2", None, "no name of a host"),
-        ("", None, "no name of a host"),
-        ([], None, "name at least one"),
+        ("-oProxyCommand=x:2", None, "not a valid host name"),
+        ("", None, "not a valid host name"),
+        ([], None, "give at least one"),
     ],
 )
 def test_wrong_hosts(hosts: Any, n: int | None, message: str) -> None:
@@ -94,7 +94,7 @@ def test_devices_by_host() -> None:
 def test_hosts_with_and_without_gpus() -> None:
     """They can't train together on what only some have."""
     hosts, facts = parse_hosts("a:1,b:1"), {"a": _facts(1), "b": _facts()}
-    with pytest.raises(ClusterError, match="host a has GPUs and host b has none"):
+    with pytest.raises(ClusterError, match="host a has GPUs, but the ranks of host b see none"):
         spread(hosts, facts, None, {}, "auto")
     assert spread(hosts, facts, None, {}, "gloo")[0].devices == ("cpu", "cpu")
     with pytest.raises(ValueError, match=r"host b: devices=\[0\]: no GPU is visible"):
@@ -157,7 +157,7 @@ def test_wrong_engines(engines: Any, message: str) -> None:
 
 def test_a_command_that_is_not_there() -> None:
     """The start says which command is missing, and starts nothing."""
-    with pytest.raises(ClusterError, match="host a: no command kexec on this machine"):
+    with pytest.raises(ClusterError, match="this machine has no command kexec"):
         Cluster(hosts="a:1", engines=["kexec", "{host}"]).start()
 
 

@@ -55,13 +55,13 @@ def test_one_is_ahead() -> None:
     assert diagnose([replace(one, flights=equally_far) for one in pair]).kind == "slow"
 
 
-def test_ranks_that_come_on() -> None:
-    """Ranks that wait for something else than a moment ago come on; one that waits for the same does not."""
+def test_ranks_that_make_progress() -> None:
+    """Ranks that wait for something else than a moment ago make progress; one that waits for the same does not."""
     before = [waiting(0), waiting(1, replace(CALL, sequence=17))]
     now = [waiting(0, replace(CALL, sequence=40)), waiting(1, replace(CALL, sequence=41))]
     found = diagnose(now, before)
     assert (found.kind, found.stuck) == ("working", False)
-    assert "The ranks come on" in found.sentence
+    assert "All ranks are making progress" in found.sentence
     assert diagnose(now, [now[0], before[1]]).kind == "ahead"
     assert diagnose([in_backward(0, 1), in_backward(1, 2)], [in_backward(0, 0), in_backward(1, 1)]).kind == "working"
 
@@ -71,13 +71,13 @@ def test_ranks_that_come_on() -> None:
     [
         (
             "silent",
-            "rank 1 does not answer: .* ranks 0 and 2 wait for it. Interrupting the cell ends that rank's process",
-            "ranks 1 and 2 do not answer: .* rank 0 waits for them. Interrupting the cell ends those ranks' processes",
+            "rank 1 is unresponsive: .* ranks 0 and 2 wait for it. Interrupting .* terminates that rank's process",
+            "ranks 1 and 2 are unresponsive: .* rank 0 waits for them. .* terminates those ranks' processes",
         ),
         (
             "dead",
-            "rank 1 is gone .*; ranks 0 and 2 waited for it. .* a new process for it",
-            "ranks 1 and 2 are gone .*; rank 0 waited for them. .* new processes for them",
+            "rank 1 failed .*; ranks 0 and 2 were waiting for it. .* a new process for it",
+            "ranks 1 and 2 failed .*; rank 0 was waiting for them. .* new processes for them",
         ),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_rank_outside_the_group_is_not_waited_for() -> None:
     computing = Examined(2, "running", stack=(replace(LINE, text="train()"),))
     found = diagnose([waiting(0), Examined(1, "idle"), computing])
     assert found.kind == "ended"
-    assert "rank 1 has ended the cell; rank 0 still waits in all_reduce #18" in found.sentence
+    assert "rank 1 has finished the cell; rank 0 still waits in all_reduce #18" in found.sentence
     assert "rank 2" not in found.sentence
 
 
@@ -130,13 +130,13 @@ def test_places_in_words() -> None:
 @pytest.mark.parametrize(
     ("stack", "words"),
     [
-        ((replace(LINE, text="time.sleep(9)"),), "sleeps"),
+        ((replace(LINE, text="time.sleep(9)"),), "in a sleep call"),
         (
             (replace(LINE, text="next(batches)"), Place("torch/utils/data/dataloader.py", 7, "f", "", users=False)),
             "data",
         ),
         ((Place("lib/threading.py", 355, "wait", "", users=False), LINE), "a thread or a queue of its own"),
-        ((replace(LINE, text="torch.save(state, path)"),), "writes a file"),
+        ((replace(LINE, text="torch.save(state, path)"),), "writing a file"),
         ((LINE,), "`%cluster interrupt`"),
     ],
 )

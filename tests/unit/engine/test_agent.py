@@ -73,9 +73,9 @@ def test_an_error_that_no_line_raised() -> None:
     agent = Agent(_Kept(), 0)
     agent._before_cell("1", "cell 1")
     agent._answer_free({"cell": "1", "by": 1})
-    end = CellEnd("1", "cell 1", RuntimeError("the value's display failed"))
+    end = CellEnd("1", "cell 1", RuntimeError("displaying the value failed"))
     agent._on_failure(end)
-    assert (end.consequence, str(end.error)) == (True, "the value's display failed")
+    assert (end.consequence, str(end.error)) == (True, "displaying the value failed")
 
 
 def test_an_interrupt_behind_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:

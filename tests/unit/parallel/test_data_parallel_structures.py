@@ -143,7 +143,7 @@ def test_flags_beside_a_batch_of_one_sample_use_one_replica() -> None:
 
 def test_tensors_of_different_batch_sizes_warn() -> None:
     """Uneven inputs: tensors that split into different numbers of pieces warn, since a part of them is left out."""
-    with pytest.warns(UserWarning, match="different sizes in dimension 0.*left out"):
+    with pytest.warns(UserWarning, match="different sizes in dimension 0.*surplus pieces are dropped"):
         inputs, _ = scatter_kwargs((torch.ones(4), torch.ones(1)), None, TWO)
     assert len(inputs) == 1
 

@@ -55,7 +55,7 @@ def test_another_file_is_not_opened() -> None:
     """A descriptor that has come to mean another file is refused."""
     with Segments(2) as segments:
         one, two = segments.references()
-        with pytest.raises(OSError, match="is another file"), opened([one._replace(inode=two.inode)]):
+        with pytest.raises(OSError, match="is not the expected file"), opened([one._replace(inode=two.inode)]):
             pass
 
 
