@@ -106,7 +106,7 @@ def test_the_table_says_the_same(shown: Shown) -> None:
     body = shown.page.locator(".ddp-collectives tbody tr")
     shown.until(lambda: body.count() == 3 * RANKS, "who holds what")
     rows = body.all_inner_texts()
-    assert rows[1].split("\t") == ["begin", "1", "–", "–", "part 1 of 1"]
+    assert rows[1].split("\t") == ["start", "1", "–", "–", "part 1 of 1"]
     assert rows[-1].split("\t")[-1] == "part 0 of 0; part 1 of 1; part 2 of 2"
     shown.page.locator(".ddp-collectives summary").click()
     shown.page.locator("[data-step='2']").click()

@@ -2,7 +2,7 @@
 
 import { median } from "../charts/canvas.js";
 
-export const MODES = { one: ["one", 1], over5: ["5 over each other", 5], over20: ["20 over each other", 20], row3: ["3 in a row", 3], row10: ["10 in a row", 10], row50: ["50 in a row", 50] };
+export const MODES = { one: ["one", 1], over5: ["5 overlaid", 5], over20: ["20 overlaid", 20], row3: ["3 in a row", 3], row10: ["10 in a row", 10], row50: ["50 in a row", 50] };
 
 // The steps to draw, the newest last, each with what is added to its times: [{record, shift}]
 export function chooseSteps(records, shown, mode) {
