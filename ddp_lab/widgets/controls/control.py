@@ -148,7 +148,7 @@ class WatchControl(Control):
             self._say(
                 f"{what} {when}, starting within the next steps."
                 if every
-                else f"{what.replace('are', 'are no longer')}, starting within the next steps."
+                else f"{what.replace(' are ', ' are no longer ')}, starting within the next steps."
             )
         self.look(reducer)
 

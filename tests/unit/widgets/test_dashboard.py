@@ -258,7 +258,7 @@ def test_a_followed_job_has_no_controls(tmp_path: Path) -> None:
     try:
         assert shown.tabs == saved.tabs
         assert not {"step", "rehearsal", "collectives"} & {name for names in shown.tabs for name in names}
-        for one, words in ((shown, "No step recorded yet: train with"), (saved, "No step was recorded.")):
+        for one, words in ((shown, "No step recorded yet. Train with"), (saved, "No step was recorded.")):
             assert [one.means[name] for name in ("compare", "link", "control")] == [False] * 3
             assert words in one.means["nothing"]
             assert words in one.svg()
@@ -296,13 +296,13 @@ def test_without_ranks_it_says_so(make: Made) -> None:
     dashboard: Any = make(timeline)
     dashboard._receive(dashboard, {"type": "compare", "reducer": 0, "step": 0}, [])
     wait_until(lambda: dashboard.inspection.get("state") == "failed", 10, "the answer")
-    assert "no ranks to ask" in dashboard.inspection["text"]
+    assert "no running ranks" in dashboard.inspection["text"]
 
 
 def test_a_cluster_that_was_never_started_was_not_stopped() -> None:
     """A dashboard of a cluster that does not run says so; that it was stopped only if its ranks were heard of."""
     cluster = Cluster(2, backend="gloo")
-    assert life_of(cluster, {})["what"] == "The cluster does not run"
+    assert life_of(cluster, {})["what"] == "The cluster is not running"
     cluster.timeline.set_status(0, {"state": "idle"})
     assert life_of(cluster, {})["what"] == "The cluster was stopped"
 
