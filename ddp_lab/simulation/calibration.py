@@ -1,15 +1,16 @@
-"""A simulation that agrees with what was measured: with the recorded steps, and with steps that were tried.
+"""Calibration of the simulation with measurements: with the recorded steps, and with steps that were tried.
 
 [Note: the anchor]
-A replay of medians is faster than the steps were: in each step another rank is the slow one, and all wait for it. That
-hardly depends on the buckets. So the recorded configuration is simulated, too, and what its recorded steps took beyond
-that is added to whatever is predicted from this recording. What is asked is thus the difference that a change makes;
-the part that does not change is measured. Where the simulation is slower than the steps were the link is not as slow as
-it was taken for (it was measured at a bad moment, or apart from computation): it is made faster until both agree.
+A replay of medians is faster than the recorded steps, because in each step a different rank is slow and all others
+wait for it. That hardly depends on the buckets. So the recorded configuration is simulated, too, and the time by which
+its recorded steps were longer is added to every prediction from this recording. A prediction is thus the simulated
+effect of a change plus a measured part that does not change. If the simulation is slower than the recorded steps, the
+link is faster than assumed (it was measured at a bad time, or apart from computation): it is made faster until both
+agree.
 
-The times of all-reduces alone don't tell what happens beside a backward. On a CPU the backend's threads take cores
-from the computation, and wait for them; on a GPU a collective takes a few of the multiprocessors. A few measured
-steps with different buckets do tell: the slowdowns are chosen so that the simulator reproduces them.
+The times of all-reduces alone don't show the contention with a backward. On a CPU the backend's threads compete with
+the computation for cores; on a GPU a collective uses some of the multiprocessors. A few measured steps with different
+buckets show it: the slowdowns are chosen so that the simulator reproduces them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _STARTS = 4  # of the grid's best; there are several valleys
 
 
 def as_recorded(workload: Workload) -> Configuration | None:
-    """What the workload was recorded with; None if that is not known."""
+    """The configuration of the recorded workload; None if it is not known."""
     return Configuration(workload.caps_mb) if workload.caps else None
 
 

@@ -39,14 +39,14 @@ _KNOTS = 2_048  # more than an hour
 
 @dataclass(frozen=True)
 class HostClock:
-    """How a host's times were moved onto the timeline's axis.
+    """The clock alignment of a host.
 
     Attributes:
         host: its name.
         ranks: its ranks.
-        offset_ns: what was last added to its times.
-        uncertain_ns: the right offset may be so much more or less.
-        drift: how fast its clock falls behind, in seconds a second.
+        offset_ns: the offset that was last added to its times.
+        uncertain_ns: the uncertainty of the offset (±).
+        drift: how fast its clock falls behind, in seconds per second.
     """
 
     host: str
@@ -58,8 +58,8 @@ class HostClock:
     def __str__(self) -> str:
         by = f"{self.offset_ns / 1e6:+.3f} ms" if abs(self.offset_ns) < 1e9 else f"{self.offset_ns / 1e9:+,.6f} s"
         return (
-            f"Times of {label_of(self.ranks)} on {self.host} were moved by {by} onto the clock of the others, give or "
-            f"take {self.uncertain_ns / 1e6:.3f} ms"
+            f"Timestamps of {label_of(self.ranks)} on {self.host} were clock-aligned with the other hosts by {by} ± "
+            f"{self.uncertain_ns / 1e6:.3f} ms"
         )
 
 

@@ -247,14 +247,14 @@ class TimelineModel:
         return ReducerInfo(reducer, module, ranks, generations, buckets, last, self._latest.get(reducer, 0))
 
     def assignment(self, reducer: int, generation: int | None = None) -> dict[str, Any]:
-        """Which parameters each bucket holds: the description that the ranks sent (see tutorials/site/descriptions.md).
+        """The bucket layout: the description that the ranks sent (see tutorials/site/descriptions.md).
 
         Args:
             reducer: which model.
-            generation: which assignment; None for the newest.
+            generation: which version of the layout; None for the newest.
 
         Raises:
-            ValueError: there is no such assignment (yet).
+            ValueError: there is no such layout yet.
         """
         with self._lock:
             try:
@@ -262,7 +262,7 @@ class TimelineModel:
             except KeyError:
                 known = {number: self._book.generations(number) for number in self._book.reducers()}
                 asked = f"reducer {reducer}, generation {'newest' if generation is None else generation}"
-                raise ValueError(f"no assignment of {asked}; known (reducer: generations): {known}") from None
+                raise ValueError(f"no bucket layout of {asked}; known (reducer: generations): {known}") from None
 
     def watched_gradients(self, reducer: int | None, last_steps: int | None = None) -> list[dict[str, Any]]:
         """Descriptions of a model's watched steps, oldest first; for None those of all, by model."""

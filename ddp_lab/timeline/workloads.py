@@ -30,10 +30,10 @@ def _chosen(
     """The description of the layout that is judged (or of one assignment), and its newest steps after another one."""
     info = timeline.model(reducer)
     if info is None:
-        raise ValueError("no step has been recorded: train some steps with `ddp_lab.DistributedDataParallel` first")
+        raise ValueError("no step has been recorded; train some steps with `ddp_lab.DistributedDataParallel` first")
     layout = newest(timeline.layouts(info.reducer, generation))
     if layout is not None and layout.description is None:
-        raise ValueError(f"no rank has said which parameters the buckets of {info.module} hold")
+        raise ValueError(f"the bucket layout of {info.module} is not known")
     if layout is not None:
         layout = layout.only(np.isin(layout.step - 1, layout.step))
         recent = layout.step[-last_steps - 4 * _WARM_UP :]
@@ -41,7 +41,8 @@ def _chosen(
         layout = layout.only(np.isin(layout.step, recent[(forward > 0).all(axis=0)]))
     if layout is None or not len(layout.step):
         raise ValueError(
-            f"{info.module} has not trained two steps in a row with the same buckets on all its ranks; train a few more"
+            f"{info.module} has not trained two consecutive steps with the same buckets on all its ranks; train a few "
+            "more steps"
         )
     steps = layout.warm(_WARM_UP, last_steps)
     return layout.description, SideBySide(timeline.views_of(info.reducer, steps), steps)

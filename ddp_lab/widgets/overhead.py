@@ -39,7 +39,7 @@ class Overhead:
 
     def read(self, frames: list[StepFrame]) -> dict[str, Any]:
         """Returns events per step and rank, ns per event, ms per step, the kernel's share of a core, and a sentence
-        about old steps that were dropped.
+        about old steps that were down-sampled.
 
         Args:
             frames: the newest steps of the displayed model.

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["FIGURES", "PAPER", "POINTS", "Point", "main", "measure", "of_figure", "on_ranks", "picture", "result"]
 
 FIGURES = {
-    2: "how long an all-reduce takes, and when gradients are ready",
-    6: "what a step consists of",
-    7: "sizes of buckets (the paper: 16 GPUs)",
-    8: "sizes of buckets (the paper: 32 GPUs)",
+    2: "all-reduce time by call size, and readiness of gradients",
+    6: "step time breakdown",
+    7: "bucket size (the paper: 16 GPUs)",
+    8: "bucket size (the paper: 32 GPUs)",
     9: "scalability",
     10: "averaging every n-th backward",
     11: "convergence with no_sync",
-    12: "groups that take turns",
+    12: "round robin over process groups",
 }
 """Number -> what it shows."""
 PAPER = "Li et al., VLDB 2020 (arXiv 2006.15704)"
@@ -44,7 +44,7 @@ class Point:
         what: in words.
         values: the number, or the ends of a range.
         unit: of the values.
-        approximate: nobody has compared the number with the paper's own figure.
+        approximate: whether the number was not compared with the paper's own figure.
     """
 
     figure: int

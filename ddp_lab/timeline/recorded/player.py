@@ -1,4 +1,4 @@
-"""Plays a recorded timeline as if it happened now: its events come into another one, in their time."""
+"""Replays a recorded timeline: its events are added to another timeline, at their times."""
 
 from __future__ import annotations
 
@@ -207,5 +207,5 @@ def _in_order(
 
 def _checked(speed: float) -> float:
     if not 0 < speed < math.inf:
-        raise ValueError(f"speed={speed}: it must be positive (1: as fast as it was; 0.1: ten times slower)")
+        raise ValueError(f"speed must be positive, got {speed} (1: the recorded speed; 0.1: ten times slower)")
     return float(speed)

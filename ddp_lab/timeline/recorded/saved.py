@@ -106,7 +106,9 @@ def read(path: Path) -> Saved:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} is not a saved timeline: {what}") from error
-    raise ValueError(f"{path} holds events of schema version {version!r:.40}, this ddp_lab reads {SCHEMA_VERSION}")
+    raise ValueError(
+        f"{path} holds events of schema version {version!r:.40}; this ddp_lab reads version {SCHEMA_VERSION}"
+    )
 
 
 def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -115,9 +117,9 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
             members = packed.infolist()
         size, unpacked = os.fstat(opened.fileno()).st_size, sum(one.file_size for one in members)
         if unpacked > min(MOST_BYTES, max(_ANY_RATIO_BYTES, _MOST_RATIO * size)):
-            raise ValueError(f"of {size:,} bytes it would unpack {unpacked:,}, more than any timeline")
+            raise ValueError(f"{size:,} bytes would unpack to {unpacked:,}, more than any timeline")
         if any(one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for one in members):
-            raise ValueError("it is compressed as numpy compresses nothing")
+            raise ValueError("its compression is not one that numpy uses")
         opened.seek(0)
         with np.load(opened, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if name in _NAMES}
@@ -128,7 +130,7 @@ def _timeline(about: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Sav
     whose, sizes = _numbers(arrays, "chunk_rank"), _numbers(arrays, "chunk_size")
     events = _events(arrays)
     if len(whose) != len(sizes) or sum(sizes) != len(events) or not {*whose} <= ranks.keys():
-        raise ValueError("its chunks are not those of its events and ranks")
+        raise ValueError("its chunks do not match its events and ranks")
     parts = np.split(events, np.cumsum(sizes)[:-1]) if sizes else []
     described = [_description(rank, description, ranks) for rank, description in about["described"]]
     _check_buckets(events, [one for _, one in described])
@@ -149,7 +151,7 @@ def _recording(arrays: dict[str, npt.NDArray[Any]]) -> Saved:
 def _events(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.void]:
     found = arrays["events"]
     if found.dtype != DTYPE or found.ndim != 1:
-        raise ValueError("its events are of another type")
+        raise ValueError("its events have another type")
     check(found, "it")
     # Tables are as wide as the largest bucket: what a small file names must not fill the memory.
     gradients = found["parameter"][found["kind"] == Kind.GRAD_READY]
@@ -178,21 +180,21 @@ def _check_buckets(events: npt.NDArray[np.void], described: Sequence[dict[str, A
 def _numbers(arrays: dict[str, npt.NDArray[Any]], name: str) -> list[int]:
     found = arrays[name]
     if found.dtype != np.int64 or found.ndim != 1 or (found < 0).any():
-        raise ValueError(f"{name!r} holds no numbers from 0")
+        raise ValueError(f"{name!r} must hold integers ≥ 0")
     numbers: list[int] = found.tolist()
     return numbers
 
 
 def _rank(number: object) -> int:
     if type(number) is not int or not 0 <= number < 1 << 31:
-        raise ValueError(f"it holds what it calls rank {number!r:.40}")
+        raise ValueError(f"{number!r:.40} is not a rank")
     return number
 
 
 def _status(about: Any) -> dict[str, Any]:
     descriptions.integer(0, 1 << 63)(about["dropped"], "dropped")
     if not isinstance(about["status"], dict):
-        raise ValueError("a rank's status is none")
+        raise ValueError("the status of a rank is not valid")
     for name in ("state", "cell", "host", "torch", "script"):
         if about["status"].get(name) is not None:
             descriptions.text(about["status"][name], f"{name} of a rank")
@@ -201,5 +203,5 @@ def _status(about: Any) -> dict[str, Any]:
 
 def _description(rank: object, description: Any, ranks: Container[int]) -> tuple[int, dict[str, Any]]:
     if (number := _rank(rank)) not in ranks:
-        raise ValueError(f"it describes rank {number}, and holds nothing else of it")
+        raise ValueError(f"it describes rank {number}, but holds nothing else of it")
     return number, descriptions.checked(description)

@@ -110,7 +110,7 @@ def test_models_and_generations_stay_apart() -> None:
     assert timeline.reducers()[0].generations == (0, 1)
     assert len(timeline.assignment(0)["buckets"]) == 2
     assert len(timeline.assignment(0, 0)["buckets"]) == 1
-    with pytest.raises(ValueError, match="no assignment of reducer 7"):
+    with pytest.raises(ValueError, match="no bucket layout of reducer 7"):
         timeline.assignment(7)
 
 
