@@ -47,11 +47,11 @@ def anchored(workload: Workload, link: LinkModel) -> tuple[Workload, LinkModel]:
     """Workload and link with which a simulation of the recorded configuration takes `step_ns`.
 
     Args:
-        workload: as recorded; returned as it is, with its link, if its caps or its steps are unknown.
-        link: that of the recording.
+        workload: as recorded; returned unchanged, with its link, if its size limits or steps are unknown.
+        link: the link of the recording.
 
     Returns:
-        The workload with its `waits_ns`, and the link, faster if need be (down to 1/64 of its times).
+        The workload with its `waits_ns`, and the link, made faster if necessary (down to 1/64 of its times).
     """
     recorded = as_recorded(workload)
     if recorded is None or workload.step_ns is None:
@@ -99,13 +99,13 @@ def _predicted(run: Measured, link: LinkModel) -> npt.NDArray[np.float64]:
 def calibrated(runs: Sequence[Measured], link: LinkModel, rounds: int = 6) -> LinkModel:
     """The link with `compute_slowdown` and `comm_slowdown` fitted to measured steps.
 
-    Searches a coarse grid, then around the best of it with ever smaller steps; the loss is the root mean square of the
-    relative errors, plus a little for every slowdown, so that what makes no difference stays 0.
+    Searches a coarse grid, then around its best points with decreasing steps; the loss is the root mean square of the
+    relative errors, plus a small penalty for every slowdown, so that slowdowns without an effect stay 0.
 
     Args:
-        runs: what was measured.
+        runs: the measurements.
         link: times of all-reduces alone.
-        rounds: of refinement; each halves the steps.
+        rounds: rounds of refinement; each halves the steps.
     """
 
     def loss(values: tuple[float, ...]) -> float:
@@ -118,10 +118,10 @@ def calibrated(runs: Sequence[Measured], link: LinkModel, rounds: int = 6) -> Li
 
 
 def _descend(loss: Callable[[tuple[float, ...]], float], start: tuple[float, ...], rounds: int) -> tuple[float, ...]:
-    """The best point that ever smaller steps in all directions lead to."""
+    """The best point that is found with decreasing steps in all directions."""
     best, lowest, step = start, loss(start), 0.125
     for _ in range(rounds):
-        for _ in range(_MOST_MOVES):  # a slowdown that explains nothing could grow for ever
+        for _ in range(_MOST_MOVES):  # a slowdown without an effect could grow without limit
             near = [
                 tuple(max(0.0, value + step * change) for value, change in zip(best, changes, strict=True))
                 for changes in itertools.product((-1, 0, 1), repeat=len(start))

@@ -161,7 +161,7 @@ def _busy_until(intervals: _Floats, at: _Floats) -> _Floats:
 
 
 def carried(assignment: Mapping[str, Any]) -> list[float] | None:
-    """Bytes of each bucket that its all-reduce carries: times of a link count what travels.
+    """Bytes that the all-reduce of each bucket sends, for the times of a link.
 
     A bucket's buffer may be smaller than its parameters (mixed precision averages in 16 bits), and a comm hook may send
     less than the buffer.
@@ -170,8 +170,8 @@ def carried(assignment: Mapping[str, Any]) -> list[float] | None:
         assignment: as ranks describe it, see tutorials/site/descriptions.md.
 
     Returns:
-        None where the comm hook alone knows it (PowerSGD, quantization). A hook that is not one of torch's counts as
-        one that sends its buffer.
+        None if it is not known for the comm hook (PowerSGD, quantization). A hook that is not one of torch's is assumed
+        to send its buffer.
     """
     hook = str((assignment.get("options") or {}).get("comm_hook") or "")
     if _UNKNOWN.search(hook):
@@ -185,7 +185,7 @@ def carried(assignment: Mapping[str, Any]) -> list[float] | None:
 
 
 def shares(assignment: Mapping[str, Any]) -> tuple[float, float]:
-    """Bytes of all buffers, and of all that travels, over those of the parameters in them."""
+    """Bytes of all buffers, and bytes sent, divided by the bytes of the parameters in them."""
     of = {one["index"]: one["bytes"] for one in assignment["parameters"]}
     whole = sum(of[index] for one in assignment["buckets"] for index in one["parameters"])
     buffers = sum(one["bytes"] for one in assignment["buckets"])

@@ -69,10 +69,10 @@ def write(path: Path, saved: Saved) -> Path:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a file is what `write` or `ddp_lab.recording.save` makes, by the names of what it holds.
+    """Whether a file was made by `write` or `ddp_lab.recording.save`, by the names of its contents.
 
     Raises:
-        ValueError: it is no file.
+        ValueError: it is not a file.
     """
     file = open_regular(path)
     try:
@@ -85,10 +85,10 @@ def is_saved(path: Path) -> bool:
 
 
 def read(path: Path) -> Saved:
-    """Reads what `write`, or on one rank `ddp_lab.recording.save`, wrote. Nothing in it is executed.
+    """Reads a file of `write`, or of `ddp_lab.recording.save` on one rank. Nothing in it is executed.
 
     Raises:
-        ValueError: it is no such file, or of another schema version, or does not hold what it should.
+        ValueError: it is not such a file, has another schema version, or has invalid contents.
     """
     try:
         arrays = _arrays(path)
@@ -162,7 +162,7 @@ def _events(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.void]:
 
 
 def _check_buckets(events: npt.NDArray[np.void], described: Sequence[dict[str, Any]]) -> None:
-    """Events name no bucket and no parameter that their model's assignments lack."""
+    """Checks that events only name buckets and parameters of their model's layouts."""
     of_model = (events["reducer"].astype(np.int64) << 16) + events["generation"]
     order = np.argsort(of_model, kind="stable")
     models, begins = np.unique(of_model[order], return_index=True)

@@ -331,7 +331,6 @@ export default () => {
       model.on("msg:custom", receive);
       const end = life.begin(model);
       // Asks the kernel for the steps that it sent before this page knew the model.
-
       life.greet();
       return () => {
         model.off("msg:custom", receive);
