@@ -257,7 +257,7 @@ class HostClocks:
 
 
 def _worth_telling(known: HostClock, told: HostClock | None) -> bool:
-    """Whether it is new, or a tenth more or less certain than before: who shows it has to draw it anew."""
+    """Whether it is new, or its uncertainty changed by a tenth: views must then redraw it."""
     if told is None or told.ranks != known.ranks:
         return True
     change = abs(known.uncertain_ns - told.uncertain_ns), abs(known.offset_ns - told.offset_ns)

@@ -28,7 +28,7 @@ _MOST_RATIO, _ANY_RATIO_BYTES = 100, 256 << 20  # packed once (events: 5 to 50 t
 _FEW = 1024
 _WRITERS = "`lab.timeline.save(path)` writes one, and `ddp-lab run` a folder that can be read as well"
 _NAMES = ("about", "chunk_rank", "chunk_size", "descriptions", "dropped", "events", "rank", "schema_version")
-# What zipfile and numpy raise at files that are not what they say.
+# Exceptions of zipfile and numpy for invalid files.
 _UNREADABLE = (
     *(ValueError, EOFError, OSError, KeyError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
     *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
@@ -153,7 +153,7 @@ def _events(arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.void]:
     if found.dtype != DTYPE or found.ndim != 1:
         raise ValueError("its events have another type")
     check(found, "it")
-    # Tables are as wide as the largest bucket: what a small file names must not fill the memory.
+    # Tables are as wide as the largest bucket: numbers in a small file must not fill the memory.
     gradients = found["parameter"][found["kind"] == Kind.GRAD_READY]
     widest = max(int(found["bucket"].max(initial=-1)), int(gradients.max(initial=-1)))
     if widest >= max(_FEW, len(found)):
