@@ -99,7 +99,7 @@ def communication(facts: Facts) -> Iterator[Finding]:
     busy = facts.percent(float(np.median(replay.service.sum(axis=1))))
     yield Finding(
         kind="communication-bound",
-        title="Communication takes longer than the backward, so much of it is exposed.",
+        title="The backward is too short to overlap all communication.",
         evidence=f"{ms(float(np.median(exposed)) / 1e6)} of each step ({percent:.0f} %) are exposed communication, "
         f"after the backward's computation. Collectives run for {busy:.0f} % of the step and send "
         f"{size(sum(replay.bytes))}.",

@@ -1,4 +1,4 @@
-"""The paper's figures as plotly figures: two rows of panels, what was measured above what is simulated.
+"""The paper's figures as plotly figures: two rows of panels, measured values above simulated ones.
 
 Measured points are full and solid, simulated ones hatched or dashed with open marks, published ones red stars.
 """
@@ -39,7 +39,7 @@ def picture(found: _Found, keep: bool) -> go.Figure:
 
     Args:
         found: it.
-        keep: draw what is too noisy, too, but faint.
+        keep: also draw values that are too noisy, but faint.
     """
     draw = {
         2: _communication,

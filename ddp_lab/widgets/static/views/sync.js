@@ -14,7 +14,7 @@ const COLUMNS = [
   ["all-reduce ms", "from the last rank's launch until the bucket is reduced on every rank"],
   ["GB/s", "algorithm bandwidth: the bucket's bytes divided by its all-reduce time (1 GB = 1e9 bytes)"],
   ["bus GB/s", "bus bandwidth: algorithm bandwidth × 2 (n − 1) / n for n ranks; the rate over each link of a ring"],
-  ["of the limit", "measured time of an all-reduce of this size alone, divided by the time of this one"],
+  ["of the limit", "time that the measured link needs for an all-reduce of this size alone, divided by the time of this one"],
   ["longest wait ms", "how long the first rank waited for its peers, and for which rank"],
   ["overlapped | exposed ms", "launched → reduced, mean over ranks: during the backward's computation | after it"],
 ];
